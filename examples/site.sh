@@ -22,7 +22,7 @@ target = { name = "cost", type = "number", unit = "dollars", minimum = 0, maximu
 features = [{ name = "age", type = "integer", minimum = 0, maximum = 120, scale = 20, offset = 50 }]
 SCHEMA
 fi
-TABLE="data-path=\"$PWD/stays.csv\" reader=\"umbel.data.table:read\" reader-options=\"schema=$PWD/schema.toml\""
+TABLE="data-path=\"$PWD/stays.csv\" reader=\"umbel.data.table:read schema=$PWD/schema.toml\""
 POLICY="$TABLE ledger-path=\"$PWD/site.sqlite\" budget=4.0 max-choice-epsilon=1.0"
 
 [ -e site.sqlite ] || umbel site journal --create "$PWD/site.sqlite"

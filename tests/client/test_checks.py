@@ -12,11 +12,17 @@ from umbel.client.checks import entries_of
 from umbel.protocol.errors import SiteError
 from umbel.protocol.flower import parse_config_args
 
-TEXT = """data-path="/the data" budget=4  delta=1e-5\n exact-losses=true keep-model='/models'"""
+TEXT = """data-path="/the data" budget=4  min-clients=12\n exact-losses=true keep-model='/models'"""
 
 
 def test_pairs_are_read_with_their_types() -> None:
-    found = {"data-path": "/the data", "budget": 4, "delta": 1e-5, "exact-losses": True, "keep-model": "/models"}
+    found = {
+        "data-path": "/the data",
+        "budget": 4,
+        "min-clients": 12,
+        "exact-losses": True,
+        "keep-model": "/models",
+    }
     assert entries_of(TEXT) == found
     assert entries_of("") == entries_of(" ") == {}
 
@@ -34,7 +40,7 @@ def test_a_file_may_stand_for_them(tmp_path: Path) -> None:
     "wrong",
     [
         "budget = 4", "budget= 4", "budget =4", "budget", "# budget=4", ", budget=4", "budget=four", "budget=",
-        "delta=0.1 delta=0.2", "policy-file=/etc/umbel/policy.toml",
+        "budget=0.1 budget=0.2", "policy-file=/etc/umbel/policy.toml",
     ],
 )  # fmt: skip
 def test_a_part_that_flower_would_skip_or_cannot_read_is_refused(wrong: str) -> None:

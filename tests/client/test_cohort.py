@@ -100,7 +100,7 @@ def test_a_part_is_a_run_of_clients() -> None:
 
 def orders(lengths: list[int], update: LocalUpdate, clients: list[int]) -> list[list[list[int]]]:
     """Return the rows of each client in the order of each pass."""
-    schedule = Schedule.shuffled(np.array(lengths), update, streams(1, "shuffle", 1, clients))
+    schedule = Schedule.draw(np.array(lengths), update, streams(1, "shuffle", 1, clients))
     return [[order.tolist() for order in schedule.passes(c)] for c in range(len(lengths))]
 
 
@@ -122,7 +122,7 @@ def test_minibatches_take_the_rows_in_the_order_of_the_passes(
     update = LocalUpdate(passes, 0.1, batch_size, passes if steps else 0)
 
     def schedule() -> Schedule:
-        return Schedule.shuffled(np.array(lengths), update, streams(1, "shuffle", 1, range(len(lengths))))
+        return Schedule.draw(np.array(lengths), update, streams(1, "shuffle", 1, range(len(lengths))))
 
     taken: list[list[int]] = [[] for _ in lengths]
     for rows, shares, _ in schedule().minibatches():
@@ -135,7 +135,7 @@ def test_minibatches_take_the_rows_in_the_order_of_the_passes(
 
 def test_no_more_is_drawn_than_the_pass_that_is_gone_through() -> None:
     """Memory for passes times rows would tell the number of rows to a server that names the passes."""
-    schedule = Schedule.shuffled(np.array([5, 3]), LocalUpdate(2**31, 0.1, 2), streams(1, "shuffle", 1, [0, 1]))
+    schedule = Schedule.draw(np.array([5, 3]), LocalUpdate(2**31, 0.1, 2), streams(1, "shuffle", 1, [0, 1]))
     assert len(next(schedule.passes(0))) == 5
     assert next(schedule.minibatches())[0].shape == (2, 2)
 
@@ -150,7 +150,7 @@ def test_passes_beyond_so_many_examples_are_left_out() -> None:
         (LocalUpdate(0, 0.1, 2, max_examples=12), [0, 0, 0]),
         (LocalUpdate(3, 0.1, 2), [3, 3, 3]),
     ):
-        schedule = Schedule.shuffled(lengths, update, streams(1, "shuffle", 1, range(3)))
+        schedule = Schedule.draw(lengths, update, streams(1, "shuffle", 1, range(3)))
         assert [sum(1 for _ in schedule.passes(c)) for c in range(3)] == expected
         counts = [count for _, _, count in schedule.minibatches()]
         assert all(count.any() for count in counts), "and nobody waits for a client that is through"

@@ -6,7 +6,6 @@ No GPU is needed: see `tests.helpers.fake_gpu`, where a tensor in the wrong plac
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -138,7 +137,6 @@ def assert_same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     ],
 )
 def test_the_numbers_are_those_of_the_cpu(case: Case, kind: type[Learner], update: LocalUpdate) -> None:
-    update = replace(update, balanced=case.model.name == "factors items=7 size=3")
     expected = everything(kind(case.model, CPU), case.dataset, update)
     with fake_gpu():
         found = everything(kind(case.model, CUDA), case.dataset, update)

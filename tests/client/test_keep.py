@@ -104,7 +104,7 @@ def test_each_client_gets_the_hypothesis_that_fits_it_best(site: Config, tmp_pat
 def test_a_site_may_make_them_each_clients_own(how: str, site: Config, tmp_path: Path, run_config: Config) -> None:
     """A step of a tenth of the mean of x^2, 2.5, times two: half of the way to the client's own slope."""
     hypotheses = {"weight": HYPOTHESES["weight"] * np.float32(0.8)}
-    site |= {"personalise": how, "personalise-epochs": 1}
+    site |= {"personalise": f"{how} epochs=1"}
     reply = keep(run_config | {"loss": "", "batch-size": 0}, site, hypotheses)
     assert reply.content == RecordDict()
     found = [own["weight"][0, 0] for own in models_in(tmp_path / "models").values()]

@@ -7,7 +7,6 @@ takes steps, Protocol 3 epochs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -23,7 +22,7 @@ from tests.helpers.cohorts import ENGINES, InOrder, Rows, cohort_of, draw_client
 from tests.helpers.examples import examples
 from tests.helpers.models import draw_hypotheses, headed
 from umbel import models
-from umbel.client.cohort import Cohort, LocalUpdate, Schedule
+from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.models.factors import SLOPES
 
 Matrix = NDArray[Any]
@@ -100,7 +99,7 @@ def test_a_step_moves_items_by_the_sum_and_the_user_by_the_mean_both_from_where_
 def test_without_steps_and_epochs_nothing_changes(engine: str) -> None:
     """R = 0 is how a server gives items to a client without an update."""
     cohort = labelled(LIKES_ONE_OF_THREE, ([1], [1]))
-    for update in (steps(0, 2), steps(0), replace(steps(0, 2), balanced=True)):
+    for update in (steps(0, 2), steps(0)):
         items, users = train(engine, ITEMS[:4], ITEMS[:2], cohort, update)
         np.testing.assert_array_equal(items, [ITEMS[:4]] * 2)
         np.testing.assert_array_equal(users, ITEMS[:2])
@@ -180,9 +179,9 @@ def test_training_is_the_papers_client_update(
 
 
 @settings(max_examples=examples(20))
-@given(clients(), updates, st.booleans())
-def test_a_client_gets_the_same_result_alone(asked: list[Rows], update: LocalUpdate, balanced: bool) -> None:
-    users, update = ITEMS[20 : 20 + len(asked)], replace(update, balanced=balanced)
+@given(clients(), updates)
+def test_a_client_gets_the_same_result_alone(asked: list[Rows], update: LocalUpdate) -> None:
+    users = ITEMS[20 : 20 + len(asked)]
     together = {engine: train(engine, ITEMS[:12], users, labelled(*asked), update) for engine in ENGINES}
     for ours, theirs in zip(*together.values(), strict=True):
         np.testing.assert_allclose(ours, theirs, **CLOSE)
@@ -224,52 +223,6 @@ def test_each_client_is_scored_with_its_own_vector(engine: str) -> None:
     assert measured.tolist() == [[0.5, -1], [0, 0]]
     assert metrics.tolist() == [[0.5, 1], [0, 0]]
     assert learner.choose(items, cohort, users).tolist() == [1, 0]
-
-
-# --- minibatches of as many liked items as others
-
-
-@settings(max_examples=examples(30))
-@given(clients(), updates, st.integers(0, 2**32 - 1))
-def test_labels_of_a_balanced_minibatch_add_up_to_nothing(asked: list[Rows], update: LocalUpdate, seed: int) -> None:
-    labels = np.concatenate([own for _, own in asked]).astype(np.float32)
-    schedule = Schedule.draw(labelled(*asked), replace(update, balanced=True), generators(len(asked), seed))
-    for rows, share, _ in schedule.minibatches():
-        assert np.where(share > 0, labels[rows], 0).sum(axis=1).tolist() == [0] * len(asked)
-
-
-@engines
-@losses
-@pytest.mark.parametrize(("batch_size", "taken"), [(1, 2), (3, 2), (4, 4), (0, 4)])
-def test_what_balanced_minibatches_say_of_items_of_zeros_adds_up_to_nothing(
-    engine: str, loss: str, batch_size: int, taken: int
-) -> None:
-    """Two of seven items are liked, so that 4 at most take part. The zeroing attack reads the sum."""
-    cohort = labelled((list(range(7)), [-1, 1, -1, -1, 1, -1, -1]))
-    moved, users = train(
-        engine, np.zeros((7, 2)), [[1, -2]], cohort, replace(steps(1, batch_size), balanced=True), loss
-    )
-    assert np.count_nonzero(moved[0].any(axis=1)) == taken
-    np.testing.assert_array_equal(moved.sum(axis=1), [[0, 0]])
-    assert users.tolist() == [[1, -2]]
-
-
-@engines
-def test_the_rest_waits_for_another_pass(engine: str) -> None:
-    cohort = labelled((list(range(7)), [1, -1, -1, -1, -1, -1, -1]))
-    moved, _ = train(engine, np.zeros((7, 2)), [[1, -2]], cohort, replace(epochs(40, 2), balanced=True))
-    assert moved[0].any(axis=1).all()
-
-
-@engines
-def test_a_client_that_likes_all_or_nothing_has_no_balanced_update(engine: str) -> None:
-    cohort = labelled(([0, 1], [1, 1]), ([0, 1, 2], [1, -1, -1]), ([2], [-1]))
-    moved, users = train(engine, ITEMS[:3], ITEMS[5:8], cohort, replace(steps(2, 2), balanced=True))
-    np.testing.assert_array_equal(moved[[0, 2]], [ITEMS[:3]] * 2)
-    np.testing.assert_array_equal(users[[0, 2]], ITEMS[[5, 7]])
-    assert (moved[1] != ITEMS[:3]).any()
-    nobody, _ = train(engine, ITEMS[:3], ITEMS[5:6], labelled(([0, 1], [1, 1])), replace(steps(2, 2), balanced=True))
-    np.testing.assert_array_equal(nobody, [ITEMS[:3]])
 
 
 # --- clients without local parameters yet: the factors, which fit them their own way

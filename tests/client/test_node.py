@@ -400,8 +400,8 @@ def reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_config: Config)
 
     def node(options: str = "clients=north+south", last: str = "") -> Node:
         module = write_module(tmp_path, monkeypatch, READER.replace("LAST", last))
-        entries = {"data-path": str(tmp_path / "t.csv"), "role": "train", "reader": f"{module}:read"}
-        return Node.of(entries | {"reader-options": options}, run_config)
+        entries = {"data-path": str(tmp_path / "t.csv"), "role": "train", "reader": f"{module}:read {options}"}
+        return Node.of(entries, run_config)
 
     return node
 

@@ -61,7 +61,7 @@ def open_site(
     write_dataset(folder / "own", about, rows, np.full(sum(sizes), 9, np.float32), offsets_of(sizes))
     Ledger.create(folder / "ledger.sqlite")
     config = {"data-path": str(folder / "own"), "ledger-path": str(folder / "ledger.sqlite"), "protect": "rows"}
-    config |= {"budget": "inf", "row-budget": 1e6, "row-delta": 1e-5}
+    config |= {"budget": "inf", "row-budget": "1e6 delta=1e-5"}
     config |= {key.replace("_", "-"): value for key, value in policy.items()}
     run = run_config | {"dataset": "", "model": "", "loss": "", "local": ""}
     return InProcessGrid(app, run, node_configs=[config])
@@ -176,9 +176,9 @@ def test_rows_beyond_the_bound_are_left_out() -> None:
     [
         ({"max_rows": MANY}, True),
         ({"max_rows": MANY - 1}, False),
-        ({"max_rows": MANY - 1, "protect": "both", "budget": 8, "row-budget": "inf", "row-delta": 0}, False),
+        ({"max_rows": MANY - 1, "protect": "both", "budget": 8, "row-budget": "inf"}, False),
         ({"max_rows": MANY - 1, "protect": "clients", "budget": 8}, False),
-        ({"max_rows": MANY - 1, "protect": "clients", "budget": 8, "row-budget": "inf", "row-delta": 0}, True),
+        ({"max_rows": MANY - 1, "protect": "clients", "budget": 8, "row-budget": "inf"}, True),
     ],
 )
 def test_a_site_that_protects_rows_does_not_start_with_a_larger_client_than_it_declares(
@@ -193,7 +193,7 @@ def test_a_site_that_protects_rows_does_not_start_with_a_larger_client_than_it_d
 
 
 def test_a_site_that_protects_clients_lets_no_larger_client_hide_its_rows(site: Grid, tmp_path: Path) -> None:
-    grid = site(max_rows=MANY - 1, protect="clients", budget=8, row_budget="inf", row_delta=0)
+    grid = site(max_rows=MANY - 1, protect="clients", budget=8, row_budget="inf")
     assert refused(train(grid, noise_multiplier=50.0))
     assert not train(grid, round=2, noise_multiplier=50.0, row_clip_norm=0.0, row_rate=0.0, row_batch=0.0,
                      row_noise_multiplier=0.0).has_error()  # fmt: skip

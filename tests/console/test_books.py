@@ -50,7 +50,7 @@ def test_the_part_of_a_budget_that_is_used_is_what_the_gate_counts(tmp_path: Pat
     """At a delta the gate counts the least noise that the site accepts, of which the releases had more."""
     ledger = Ledger.create(tmp_path / "ledger.sqlite")
     release = Release(Kind.TRAIN, 1000, 2000.0, Clipping.PUBLIC, hypotheses=2, choice_epsilon=0.1)
-    config = f'data-path="{tmp_path}" ledger-path="{ledger.path}" role="split" budget=8.0 delta=1e-5'
+    config = f'data-path="{tmp_path}" ledger-path="{ledger.path}" role="split" budget="8 delta=1e-5"'
     own = GateSite.of(entries_of(config))
     used: list[float] = []
     while all(ledger.charge(Charge("7", 1, release), [ClientInDataset(0)], own.limits)):
@@ -123,7 +123,7 @@ def test_what_a_message_costs_is_the_price_that_people_saw(
 ) -> None:
     """A server's message may ask for less noise than its run's settings say, and for fewer hypotheses."""
     Ledger.create(tmp_path / "ledger.sqlite")
-    limits = {"budget": 100.0, "delta": 1e-5, "max-choice-epsilon": 2.0, "mechanisms": "laplace gaussian"}
+    limits = {"budget": "100 delta=1e-5", "max-choice-epsilon": 2.0, "mechanisms": "laplace gaussian"}
     own = Site(tmp_path, run_config | RUN | config, clipping="public", **limits)
     asked = PUBLIC | changes
     assert refused(own.train(clients=(0,), **asked))
@@ -319,8 +319,8 @@ def test_a_row_has_a_guarantee_and_a_budget_of_its_own(tmp_path: Path) -> None:
     ledger = Ledger.create(tmp_path / "ledger.sqlite")
     release = Release(Kind.TRAIN, 5, 0.0, Clipping.PUBLIC).trained_by(RowPrivacy(1.0, 1.0, 0.02, 10.0, 100))
     entries = {
-        "data-path": "/data", "ledger-path": str(ledger.path), "protect": "rows", "budget": "inf", "row-budget": 6.0,
-        "row-delta": 1e-5,
+        "data-path": "/data", "ledger-path": str(ledger.path), "protect": "rows", "budget": "inf",
+        "row-budget": "6 delta=1e-5",
     }  # fmt: skip
     own = GateSite.of(entries)
     seen = []

@@ -29,6 +29,7 @@ DRG Definition,Provider Id,Provider Name,Provider Zip Code,Average Total Payment
 PLACES = "US\t02115\tBoston\tMassachusetts\tMA\tSuffolk\t25\t\t\t42.5\t-75\t4\n"
 
 RUN = RunConfig(dataset="", device="cpu").entries()
+READER = "umbel.data.hospital_table:read"
 
 
 @pytest.fixture
@@ -38,8 +39,7 @@ def site(tmp_path: Path) -> dict[str, str]:
     (tmp_path / "US.txt").write_text(PLACES)
     return {
         "data-path": str(tmp_path / "charges.csv"),
-        "reader": "umbel.data.hospital_table:read",
-        "reader-options": f"geonames={tmp_path / 'US.txt'}",
+        "reader": f"{READER} geonames={tmp_path / 'US.txt'}",
         "ledger-path": str(Ledger.create(tmp_path / "ledger.sqlite").path),
     }
 
@@ -123,10 +123,10 @@ def test_clients_of_a_table_all_train_or_all_report(site: dict[str, str]) -> Non
 
 
 def test_places_must_be_at_the_site(site: dict[str, str], run_config: dict[str, Any], caplog: Any) -> None:
-    assert ask({**site, "reader-options": ""}, run_config).error.reason == "refused"
-    assert 'set reader-options to "geonames=/path/to/US.txt" in its node configuration' in caplog.text
+    assert ask({**site, "reader": READER}, run_config).error.reason == "refused"
+    assert "add geonames=/path/to/US.txt to reader in its node configuration" in caplog.text
     with raises(DatasetError, "data.unreadable", "/nowhere/US.txt"):
-        Node.of({**site, "reader-options": "geonames=/nowhere/US.txt"}, RUN)
+        Node.of({**site, "reader": f"{READER} geonames=/nowhere/US.txt"}, RUN)
 
 
 def test_a_table_that_changes_is_read_again(site: dict[str, str]) -> None:

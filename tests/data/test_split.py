@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 import umbel
 from tests.helpers.errors import raises
-from umbel.cli.main import app
 from umbel.data import Manifest, offsets_of, open_dataset, write_dataset
-from umbel.data.split import split
+from umbel.data.split import main, split
+from umbel.protocol.cli import command_line
 from umbel.protocol.errors import DatasetError
 from umbel.protocol.home import umbel_home
 
@@ -93,9 +93,10 @@ def test_a_site_needs_a_client_that_trains(source: Path, tmp_path: Path, sites: 
 
 
 def test_the_command_line(source: Path, tmp_path: Path) -> None:
-    assert CliRunner().invoke(app, ["data", "split", "numbers", "--out", str(tmp_path)]).output.split() == [
+    app = command_line(main)
+    assert CliRunner().invoke(app, ["numbers", "--out", str(tmp_path)]).output.split() == [
         str(tmp_path / f"site-{site}") for site in (1, 2, 3)
     ]
-    missing = CliRunner().invoke(app, ["data", "split", "nothing", "--out", str(tmp_path)])
+    missing = CliRunner().invoke(app, ["nothing", "--out", str(tmp_path)])
     assert missing.exit_code == 3
     assert "no dataset 'nothing'" in missing.output

@@ -35,7 +35,7 @@ def test_every_command_has_a_heading_and_its_options(generated: ModuleType) -> N
     page = generated.commands()
     headings = re.findall(r"^#+ umbel (.*)$", page, re.MULTILINE)
     assert {*COMMANDS, *LAB} == {heading.split()[0] for heading in headings}
-    assert {"data import", "site start", "experiment hospital", "runs compare"} <= {*headings}
+    assert {"data import", "site start", "experiment hospital", "runs show"} <= {*headings}
     for heading in headings:
         commands.check(["umbel", *heading.split(), "--help"])
     run = page.partition("## umbel run\n")[2].partition("\n## ")[0]

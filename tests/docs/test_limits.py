@@ -65,11 +65,11 @@ HEAD_S = BoundedConnection.head_seconds
 SQUARED, OTHERS = PREFERENCES, CLASS_PREFERENCES
 STEPS = [f"1/{one}" for one in SMALLER[1:]]
 SAID: list[tuple[str, str]] = [
-    ("how/privacy.md", f"stops at a pure ε of {default('budget'):g} per client"),
+    ("how/privacy.md", f"stops at a pure ε of {default('budget').epsilon:g} per client"),
     ("how/privacy.md", f"A run's {default('max_evaluations'):,} losses (`max-evaluations`)"),
     ("how/privacy.md", f"At most {runs._MOST_WAITING} requests wait, of {runs._LONGEST_REQUEST >> 10} KiB each"),
     ("how/privacy.md", f"It ends after {option(sign.main, 'days')} days, or `--days`"),
-    ("guides/privacy-basics.md", f"a site stops at a pure ε of {default('budget'):g} for each client"),
+    ("guides/privacy-basics.md", f"a site stops at a pure ε of {default('budget').epsilon:g} for each client"),
     ("guides/gate.md", f"between 0 and `report-bound`, by default {default('report_bound'):g}"),
     ("how/guarantee.md", f"Sums of more than {dp_sgd.AT_ONCE} rows are added in 64 bits"),
     ("how/guarantee.md", f"{100 * SLACK:.1f} % of C is left to rounding".removeprefix("0")),

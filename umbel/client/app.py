@@ -110,7 +110,7 @@ def _train(node: Node, task: TrainingSpec, content: RecordDict, state: RecordDic
     If the gate assigned a hypothesis to a client, the client trains that one.
     """
     hypotheses, assigned = hypotheses_in(content), assigned_in(content)
-    clients, policy, k = node.training_clients(task.clients), node.site.policy, len(next(iter(hypotheses.values())))
+    clients, k = node.training_clients(task.clients), len(next(iter(hypotheses.values())))
     kept, hidden = LocalParameters(node.site, state, node.model, task.run, node.seed), task.hides_rows(k)
     before = kept.read(clients, hidden)
     update, names = node.update(task), list(node.model.shapes)
@@ -163,8 +163,9 @@ def _train(node: Node, task: TrainingSpec, content: RecordDict, state: RecordDic
     if task.message_noise:
         sources = noise(node.seed, task.round, clients, "message")
         # Noise only on the changed rows would show which rows those are.
-        everywhere = policy.noise_all_items or not node.site.simulated
-        trained = noisy_messages(trained, hypotheses, chosen, task.message_noise, sources, everywhere)
+        trained = noisy_messages(
+            trained, hypotheses, chosen, task.message_noise, sources, everywhere=not node.site.simulated
+        )
     return local_result(trained, chosen, update.rows)
 
 

@@ -63,7 +63,7 @@ class BatchedLearner(Learner):
     def _own_sums(self, stacked: Parameters, cohort: Cohort, local: Parameters) -> NDArray[np.float64]:
         """Return the sums (2, k, clients) where each client has its own parameters."""
         model, m = self.model, len(cohort)
-        rows, weights, _ = next(self._minibatches(cohort, Schedule.draw(cohort, ALL_ROWS, ())))
+        rows, weights, _ = next(self._minibatches(cohort, Schedule.draw(cohort.lengths, ALL_ROWS, ())))
         index, real = torch.from_numpy(rows).to(self.device), torch.from_numpy(weights > 0).to(self.device)
         inputs, targets = cohort.features[index], cohort.targets[index]
         sums = []
@@ -75,7 +75,7 @@ class BatchedLearner(Learner):
         return np.stack(sums, axis=1)
 
     def _own_outputs(self, parameters: Parameters, cohort: Cohort) -> Tensor:
-        rows, weights, _ = next(Schedule.draw(cohort, ALL_ROWS, ()).minibatches())
+        rows, weights, _ = next(Schedule.draw(cohort.lengths, ALL_ROWS, ()).minibatches())
         index, real = torch.from_numpy(rows).to(self.device), torch.from_numpy(weights > 0).to(self.device)
         return self._forward(parameters, cohort.features[index])[real]
 

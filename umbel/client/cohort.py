@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -100,9 +100,6 @@ class LocalUpdate:
     A client computes at most `max_examples` rows, all passes counted: it leaves out its last passes, but never the
     first. The server is not told.
 
-    With `balanced`, every minibatch has as many rows with a target above 0 as below. A client's other rows are left
-    out of that pass.
-
     `descent` turns a gradient into a step. Each round starts with a new optimizer state.
 
     With `rows`, a client trains with a guarantee for each row (`umbel.client.dp_sgd`). Then `rows` sets the number of
@@ -116,7 +113,6 @@ class LocalUpdate:
     local_steps: int = 0
     max_examples: float = math.inf
     descent: Descent = PLAIN
-    balanced: bool = False
     rows: RowPrivacy | None = None
     most_drawn: int = sys.maxsize
 
@@ -178,43 +174,27 @@ class Schedule:
 
     @classmethod
     def draw(
-        cls, cohort: Cohort, update: LocalUpdate, generators: Sequence[np.random.Generator], seeded: bool = False
+        cls,
+        lengths: NDArray[np.int64],
+        update: LocalUpdate,
+        generators: Sequence[np.random.Generator],
+        seeded: bool = False,
     ) -> Schedule:
-        """Return a schedule that draws the order of each client's rows from its generator, and can be used once.
+        """Return a schedule for clients with these numbers of rows, those of a client together; it can be used once.
 
-        If a client takes all its rows at once, their order does not matter, and nothing is drawn. With `seeded`, each
-        generator first draws a seed for the network; without generators the seeds are 0.
+        It draws the order of each client's rows from its generator. If a client takes all its rows at once, their order
+        does not matter, and nothing is drawn. With `seeded`, each generator first draws a seed for the network; without
+        generators the seeds are 0.
         """
+        seeds: list[int] = []
         if seeded:
             generators = list(generators)  # each access would restart a generator
-            seeds = [int(generator.integers(2**63)) for generator in generators] or [0] * len(cohort)
-            return replace(cls.draw(cohort, update, generators), seeds=tuple(seeds))
-        if update.balanced:
-            return cls._balanced(cohort, update, generators)
-        return cls.shuffled(cohort.lengths, update, generators)
-
-    @classmethod
-    def shuffled(
-        cls, lengths: NDArray[np.int64], update: LocalUpdate, generators: Sequence[np.random.Generator]
-    ) -> Schedule:
-        """Return a schedule for clients with these numbers of rows, those of a client together."""
+            seeds = [int(generator.integers(2**63)) for generator in generators] or [0] * len(lengths)
         starts, rows = lengths.cumsum() - lengths, np.arange(int(lengths.sum()))
         longer = np.flatnonzero(lengths > update.batch_size).tolist() if update.batch_size else []
         # Each generator is accessed once, since each access would restart it.
         draws = {c: partial(generators[c].permutation, rows[starts[c] : starts[c] + lengths[c]]) for c in longer}
-        return cls(update, lengths, rows, draws)
-
-    @classmethod
-    def _balanced(cls, cohort: Cohort, update: LocalUpdate, generators: Sequence[np.random.Generator]) -> Schedule:
-        labels, draws, lengths = cohort.targets.float().cpu().numpy(), {}, np.zeros(len(cohort), np.int64)
-        for c, (start, length) in enumerate(zip(cohort.starts, cohort.lengths, strict=True)):
-            own = np.arange(start, start + length)
-            liked, others = own[labels[own] > 0], own[labels[own] < 0]
-            lengths[c] = 2 * min(len(liked), len(others))
-            draws[c] = partial(_pairs, liked, others, generators[c])
-        if update.batch_size:
-            update = replace(update, batch_size=max(2, update.batch_size // 2 * 2))
-        return cls(update, lengths, np.zeros(int(lengths.sum()), np.int64), draws)
+        return cls(update, lengths, rows, draws, tuple(seeds))
 
     def passes(self, client: int) -> Iterator[NDArray[np.int64]]:
         """Yield a client's rows in the order of each of its passes."""
@@ -249,12 +229,6 @@ class Schedule:
                 count = real.sum(1, keepdims=True)
                 weights = real / np.maximum(count, 1)
                 yield rows, weights.astype(np.float32), count[:, 0].astype(np.float32)
-
-
-def _pairs(liked: NDArray[np.int64], others: NDArray[np.int64], generator: np.random.Generator) -> NDArray[np.int64]:
-    """Return liked and other items in turn, equally many of both kinds."""
-    pairs = min(len(liked), len(others))
-    return np.stack([generator.permutation(liked)[:pairs], generator.permutation(others)[:pairs]], axis=1).ravel()
 
 
 def _send(rows: NDArray[Any], device: torch.device) -> Tensor:

@@ -179,7 +179,7 @@ class Learner(ABC):
             if update.rows is not None:
                 found = self._descend_privately(start, rows, update, cast(Sequence[RowSource], some), names)
             else:
-                schedule = Schedule.draw(rows, update, cast(Sequence[np.random.Generator], some), draws)
+                schedule = Schedule.draw(rows.lengths, update, cast(Sequence[np.random.Generator], some), draws)
                 found = self._descend(start, rows, schedule, names)
             for name, value in found.items():
                 if value is not places.get(name):

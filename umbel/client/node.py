@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from umbel import models
 from umbel.client.cohort import LocalUpdate
-from umbel.client.engines import SITE
+from umbel.client.engines import SITE, engine_asked
 from umbel.client.learner import Learner
 from umbel.client.personal import method
 from umbel.client.row_gradients import check_rows
@@ -54,14 +54,15 @@ class _Source:
     @classmethod
     def of(cls, site: Site, dataset: str, trial: bool) -> _Source:
         path = site.data_path or find_dataset(dataset)
-        options = parse_pairs(site.policy.reader_options, "reader-options")
+        reader, _, words = site.policy.reader.partition(" ")
+        options = parse_pairs(words, "reader")
         files = [path, *(Path(value) for value in options.values() if Path(value).is_absolute())]
         stats = [stat for file in files for stat in stats_of(file)]
         register = None
-        if site.policy.reader and not site.simulated:
+        if reader and not site.simulated:
             register = site.ledger_path if trial else Names.of(site).path
         version = tuple((stat.st_mtime_ns, stat.st_size) for stat in stats)
-        return cls(path, site.policy.reader, tuple(options.items()), register, version, trial)
+        return cls(path, reader, tuple(options.items()), register, version, trial)
 
 
 @dataclass(frozen=True)
@@ -116,15 +117,15 @@ class Node:
             # The file is the site's own; the digest shows whether it is the same.
             run = run.model_copy(update={"pretrained": manifest.pretrained})
         # The server does not choose how a site computes its clients.
-        engine = "auto" if site.simulated else SITE
+        engine = engine_asked() if site.simulated else SITE
         learner = _try_out(source, models.load_for(run, manifest), run.device, engine)
-        if policy.personalise != Personal.NO and learner.model.local_shapes:
+        if policy.personal_method != Personal.NO and learner.model.local_shapes:
             raise SiteError(
                 f"personalise would do nothing: model {learner.model.name!r} already has local parameters for each "
                 "client; leave personalise out",
                 code="site.personalise",
             )
-        method(policy.personalise)  # what cannot be imported is named before the site trains
+        method(policy.personal_method)  # what cannot be imported is named before the site trains
         hosted = range(site.first, manifest.clients, site.step)
         train = len(range(site.first, manifest.train, site.step))
         trains = {Role.TRAIN: len(hosted), Role.VALIDATION: 0, Role.SPLIT: train}[policy.role]
@@ -185,7 +186,7 @@ class Node:
         if rows is not None and not self.site.simulated:
             most = most_drawn(policy.max_rows, rows.rate)
         steps = task.local_epochs, task.step_size, task.batch_size, task.local_steps
-        return LocalUpdate(*steps, policy.max_examples, self.descent, policy.balanced_batches, rows, most)
+        return LocalUpdate(*steps, policy.max_examples, self.descent, rows, most)
 
     def _try_training(self, hypotheses: int, task: TrainingSpec) -> None:
         """Raise if a training step of a made-up client fails here, or clients that hide rows might lack time.
@@ -314,7 +315,9 @@ def _read(source: _Source, register: Register) -> Dataset:
         frames = traceback.extract_tb(error.__traceback__)
         place = f" at {frames[1].filename}:{frames[1].lineno}" if len(frames) > 1 else ""
         wrong = f"reader {source.reader!r} fails{place}: {type(error).__name__}: {one_line(error)}"
-        raise DatasetError(f"{source.path}: {wrong}; repair it, or reader-options", code="data.reader") from error
+        raise DatasetError(
+            f"{source.path}: {wrong}; repair it, or the options of reader", code="data.reader"
+        ) from error
     if not isinstance(found, Dataset):
         wrong = f"reader {source.reader!r} returns a {type(found).__name__}"
         raise DatasetError(f"{source.path}: {wrong}; return an umbel.data.Dataset", code="data.reader")

@@ -73,16 +73,17 @@ def _what(policy: Policy) -> Iterator[str]:
 
 
 def _cost(policy: Policy) -> Iterator[str]:
-    if math.isfinite(policy.budget):
-        at = f" at delta {policy.delta:g}" if policy.delta else ""
+    budget, rows = policy.budget, policy.row_budget
+    if math.isfinite(budget.epsilon):
+        at = f" at delta {budget.delta:g}" if budget.delta else ""
         yield (
-            f"At most an epsilon of {amount(policy.budget)}{at}, over all runs together: between any two data sets of "
+            f"At most an epsilon of {amount(budget.epsilon)}{at}, over all runs together: between any two data sets of "
             "the client, so it hides what the client's data are, and not whether the client takes part."
         )
-    if math.isfinite(policy.row_budget):
-        at = f" at delta {policy.row_delta:g}" if policy.row_delta else ""
+    if math.isfinite(rows.epsilon):
+        at = f" at delta {rows.delta:g}" if rows.delta else ""
         yield (
-            f"At most an epsilon of {amount(policy.row_budget)}{at} for each row that is added or removed, over all "
+            f"At most an epsilon of {amount(rows.epsilon)}{at} for each row that is added or removed, over all "
             "runs together: it hides one row, and not what the client's rows have in common."
         )
     if math.isfinite(policy.max_participations):
@@ -92,8 +93,8 @@ def _cost(policy: Policy) -> Iterator[str]:
 
 
 def _gaps(policy: Policy) -> Iterator[str]:
-    if math.isinf(policy.budget):
-        if math.isinf(policy.row_budget):
+    if math.isinf(policy.budget.epsilon):
+        if not policy.has_budget:
             yield "There is no budget: nothing bounds what a client's releases show together."
         else:
             yield "There is no budget for a client: what its rows have in common may show."

@@ -1,6 +1,6 @@
 """A site's own table of hospital payments; its schema is ``hospital.toml``, next to this file.
 
-A node reads it with ``reader="umbel.data.hospital_table:read"`` and ``reader-options="geonames=/data/US.txt"``.
+A node reads it with ``reader="umbel.data.hospital_table:read geonames=/data/US.txt"``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def read(csv: Path, register: Register, geonames: str = "") -> Dataset:
     its ZIP code, after leading zeros are restored.
     """
     if not Path(geonames).is_absolute():
-        fix = 'set reader-options to "geonames=/path/to/US.txt" in its node configuration'
+        fix = "add geonames=/path/to/US.txt to reader in its node configuration"
         wrong = (
             f"{csv} is a table with ZIP codes, which GeoNames must locate: unpack US.zip of geonames.org at this site"
         )

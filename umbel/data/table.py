@@ -1,6 +1,6 @@
 """Tables with a schema: a site checks its CSV or parquet file against it, and rows become numbers.
 
-A node serves a table with ``reader="umbel.data.table:read"`` and ``reader-options="schema=/data/schema.toml"``.
+A node serves a table with ``reader="umbel.data.table:read schema=/data/schema.toml"``.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def read(path: Path, register: Register, schema: str = "", derive: Derive | None
         names the file, the column, the row and the fix.
     """
     if not Path(schema).is_absolute():
-        fix = 'set reader-options = "schema=/path/to/schema.toml" for the node'
+        fix = "add schema=/path/to/schema.toml to the node's reader"
         raise SiteError(f"{path} is a table without a schema: {fix}", code="site.no-schema")
     what = Schema.read(Path(schema))
     rows = encode(read_table(path), what, path, derive)

@@ -10,6 +10,7 @@ import difflib
 import math
 import types
 from collections.abc import Mapping
+from dataclasses import is_dataclass
 from enum import StrEnum
 from functools import cache, lru_cache
 from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin
@@ -194,7 +195,7 @@ def shown(value: Any) -> str:
     """Return a value in TOML's notation."""
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, str):
+    if isinstance(value, str) or is_dataclass(value):
         return f'"{value}"'
     if isinstance(value, float) and math.isinf(value):
         return "inf"

@@ -73,8 +73,6 @@ def defences(after: int) -> list[Defence]:
         Defence(f"budget: {_CAP} participations left for the attack", {"max-participations": after + _CAP}),
         Defence(f"public clip norm {_CLIP_NORM:g}", {"clipping": "public"}, public),
         Defence(f"Eq. 3, sigma = {_SIGMA:g}, noise on changed items", run=noisy),
-        Defence(f"Eq. 3, sigma = {_SIGMA:g}, noise on all items", {"noise-all-items": "true"}, noisy),
-        Defence("balanced batches", {"balanced-batches": "true"}),
     ]
 
 

@@ -140,7 +140,7 @@ def test_a_site_checks_its_own_table_and_serves_it(stays: Path, tmp_path: Path) 
     own = tmp_path / "own.csv"
     own.write_text("hospital,age,ward,smoker,cost\nours,70,B,yes,12000\n")
     assert f"{own} fits {schema}; clients: 1, rows: 1" in said("data", "check", own, "--schema", schema)
-    reader = {"reader": "umbel.data.table:read", "reader-options": f"schema={schema}"}
+    reader = {"reader": f"umbel.data.table:read schema={schema}"}
     node = Node.of({"data-path": str(own), **reader}, RunConfig(dataset="", device="cpu").entries())
     assert (node.model.name, node.model.loss.name) == ("linear inputs=4 outputs=1", "mse")
     np.testing.assert_array_equal(node.dataset.features, [[1, 0, 1, 1]])

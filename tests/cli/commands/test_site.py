@@ -78,7 +78,7 @@ def test_it_says_what_the_site_has_and_what_it_accepts(data: Path, tmp_path: Pat
     [
         ("", [], "site", "data-path"),
         ('data-path="{data}" bugdet=3.0', [], "site", "did you mean budget?"),
-        ('data-path="{data}" budget="inf" delta=0.1', [], "site", "delta"),
+        ('data-path="{data}" budget="inf delta=0.1"', [], "site", "delta"),
         ('data-path="{data}" min-clients=3', [], "site", 'release = "site"'),
         ('data-path="{data}-gone"', [], "data", "gone"),
         ('data-path="{data}"', ["--model", "mlp"], "protocol", "'linear'"),
@@ -111,9 +111,10 @@ def test_a_check_numbers_no_clients(tmp_path: Path) -> None:
     """With a misspelt name in the table, the ledger would want its rows for ever."""
     (tmp_path / "schema.toml").write_text(SCHEMA)
     entries = {
-        "data-path": f"{tmp_path}/t.csv", "role": "train", "reader": "umbel.data.table:read",
-        "reader-options": f"schema={tmp_path}/schema.toml",
-    }  # fmt: skip
+        "data-path": f"{tmp_path}/t.csv",
+        "role": "train",
+        "reader": f"umbel.data.table:read schema={tmp_path}/schema.toml",
+    }
     config = " ".join(f'{key}="{value}"' for key, value in entries.items())
     for name in ("nroth", "north"):
         (tmp_path / "t.csv").write_text(f"who,x,y\n{name},1,2\nsouth,2,1\n")

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
-from tests.cli.commands.test_approvals import Site
 from typer.testing import CliRunner
 
 import umbel.privacy.gate.consent
 import umbel.privacy.gate.runs
+from tests.cli.commands.test_requests import Site
 from tests.helpers.keys import pair
 from tests.helpers.messages import refused
 from umbel.cli.main import app as command
@@ -97,7 +97,7 @@ def test_a_listed_researchers_run_is_answered_and_every_other_one_waits(
     tampered = signed(run_config, keys["ann"][0]) | {"rounds": 99}
     assert not answers(of(site, tampered, 10)), "changed since"
     assert len(site.waiting) == 2
-    assert "not known to this site" in site.run("list")
+    assert "not known to this site" in site.run("requests")
     site.run("approve", site.waiting[0])
     assert answers(of(site, run_config, 8))
 
@@ -147,7 +147,7 @@ def test_a_site_that_asks_for_every_run_says_who_signed_it(
     assert answers(site)
     assert answers(of(site, signed(run_config, keys["ann"][0], LATER + timedelta(days=1)), 2)), "the same settings"
     assert not answers(of(site, run_config, 3)), "which Ann has not signed"
-    listed = site.run("list", "--all")
+    listed = site.run("requests", "--all")
     assert "by Dr. Day: trial 7" in listed
     [decision] = [line for line in SiteLog(beside(site.ledger)).lines() if line["decision"] == "approved"]
     assert decision["reason"].endswith("by Dr. Day: trial 7")
@@ -263,7 +263,7 @@ def test_no_client_takes_part_more_often_than_the_approved_run_says(tmp_path: Pa
     config = run_config | {"rounds": 3, "max-participations": 2}
     site = Site(tmp_path, config)
     site.query()
-    assert "at most 2 participations of a client" in site.run("list")
+    assert "at most 2 participations of a client" in site.run("requests")
     site.run("approve", site.waiting[0])
     replies = [refused(site.train(clients=clients)) for clients in ((0,), (0, 1), (0, 1), (0,), (0, 1))]
     assert replies == [False, False, False, True, True]
@@ -277,7 +277,7 @@ def test_no_client_reports_more_often_than_the_approved_run_says(tmp_path: Path,
     site = Site(tmp_path, config, budget=8.0)
     Ledger.create(site.ledger)
     site.query()
-    assert re.search(r"reports, at most 4 reports of a client.*any two data sets: 0\.8;", site.run("list"))
+    assert re.search(r"reports, at most 4 reports of a client.*any two data sets: 0\.8;", site.run("requests"))
     site.run("approve", site.waiting[0])
     for round in (0, 0, 1, 2, 1, 1):
         site.evaluate(round=round)

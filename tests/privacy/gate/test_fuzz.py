@@ -55,14 +55,13 @@ SITES: dict[str, dict[str, Any]] = {
     "limits": {"role": "split", "paper-budget": 25.0, "max-participations": 20},
     "public": {"clipping": "public", "min-noise-multiplier": 2.5, "max-hypotheses": 2},
     "private": {
-        "clipping": "public", "mechanisms": "laplace gaussian", "max-choice-epsilon": 1.0, "budget": 40.0,
-        "delta": 1e-5,
+        "clipping": "public", "mechanisms": "laplace gaussian", "max-choice-epsilon": 1.0,
+        "budget": "40 delta=1e-5",
     },
     "reports": {"report-noise-multiplier": 2.0, "report-bound": 3.0, "max-participations": 60},
     "validation": {"role": "validation", "max-evaluations": 40},
     "keeps": {"role": "split", "keep-model": "{folder}/models"},
     "place": {"role": "split", "place": "1/3"},
-    "vectors": {"balanced-batches": True, "max-participations": 60},
 }  # fmt: skip
 NUMBERS: list[Any] = [
     0, 1, 2, 3, -1, 7, 2**31, 2**31 + 1, 2**63 - 1, -(2**63), 0.0, -0.0, 1.0, 0.5, 1e-300, 5e-324, 1e300, 1e308,

@@ -154,8 +154,7 @@ def table(tmp_path: Path) -> dict[str, Any]:
     (tmp_path / "schema.toml").write_text(SCHEMA)
     return {
         "data-path": str(tmp_path / "stays.csv"),
-        "reader": "umbel.data.table:read",
-        "reader-options": f"schema={tmp_path / 'schema.toml'}",
+        "reader": f"umbel.data.table:read schema={tmp_path / 'schema.toml'}",
         "ledger-path": str(tmp_path / "ledger.sqlite"),
         "paper-budget": "0.8",
     }

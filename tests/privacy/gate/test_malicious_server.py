@@ -52,7 +52,7 @@ class Site:
         self.ledger_path = folder / "ledger.sqlite"
         policy = {key.replace("_", "-"): value for key, value in policy.items()}
         config = {"data-path": str(folder / "own"), "ledger-path": str(self.ledger_path)} | policy
-        if {"budget", "paper-budget", "max-participations", "max-evaluations-in-all"} & set(policy):
+        if {"budget", "paper-budget", "max-participations"} & set(policy):
             Ledger.create(self.ledger_path)
         self.run_config, self.config = run_config, config
         self.grid = InProcessGrid(app, run_config, node_configs=[config])
@@ -469,25 +469,6 @@ def test_a_run_may_have_clients_report_so_often_and_no_oftener(open_site: Open, 
     assert refused(site.evaluate((0, 1))), "a node that was started again remembers"
     site.run(2)
     assert [refused(site.evaluate((0,))) for _ in range(4)] == [False] * 3 + [True]
-
-
-def test_all_runs_together_may_have_clients_report_so_often(open_site: Open) -> None:
-    """Whoever may start runs may start another; this is what bounds them."""
-    site = open_site(role="validation", max_evaluations_in_all=3)
-    answers = []
-    for number in range(5):
-        site.run(number)
-        answers.append(refused(site.evaluate((0,))))
-    assert answers == [False] * 3 + [True] * 2
-
-
-def test_with_a_lost_ledger_no_report_is_forgotten(open_site: Open) -> None:
-    """A site without a budget needs no ledger to charge clients, but its count of exact losses lies there."""
-    site = open_site(role="validation", max_evaluations_in_all=3)
-    assert [refused(site.evaluate((0,))) for _ in range(3)] == [False] * 3
-    site.ledger_path.unlink()
-    assert refused(site.evaluate((0,)))
-    assert not site.ledger_path.exists()
 
 
 def test_a_report_that_fails_counts_too(open_site: Open, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers.errors import raises
 from tests.helpers.messages import task_of
-from tests.helpers.sites import field, own, simulated
+from tests.helpers.sites import own, simulated
 from umbel.protocol.errors import Refused, SiteError
 
 FORMAL: dict[str, Any] = {"clipping": "public"}
@@ -74,15 +74,6 @@ def test_a_site_that_allows_unsanitised_releases_may_still_set_a_lowest_noise() 
     policy.check(task_of(noise_multiplier=2.0), 2)
     with raises(Refused, "refused.noise", 2):
         policy.check(task_of(noise_multiplier=0.0), 2)
-
-
-@pytest.mark.parametrize("node", [own, simulated], ids=["own data", "simulated"])
-def test_what_guards_local_parameters_is_off_until_a_site_sets_it(node: Any) -> None:
-    guards = ("noise-all-items", "balanced-batches")
-    assert [field(node().policy, name) for name in guards] == [False] * 2
-    for name in guards:
-        policy = node(**{name: True}).policy
-        assert [other for other in guards if field(policy, other)] == [name]
 
 
 @pytest.mark.parametrize("names", ["laplace gausian", "laplace, gaussian", ""])

@@ -12,8 +12,8 @@ import pytest
 from tests.helpers.errors import raises
 from tests.helpers.keys import pair
 from tests.privacy.gate.test_site import SET, WITH
-from umbel.privacy.gate.policy import Policy
-from umbel.privacy.gate.policy_file import _FREE, _NARROWER, END, read_policy
+from umbel.privacy.gate.policy import Budget, Mark, Narrows, Policy
+from umbel.privacy.gate.policy_file import END, read_policy
 from umbel.privacy.gate.site import Site
 from umbel.protocol.errors import SiteError
 
@@ -53,7 +53,7 @@ def test_a_site_may_say_everything_in_its_file(write: Write, tmp_path: Path) -> 
     site = Site.of(node)
     policy = site.policy
     assert site.data_path == Path("/data/site")
-    assert (policy.budget, policy.paper_budget, policy.min_noise_multiplier) == (4, math.inf, 2.5)
+    assert (policy.budget.epsilon, policy.paper_budget, policy.min_noise_multiplier) == (4, math.inf, 2.5)
     assert (policy.mechanisms, policy.exact_losses) == ("laplace gaussian", True)
     assert policy.keys == {"ann": ann.split()[1]}
 
@@ -66,6 +66,10 @@ def test_a_site_may_say_everything_in_its_file(write: Write, tmp_path: Path) -> 
         ("", {"budget": 1.0}, {"budget": "inf"}),
         ("min-noise-multiplier = 5", {"min-noise-multiplier": 6}, {"min-noise-multiplier": 4}),
         ("row-budget = 4.0", {"row-budget": 3.0}, {"row-budget": 5.0}),
+        ('budget = "4 delta=1e-6"', {"budget": "4 delta=1e-7"}, {"budget": "3 delta=1e-5"}),
+        ('budget = "4 delta=1e-6"', {"budget": 3.0}, {"budget": "5 delta=1e-7"}),
+        ('row-budget = "4 delta=1e-6"', {"row-budget": "3 delta=1e-6"}, {"row-budget": "4 delta=1e-5"}),
+        ('reader = "mine:read a=b"', {"reader": "mine:read a=b"}, {"reader": "mine:read a=c"}),
         ("", {"row-budget": 4.0, "protect": "both"}, {"min-row-noise-multiplier": 0.1}),
         ('protect = "both"', {"protect": "both"}, {"protect": "clients"}),
         ('clipping = "any"', {"clipping": "public"}, {}),
@@ -115,14 +119,16 @@ def test_other_entries_may_only_narrow_it(
 
 def test_each_entry_is_free_narrows_or_is_the_files_alone(write: Write) -> None:
     """An entry that is new in the policy is the file's alone until somebody decides otherwise."""
-    alone = {*SET} - _FREE - _NARROWER.keys()
+    marks = {name: field.metadata for name, field in zip(Policy.names(), Policy.model_fields.values(), strict=True)}
+    free = {name for name in SET if Mark.FREE in marks[name]}
+    alone = {name for name in {*SET} - free if not any(isinstance(mark, Narrows) for mark in marks[name])}
     assert alone == {
-        "app", "bundle", "insecure-seed", "noise-all-items", "parties", "report-noise-multiplier",
+        "app", "bundle", "insecure-seed", "parties", "report-noise-multiplier",
         "researchers", "role",
     }  # fmt: skip
     base = {"data-path": "/data/site"} | write("")
     for key in alone:
-        entries = {name: text for name, text in WITH.get(key, {}).items() if name in _FREE}
+        entries = {name: text for name, text in WITH.get(key, {}).items() if name in free}
         with raises(SiteError, "site.widens-policy", base["policy-file"]):
             Site.of(base | entries | WITH.get(key, {}) | {key: SET[key][0]})
 
@@ -185,7 +191,7 @@ def test_a_file_that_was_cut_anywhere_closes_the_site(newline: str, tmp_path: Pa
     for text in (whole, whole + newline.encode(), whole + b"\n \n", indented):
         path.write_bytes(text)
         path.chmod(0o644)
-        assert Site.of({"policy-file": str(path)}).policy.budget == 4
+        assert Site.of({"policy-file": str(path)}).policy.budget == Budget(4.0)
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
         with pytest.raises(SiteError) as error:

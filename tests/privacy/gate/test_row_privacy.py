@@ -29,7 +29,7 @@ PUBLIC: dict[str, Any] = {"clipping": "public", "choice_epsilon": 1.0}
 ALONE = task_of(**PUBLIC, **ROWS, noise_multiplier=0.0)
 BOTH = task_of(**PUBLIC, **ROWS)
 CLIENTS = task_of(**PUBLIC)
-SITE: dict[str, Any] = {"protect": "rows", "budget": "inf", "row_budget": 8, "row_delta": 1e-5}
+SITE: dict[str, Any] = {"protect": "rows", "budget": "inf", "row_budget": "8 delta=1e-5"}
 STEPS = RowPrivacy(1.0, 1.0, 0.1, 10.0, 10)
 LAYOUT = {"weight": (2,)}
 
@@ -54,7 +54,6 @@ LAYOUT = {"weight": (2,)}
         (SITE | {"min_row_noise_multiplier": 2}, ALONE, "refused.row-noise"),
         (SITE | {"max_row_rate": 0.09}, ALONE, "refused.row-rate"),
         (SITE | {"max_row_rate": 0.1}, ALONE, ""),
-        (SITE | {"balanced_batches": True}, ALONE, "refused.rows"),
         (SITE | {"max_local_steps": 9}, ALONE, "refused.work"),
         (SITE | {"max_local_steps": 10}, ALONE, ""),
         (SITE | {"clipping": "public"}, replace(ALONE, clipping=Clipping.UPDATE), "refused.clipping"),
@@ -79,7 +78,7 @@ def test_a_simulated_node_accepts_any_of_them() -> None:
     [
         ({"protect": "rows", "budget": 8}, "site.conflict"),
         ({"protect": "rows", "budget": "inf"}, "site.row-budget"),
-        ({"row_delta": 1e-5}, "site.conflict"),
+        ({"row_budget": "inf delta=1e-5"}, "site.conflict"),
         ({"min_row_noise_multiplier": 0}, "site.not-positive"),
         ({"insecure_seed": True, "budget": "inf", "row_budget": 3}, "site.insecure-seed"),
     ],
@@ -96,8 +95,8 @@ def test_a_budget_of_a_client_alone_refuses_what_hides_rows_alone_and_the_other_
     own(**SITE).check_priced(release())
     with raises(Refused, "refused.unbounded-rows", "open"):
         own(**SITE).check_priced(open_choice)
-    with raises(Refused, "refused.unbounded-rows", "row-delta"):
-        own(**SITE | {"row_delta": 0}).check_priced(release())
+    with raises(Refused, "refused.unbounded-rows", "delta"):
+        own(**SITE | {"row_budget": 8}).check_priced(release())
 
 
 def release() -> Release:
@@ -229,7 +228,7 @@ def test_the_dearest_participation_of_a_row_follows_from_the_sites_limits_alone(
     "changes",
     [
         {"max_local_steps": "inf"}, {"max_choice_epsilon": "inf"},
-        {"protect": "clients", "row_budget": "inf", "row_delta": 0.0},
+        {"protect": "clients", "row_budget": "inf"},
     ],
 )  # fmt: skip
 def test_limits_that_are_infinite_name_no_dearest_participation(changes: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from umbel.privacy.gate.policy import Policy
 from umbel.privacy.gate.runs import Runs, Status, digest_of
 from umbel.protocol.errors import LedgerError, Refused
 
-LIMITS = Policy.parse({"max-evaluations": 2, "max-evaluations-in-all": 5})
+LIMITS = Policy.parse({"max-evaluations": 2})
 
 
 @pytest.fixture
@@ -25,13 +25,11 @@ def path(tmp_path: Path) -> Path:
     return Ledger.create(tmp_path / "ledger.sqlite").path
 
 
-def test_evaluations_are_counted_by_run_and_in_all(path: Path) -> None:
+def test_evaluations_are_counted_by_run(path: Path) -> None:
     for run in ("1", "1", "2", "2", "3"):
         Runs(path).count_evaluation(run, LIMITS)
     with raises(Refused, "refused.evaluations", "max-evaluations is 2"):
         Runs(path).count_evaluation("1", LIMITS)
-    with raises(Refused, "refused.evaluations", "max-evaluations-in-all is 5"):
-        Runs(path).count_evaluation("3", LIMITS)
     Runs(path, "another node").count_evaluation("1", LIMITS)
 
 

@@ -335,7 +335,7 @@ def test_training_clients_report_only_where_the_site_lets_them() -> None:
 
 def test_a_client_over_budget_reports_no_more() -> None:
     """Three reports cost more than a budget of 1.5 at delta 1e-5, and two do not."""
-    context = node(0, **{"budget": 1.5, "delta": 1e-5})
+    context = node(0, budget="1.5 delta=1e-5")
     flags = []
     for round in (1, 2, 3):
         content = reporting(replace(REPORTING, round=round))

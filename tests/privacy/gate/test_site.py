@@ -19,7 +19,7 @@ from tests.helpers.sites import OWN, PARTITION, field, own, simulated
 from umbel.client.app import app
 from umbel.data import BUNDLED
 from umbel.privacy.gate.charges import Limits
-from umbel.privacy.gate.policy import AcceptedRadius, Policy, Role
+from umbel.privacy.gate.policy import AcceptedRadius, Budget, Policy, Role
 from umbel.privacy.gate.site import Site
 from umbel.protocol.errors import SiteError
 from umbel.protocol.messages import hosting_in, query
@@ -226,7 +226,7 @@ def test_a_budget_is_kept_exactly() -> None:
     assert own(budget="40", max_participations=9).limits == Limits(Fraction(40), participations=9, **floor)
     assert own(paper_budget="40").limits == Limits(Fraction(8), paper_budget=Fraction(40), **floor)
     assert own(budget="inf").limits == Limits(**floor)
-    own_delta = own(budget=8, delta=1e-5, max_choice_epsilon=1.0).limits
+    own_delta = own(budget="8 delta=1e-5", max_choice_epsilon=1.0).limits
     assert own_delta == Limits(Fraction(8), 1e-5, **floor | {"max_choice_epsilon": 1.0})
 
 
@@ -239,7 +239,7 @@ def test_a_budget_is_kept_exactly() -> None:
         ({"min-noise-multiplier": "1e400"}, "wrong-value", "finite"),
         ({"clip-norm-floor": "small"}, "wrong-value", "finite"),
         ({"clip-norm-floor": 0.0}, "not-positive", "above 0"), ({"budget": -1}, "wrong-value", "at least 0"),
-        ({"budget": True}, "wrong-value", "at least 0"), ({"budget": "1e400"}, "conflict", '"inf"'),
+        ({"budget": True}, "wrong-value", "a number"), ({"budget": "1e400"}, "conflict", '"inf"'),
         ({"budget": math.inf}, "conflict", '"inf"'), ({"max-participations": "infinity"}, "conflict", '"inf"'),
         ({"max-participations": 1.5}, "conflict", "whole"),
         ({"max-participations": 10**400}, "wrong-value", "at least 0"),
@@ -248,9 +248,12 @@ def test_a_budget_is_kept_exactly() -> None:
         ({"max-evaluations": 0}, "wrong-value", "at least 1"), ({"report-bound": math.inf}, "wrong-value", "finite"),
         ({"allow-unsanitised": "perhaps"}, "wrong-value", "true or false"),
         ({"allow-unsanitised": True}, "allow-unsanitised", "simulation"),
-        ({"noise-all-items": 1}, "wrong-value", "true or false"), ({"ledger-path": ""}, "relative-path", "absolute"),
+        ({"ledger-path": ""}, "relative-path", "absolute"),
         ({"role": "validation", "budget": "inf", "report-noise-multiplier": 1}, "conflict", "max-evaluations"),
-        ({"budget": "inf", "delta": 1e-5}, "conflict", "set budget"),
+        ({"budget": "inf delta=1e-5"}, "conflict", "delta"), ({"budget": "8 delta=1"}, "wrong-value", "below 1"),
+        ({"budget": "8 delta="}, "wrong-value", "a number"), ({"budget": "8 dleta=1e-5"}, "wrong-value", "a number"),
+        ({"budget": "8 delta=1e-5 delta=0"}, "wrong-value", "a number"), ({"delta": 1e-5}, "unknown-key", "delta"),
+        ({"budget": "delta=1e-5"}, "wrong-value", "a number"),
         ({"role": "validation", "exact-losses": "yes", "budget": 40}, "conflict", "max-evaluations"),
         ({"insecure-seed": True, "budget": 8}, "insecure-seed", "inf"),
         ({"exact-losses": "perhaps"}, "wrong-value", "true"),
@@ -274,21 +277,20 @@ SET: dict[str, tuple[str, Any]] = {
     "max-examples": ("5000", 5000.0), "max-rows": ("30000", 30000),
     "max-seconds": ("0.5", 0.5), "max-choice-epsilon": ("3", 3.0),
     "exact-losses": ("yes", True),
-    "budget": ("7", 7.0), "delta": ("1e-5", 1e-5), "paper-budget": ("40", 40.0), "max-participations": ("9", 9.0),
-    "max-evaluations": ("12", 12.0), "max-evaluations-in-all": ("13", 13.0), "report-noise-multiplier": ("4", 4.0),
-    "report-bound": ("3", 3.0), "personalise-epochs": ("3", 3),
-    "noise-all-items": ("TRUE", True), "balanced-batches": ("True", True), "insecure-seed": ("true", True),
-    "row-budget": ("3", 3.0), "row-delta": ("1e-6", 1e-6), "min-row-noise-multiplier": ("1.5", 1.5),
+    "budget": ("7 delta=1e-5", Budget(7.0, 1e-5)), "paper-budget": ("40", 40.0), "max-participations": ("9", 9.0),
+    "max-evaluations": ("12", 12.0), "report-noise-multiplier": ("4", 4.0),
+    "report-bound": ("3", 3.0), "insecure-seed": ("true", True),
+    "row-budget": ("3", Budget(3.0)), "min-row-noise-multiplier": ("1.5", 1.5),
     "max-row-rate": ("0.5", 0.5),
     "least-parties": ("4", 4), "colluding-parties": ("1", 1),
 }  # fmt: skip
 TEXTS = {
     "researchers": "ann=AAAAC3NzaC1lZDI1NTE5AAAAII5esJklLdUt2GoWtWkgDFbiKIwOkFmx72zoQsuZiyZb",
     "strategies": "group-privacy fedavg",
-    "reader": "umbel.data.hospital_table:read", "reader-options": "geonames=/data/US.txt", "role": "split",
+    "reader": "umbel.data.hospital_table:read geonames=/data/US.txt", "role": "split",
     "place": "1/3", "clipping": "any", "release": "site", "mechanisms": "laplace gaussian",
     "ledger-path": "/ledger/umbel.sqlite", "approve": "ask", "app": "hospital.client_app:app",
-    "app-keys": "device workers", "bundle": "ab" * 32, "keep-model": "/models", "personalise": "interpolate",
+    "app-keys": "device workers", "bundle": "ab" * 32, "keep-model": "/models", "personalise": "fine-tune epochs=3",
     "parties": "north=AAAAC3NzaC1lZDI1NTE5AAAAII5esJklLdUt2GoWtWkgDFbiKIwOkFmx72zoQsuZiyZb", "party-key": "/keys/north",
     "protect": "both",
 }  # fmt: skip
@@ -300,10 +302,7 @@ WITH: dict[str, dict[str, str]] = {
     "insecure-seed": {"budget": "inf"},
     "parties": {"party-key": "/keys/own"},
     "party-key": {"parties": "north=AAAAC3NzaC1lZDI1NTE5AAAAII5esJklLdUt2GoWtWkgDFbiKIwOkFmx72zoQsuZiyZb"},
-    "delta": {"budget": "8"},
-    "row-delta": {"row-budget": "8"},
     "personalise": {"keep-model": "/models"},
-    "personalise-epochs": {"keep-model": "/models", "personalise": "fine-tune"},
 }
 # Refused where the data are a site's own, by whichever way it comes.
 NEVER = "allow-unsanitised"
@@ -329,7 +328,7 @@ def test_a_key_may_come_from_the_environment_and_the_node_configuration_wins(
     monkeypatch.setenv(variable(key), text)
     assert field(Site.of(base).policy, key) == value
     if key not in ("ledger-path", "researchers"):  # of which none is nowhere
-        written = "inf" if default == math.inf else default
+        written = str(default) if default in (math.inf, Budget(math.inf)) else default
         assert field(Site.of(base | {key: written}).policy, key) == default
     # A simulated node reads the same, by either way.
     entries = PARTITION | WITH.get(key, {}) | ({"role": "train"} if key == "report-noise-multiplier" else {})

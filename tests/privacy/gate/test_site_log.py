@@ -324,7 +324,7 @@ def test_a_log_that_has_charges_which_the_ledger_lacks_is_not_set_aside(
     round_of(task_of((0, 1)))(own)
     spent = Ledger(ledger).accounts()
     ledger.write_bytes(older)
-    with raises(LogError, "log.ledger-behind", "restore"):
+    with raises(LogError, "log.ledger-behind", "--repair"):
         log.set_aside()
     assert log.restored() == 2
     assert Ledger(ledger).accounts() == spent

@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
-from tests.cli.commands.test_approvals import Site
 
+from tests.cli.commands.test_requests import Site
 from tests.helpers.errors import raises
 from tests.helpers.ledgers import ledger_of, proven
 from tests.helpers.messages import (
@@ -497,7 +497,7 @@ def test_who_approves_a_run_of_a_site_that_releases_sums_alone_approves_its_sums
     site = Asking(tmp_path, run_config, "site")
     site.query()
     [digest] = site.waiting
-    told = site.run("list")
+    told = site.run("requests")
     # nu = 5 at a distance of 2 radii, whatever is chosen.
     least = proven({Release(Kind.SITE, 2, 5.0, Clipping.PUBLIC, mechanism="gaussian", hypotheses=2): 1})
     assert f"at delta 1e-05: {least.epsilon:.4g};" in told
@@ -512,7 +512,7 @@ def test_a_site_that_accepts_either_is_asked_for_its_sums_by_themselves(
     site.query()
     site.run("approve", site.waiting[0])
     assert refused(site.sums())
-    assert "otherwise: release-by" in site.run("list")
+    assert "otherwise: release-by" in site.run("requests")
     site.run("approve", site.waiting[0])
     assert not refused(site.sums())
 
@@ -663,7 +663,7 @@ def test_a_site_answers_what_it_accepts(accepted: str, release_by: str) -> None:
 
 def test_a_gaussian_choice_needs_no_price_whatever_the_site_accepts_of_one() -> None:
     new_ledger()
-    context = of_node(TRUSTED | {"max-choice-epsilon": 0.1, "budget": 20, "delta": 1e-5})
+    context = of_node(TRUSTED | {"max-choice-epsilon": 0.1, "budget": "20 delta=1e-5"})
     content = request(BOTH, 12, mechanism="gaussian", choice_epsilon=0.0)
     what_left(through_gate(content, context, STAY), 12, 2, 1)
 

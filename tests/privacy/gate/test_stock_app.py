@@ -246,7 +246,7 @@ def test_at_a_site_that_protects_rows_noise_that_hides_a_client_hides_them(
     noise: float, answers: int, tmp_path: Path
 ) -> None:
     """An app cannot hide rows in training. Its releases cost a row their pure epsilon, 2 n / nu = 1, as a client."""
-    rows: dict[str, Any] = {"protect": "rows", "budget": "inf", "row_budget": 2.5, "row_delta": 0}
+    rows: dict[str, Any] = {"protect": "rows", "budget": "inf", "row_budget": 2.5}
     node = Node(Gate(noise, 1.0, budget=100.0), unchanged, tmp_path, **rows)
     assert [refused(node.send(asks(PAIR))) for _ in range(3)] == [False] * answers + [True] * (3 - answers)
 
@@ -267,7 +267,7 @@ def test_an_app_only_narrows_the_budget_of_a_policy_file(
 
 
 @pytest.mark.usefixtures("no_budget_of_the_sites")
-@pytest.mark.parametrize("own", [{}, {"min-noise-multiplier": 1.0}, {"budget": 9.998, "delta": 1e-5}])
+@pytest.mark.parametrize("own", [{}, {"min-noise-multiplier": 1.0}, {"budget": "9.998 delta=1e-5"}])
 def test_a_budget_at_a_delta_counts_gaussian_noise_as_it_is(own: dict[str, Any], tmp_path: Path) -> None:
     """Four participations at nu = 2 have an epsilon of 9.997, whatever less noise the site would accept."""
     node = Node(Gate(2.0, 1.0, "gaussian", budget=10.0, delta=1e-5), unchanged, tmp_path, mechanisms="gaussian", **own)
@@ -280,7 +280,7 @@ def test_a_budget_at_a_delta_counts_gaussian_noise_as_it_is(own: dict[str, Any],
         (Gate(2.0, 1.0), {"min-noise-multiplier": 3.0}, "this site accepts no less than 3.0"),
         (Gate(0.0, 1.0), {}, "unsanitised release"),
         (Gate(2.0, 1.0, "gaussian"), {}, "this site accepts laplace"),
-        (Gate(2.0, 1.0, "gaussian"), {"mechanisms": "gaussian", "budget": 9.0}, "set delta"),
+        (Gate(2.0, 1.0, "gaussian"), {"mechanisms": "gaussian", "budget": 9.0}, "a delta"),
         (Gate(2.0, 1.0), {"release": "site"}, "this site has release"),
         (Gate(2.0, 1.0), {"role": "validation"}, "clients of role validation do not train"),
         (Gate(2.0, 1.0), {"role": "split"}, "role split is for umbel's own datasets"),
@@ -307,10 +307,10 @@ def test_a_sites_policy_wins_and_one_that_cannot_be_used_closes_it(
 
 
 HEEDED = {
-    "allow-unsanitised", "app", "app-keys", "budget", "bundle", "data-path", "delta", "ledger-path",
-    "max-choice-epsilon", "max-evaluations", "max-evaluations-in-all", "max-hypotheses", "max-participations",
+    "allow-unsanitised", "app", "app-keys", "budget", "bundle", "data-path", "ledger-path",
+    "max-choice-epsilon", "max-evaluations", "max-hypotheses", "max-participations",
     "max-seconds", "mechanisms", "min-clients", "min-noise-multiplier", "paper-budget", "clip-norm-floor", "clipping",
-    "protect", "release", "report-bound", "row-budget", "row-delta", "report-noise-multiplier", "role",
+    "protect", "release", "report-bound", "row-budget", "report-noise-multiplier", "role",
     "exact-losses", "policy-file",
 }  # fmt: skip
 

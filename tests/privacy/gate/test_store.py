@@ -38,7 +38,6 @@ def test_a_site_without_limits_gets_one_and_a_site_with_limits_does_not(no_store
         ({}, True, False),
         ({"budget": "8"}, False, False),
         ({"max-participations": "3"}, False, False),
-        ({"max-evaluations-in-all": "9"}, False, False),
         ({"max-evaluations": "9"}, False, True),  # of one run, which begins with the ledger
     ],
     ids=str,

@@ -186,7 +186,7 @@ def _of_rows(
     settings = f"protect=rows noise-multiplier=0 rows='clip=1 noise={sigma} rate={task.rate} batch={batch:.4g}'"
     settings += f" local-steps={task.steps}"
     console.print(f"Settings: {settings} max-participations={task.participations}", soft_wrap=True)
-    limits = f"row-budget={allowed:.4g} row-delta={delta:g} min-row-noise-multiplier={sigma} max-row-rate={task.rate}"
+    limits = f"row-budget='{allowed:.4g} delta={delta:g}' min-row-noise-multiplier={sigma} max-row-rate={task.rate}"
     limits += f" max-local-steps={task.steps} max-hypotheses={task.hypotheses}"
     limits += f" max-choice-epsilon={task.choice_epsilon}" if task.hypotheses > 1 else ""
     console.print(f'A site\'s policy: protect="rows" budget="inf" {limits}', soft_wrap=True)

@@ -72,13 +72,12 @@ def _learner(node: Node) -> Learner:
 
 def _made(node: Node, learner: Learner, hypotheses: Arrays, clients: Sequence[int], prior: Prior | None) -> Own:
     policy, run = node.site.policy, node.run
-    update = LocalUpdate(
-        policy.personalise_epochs, run.step_size, run.batch_size, max_examples=policy.max_examples, descent=node.descent
-    )
+    epochs = policy.personal_options.epochs
+    update = LocalUpdate(epochs, run.step_size, run.batch_size, max_examples=policy.max_examples, descent=node.descent)
     cohort = Cohort.gather(node.dataset, clients, learner.device)
     # Round 0, since training rounds count from 1.
     draws = partial(streams, node.seed, "shuffle", 0, clients)
-    return make_own(policy.personalise, learner, hypotheses, cohort, update, draws, prior)
+    return make_own(policy.personal_method, learner, hypotheses, cohort, update, draws, prior)
 
 
 def of_each(hypotheses: Arrays, best: NDArray[np.int64]) -> Arrays:

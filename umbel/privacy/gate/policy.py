@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import re
-from enum import StrEnum
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, StrEnum
 from hashlib import sha256
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
 from umbel.privacy.mechanisms import MECHANISMS
 from umbel.privacy.secure.terms import Terms
 from umbel.protocol.errors import Refused, SiteError
-from umbel.protocol.plugins import parse_pairs, unknown_name
+from umbel.protocol.plugins import parse_options, parse_pairs, unknown_name
 from umbel.protocol.release import (
     LAPLACE,
     Clipping,
@@ -113,19 +116,89 @@ def _whole(value: Any) -> Any:
     return int(number) if isinstance(number, float) and number.is_integer() else value
 
 
+def _budget(value: Any, entry: ValidationInfo) -> Any:
+    if isinstance(value, Budget):
+        return value
+    parts = value.strip().split(" delta=", 1) if isinstance(value, str) else [value]
+    return {"epsilon": _unlimited(parts[0], entry)} | ({"delta": parts[1]} if parts[1:] else {})
+
+
 Text = Annotated[str, BeforeValidator(str)]
 Flag = Annotated[bool, BeforeValidator(_flag)]
 Number = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_number)]
 Unlimited = Annotated[float, Field(allow_inf_nan=True), BeforeValidator(_unlimited)]
 Whole = Annotated[int, BeforeValidator(_whole)]
 
-_COUNTS = "local_epochs", "local_steps", "examples", "participations", "evaluations", "evaluations_in_all"
+_COUNTS = "local_epochs", "local_steps", "examples", "participations", "evaluations"
 """Settings whose largest number is an integer or infinite."""
-_LIMITS = "budget", "row_budget", "paper_budget", "max_participations"
 _EXACT = "set a budget, leave exact-losses out, or limit reports with max-evaluations"
 _REPORT_NOISE = 10.0
 DIGEST = 16
 """Hex digits that identify a policy."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A maximum epsilon at a delta, 0 for a pure epsilon, written as in ``8`` or ``8 delta=1e-5``."""
+
+    __pydantic_config__ = ConfigDict(strict=False)  # which takes its parts; each is strict
+    epsilon: Annotated[float, Field(ge=0, strict=True)]
+    delta: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False, strict=True), BeforeValidator(_number)] = 0.0
+
+    def __post_init__(self) -> None:
+        if self.delta > 0 and math.isinf(self.epsilon):
+            raise ValueError("delta needs a budget: set an epsilon before it, or leave delta out")
+
+    def __str__(self) -> str:
+        return f"{self.epsilon} delta={self.delta}" if self.delta else str(self.epsilon)
+
+    def within(self, other: Budget) -> bool:
+        """Return whether neither part is larger than the other's."""
+        return self.epsilon <= other.epsilon and self.delta <= other.delta
+
+
+@dataclass(frozen=True)
+class PersonalOptions:
+    """What may follow the method in ``personalise``."""
+
+    epochs: Annotated[int, Field(ge=1)] = 10
+
+
+Budgets = Annotated[Budget, BeforeValidator(_budget)]
+
+
+@dataclass(frozen=True)
+class Narrows:
+    """Marks an entry of a policy file that a node's own may narrow."""
+
+    stricter: Callable[[Any, Any], bool]
+    """Whether the node's value is as strict as the file's, or stricter."""
+
+
+class Mark(Enum):
+    """Marks of an entry."""
+
+    FREE = "a node may set it where the policy file does not, since it changes nothing of what may leave"
+    OURS = "only umbel's own app heeds it, so that another's must not have it"
+
+
+LESS, MORE = Narrows(operator.le), Narrows(operator.ge)
+OURS, FREE = Mark.OURS, Mark.FREE
+
+
+_FROM_ANY = Narrows(lambda _, file: file is AcceptedRelease.ANY)
+
+
+def _to(strictest: StrEnum) -> Narrows:
+    return Narrows(lambda own, _: own is strictest)
+
+
+def _names_fewer(own: str, file: str) -> bool:
+    # An empty file accepts all names, and an empty entry would.
+    return not file or (bool(own) and {*own.split()} <= {*file.split()})
+
+
+_FEWER = Narrows(_names_fewer)
 
 
 class Policy(Settings):
@@ -134,122 +207,126 @@ class Policy(Settings):
     error = SiteError
     source: ClassVar[str] = "this node's configuration"
 
-    data_path: Text = Field("", description="absolute path of the site's data: a dataset, or a table")
-    reader: Text = Field("", description="function that reads a table, as package.module:function")
-    reader_options: Text = Field("", description='options of the reader, as "name=value name=value"')
+    data_path: Annotated[Text, FREE] = Field("", description="absolute path of the site's data: a dataset, or a table")
+    reader: Annotated[Text, OURS, FREE] = Field(
+        "", description="function that reads a table, and its options, as in package.module:function name=value"
+    )
     role: Annotated[Role, Field(strict=False)] = Field(
         Role.TRAIN,
         description="train: all clients train; validation: all report their loss; split: the data's manifest decides",
     )
-    place: Text = Field(
+    place: Annotated[Text, OURS, FREE] = Field(
         "0/1", description='"i/n": the node hosts clients i, i + n, ... of a dataset that n nodes share'
     )
-    protect: Annotated[Protect, Field(strict=False)] = Field(
+    protect: Annotated[Protect, Field(strict=False), _to(Protect.BOTH)] = Field(
         Protect.CLIENTS,
         description="what each release must hide: clients: a client's whole data; rows: at least each row of a client, "
         "by noise in training; both: each by separate noise",
     )
-    min_noise_multiplier: Number = Field(1.0, ge=0, description="smallest nu that the site accepts; above 0")
-    clipping: Annotated[AcceptedRadius, Field(strict=False)] = Field(
+    min_noise_multiplier: Annotated[Number, MORE] = Field(
+        1.0, ge=0, description="smallest nu that the site accepts; above 0"
+    )
+    clipping: Annotated[AcceptedRadius, Field(strict=False), _to(AcceptedRadius.PUBLIC)] = Field(
         AcceptedRadius.PUBLIC,
         description="public: accept only a public clip norm; any: also the paper's clipping, which guarantees nothing",
     )
-    clip_norm_floor: Number = Field(
+    clip_norm_floor: Annotated[Number, MORE] = Field(
         ClipSchedule.floor, ge=0, description="smallest clip norm; the site raises smaller ones to it; above 0"
     )
-    release: Annotated[AcceptedRelease, Field(strict=False)] = Field(
+    release: Annotated[AcceptedRelease, Field(strict=False), _FROM_ANY] = Field(
         AcceptedRelease.CLIENT,
         description="client: each client's model, with separate noise; site: only sums over the site's clients, with "
         "noise added once, if the clients trust the site; secure: only sums over the sites in parties, to which each "
         "adds a share of the noise; any: as the run asks",
     )
-    parties: Text = Field(
+    parties: Annotated[Text, OURS] = Field(
         "",
         description='public keys of the sites for secure sums, this one included, as "name=key name=key"',
     )
-    party_key: Text = Field("", description="absolute path of this site's private SSH key in parties")
-    least_parties: Whole = Field(
+    party_key: Annotated[Text, OURS, FREE] = Field(
+        "", description="absolute path of this site's private SSH key in parties"
+    )
+    least_parties: Annotated[Whole, OURS, MORE] = Field(
         3, ge=2, description="fewest sites asked for a secure sum; more than half of them must reply"
     )
-    colluding_parties: Whole = Field(
+    colluding_parties: Annotated[Whole, OURS, MORE] = Field(
         0,
         ge=0,
         description="sites that may tell the server everything: a secure sum has enough noise without theirs",
     )
-    min_clients: Whole = Field(
+    min_clients: Annotated[Whole, MORE] = Field(
         10, ge=1, description="fewest clients in a site's sums; a round with fewer is refused, and none is charged"
     )
-    max_hypotheses: Whole = Field(
+    max_hypotheses: Annotated[Whole, LESS] = Field(
         10,
         ge=1,
         description="largest k that the site accepts; an open choice reveals up to log2 k bits each time",
     )
-    max_choice_epsilon: Unlimited = Field(
+    max_choice_epsilon: Annotated[Unlimited, LESS] = Field(
         2.0,
         gt=0,
         description="largest choice-epsilon that the site accepts; a finite one refuses choices without randomisation",
     )
-    mechanisms: Text = Field(
+    mechanisms: Annotated[Text, _FEWER] = Field(
         LAPLACE,
         description="accepted noise mechanisms, separated by spaces: laplace, gaussian, discrete-gaussian, "
         "package.module:Class",
     )
-    max_local_epochs: Unlimited = Field(100, ge=1, description="maximum local epochs of a round")
-    max_local_steps: Unlimited = Field(1000, ge=1, description="maximum local steps of a round")
-    max_examples: Unlimited = Field(
+    max_local_epochs: Annotated[Unlimited, OURS, LESS] = Field(100, ge=1, description="maximum local epochs of a round")
+    max_local_steps: Annotated[Unlimited, OURS, LESS] = Field(1000, ge=1, description="maximum local steps of a round")
+    max_examples: Annotated[Unlimited, OURS, LESS] = Field(
         10_000_000,
         ge=1,
         description="maximum rows that a client computes in a round, each pass counted; further passes are left out; "
         "training that hides rows has no such limit, since its steps may not depend on the number of rows",
     )
-    max_rows: Whole = Field(
+    max_rows: Annotated[Whole, OURS, LESS] = Field(
         2000,
         ge=1,
         description="largest number of rows of a client, where rows are protected: everybody may know it, a site with "
         "a larger client refuses everything, and each message must leave time for clients of this size",
     )
-    max_seconds: Unlimited = Field(
+    max_seconds: Annotated[Unlimited, LESS] = Field(
         3600.0, gt=0, description="maximum seconds of computation for a message, shared equally among its clients"
     )
-    budget: Unlimited = Field(
-        8.0,
-        ge=0,
-        description="maximum epsilon between any two data sets of a client, over all its releases in all runs",
+    budget: Annotated[Budgets, Narrows(Budget.within)] = Field(
+        Budget(8.0),
+        description="maximum epsilon between any two data sets of a client, over all its releases in all runs; a delta "
+        'follows it, as in "8 delta=1e-5"',
     )
-    delta: Number = Field(0.0, ge=0, lt=1, description="delta of the budget; 0 for a pure epsilon")
-    row_budget: Unlimited = Field(
-        math.inf,
-        ge=0,
-        description="maximum epsilon for a row of a client that is added or removed, over all the client's releases",
+    row_budget: Annotated[Budgets, Narrows(Budget.within)] = Field(
+        Budget(math.inf),
+        description="maximum epsilon for a row of a client that is added or removed, over all the client's releases; "
+        'noise in training needs a delta, as in "8 delta=1e-5"',
     )
-    row_delta: Number = Field(
-        0.0, ge=0, lt=1, description="delta of row-budget; above 0 for noise in training, which has no pure epsilon"
-    )
-    min_row_noise_multiplier: Number = Field(
+    min_row_noise_multiplier: Annotated[Number, OURS, MORE] = Field(
         0.5, ge=0, description="smallest row-noise-multiplier that the site accepts, if a run protects rows; above 0"
     )
-    max_row_rate: Number = Field(
+    max_row_rate: Annotated[Number, OURS, LESS] = Field(
         1.0, gt=0, le=1, description="largest row-rate that the site accepts; a row-budget then counts less a step"
     )
-    paper_budget: Unlimited = Field(
+    paper_budget: Annotated[Unlimited, LESS] = Field(
         math.inf, ge=0, description="maximum of a client's paper budget, the sum of n/nu over its releases: a heuristic"
     )
-    max_participations: Unlimited = Field(math.inf, ge=0, description="maximum number of a client's releases")
-    max_evaluations: Unlimited = Field(
+    max_participations: Annotated[Unlimited, LESS] = Field(
+        math.inf, ge=0, description="maximum number of a client's releases"
+    )
+    max_evaluations: Annotated[Unlimited, LESS] = Field(
         1000, ge=1, description="maximum evaluations for one run, which needs one a round and a few before round 1"
     )
-    max_evaluations_in_all: Unlimited = Field(math.inf, ge=1, description="maximum evaluations for all runs together")
-    ledger_path: Text = Field("", description="file of the ledger; by default $UMBEL_HOME/ledger.sqlite")
-    approve: Annotated[Approval, Field(strict=False)] = Field(
+    ledger_path: Annotated[Text, FREE] = Field(
+        "", description="file of the ledger; by default $UMBEL_HOME/ledger.sqlite"
+    )
+    approve: Annotated[Approval, Field(strict=False), OURS, _to(Approval.ASK)] = Field(
         Approval.POLICY,
         description="policy: answer every run that the policy allows; ask: only runs that the site's people approved",
     )
-    researchers: Text = Field(
+    researchers: Annotated[Text, OURS] = Field(
         "",
         description='public keys of researchers, as "name=key name=key"; the site then answers signed runs of theirs, '
         "and every other run waits for approval",
     )
-    strategies: Text = Field(
+    strategies: Annotated[Text, OURS, _FEWER] = Field(
         "", description="strategies of a run that the site accepts, separated by spaces; all if empty"
     )
     policy_file: Text = Field(
@@ -259,7 +336,7 @@ class Policy(Settings):
         "",
         description="ClientApp that the site's executor runs, as package.module:app; by default umbel's",
     )
-    app_keys: Text = Field(
+    app_keys: Annotated[Text, FREE] = Field(
         "",
         description="entries of the node's configuration that only that app reads, separated by spaces",
     )
@@ -268,7 +345,7 @@ class Policy(Settings):
         description="SHA-256 of the bundles that the site has reviewed, separated by spaces; by default that of the "
         "installed umbel",
     )
-    exact_losses: Flag = Field(
+    exact_losses: Annotated[Flag, LESS] = Field(
         False,
         description="validation clients report exact losses, which no budget counts, as they always do without a "
         "budget; otherwise the site reports their mean, with noise, and charges each of them",
@@ -279,24 +356,22 @@ class Policy(Settings):
         description="nu of reports with noise; 0 means 10 for validation clients' mean, and no reports of training "
         "clients; above 0 these report too, each with separate noise",
     )
-    report_bound: Number = Field(1.0, gt=0, description="reports with noise are clipped to lie between 0 and this")
-    keep_model: Text = Field("", description="folder for each client's best hypothesis at the end of a run")
-    personalise: Text = Field(
+    report_bound: Annotated[Number, LESS] = Field(
+        1.0, gt=0, description="reports with noise are clipped to lie between 0 and this"
+    )
+    keep_model: Annotated[Text, OURS, FREE] = Field(
+        "", description="folder for each client's best hypothesis at the end of a run"
+    )
+    personalise: Annotated[Text, OURS, FREE] = Field(
         Personal.NO.value,
         description="how the site personalises the kept models: no, calibrate, mixture, bayes, fine-tune, "
-        "interpolate, package.module:function, or auto: the method that best suits the client's rows",
-    )
-    personalise_epochs: Whole = Field(10, ge=1, description="epochs of such a method, if it trains")
-    noise_all_items: Flag = Field(
-        False, description="in simulation: if a run has message-noise, add it to all rows, not only to changed ones"
-    )
-    balanced_batches: Flag = Field(
-        False, description="fill each minibatch with equally many rows of label 1 (liked) and of label -1"
+        "interpolate, package.module:function, or auto: the method that best suits the client's rows; epochs follow, "
+        "as in fine-tune epochs=10",
     )
     allow_unsanitised: Flag = Field(
         False, description="in simulation only: releases without noise, and chosen hypotheses, may leave the node"
     )
-    insecure_seed: Flag = Field(
+    insecure_seed: Annotated[Flag, OURS] = Field(
         False,
         description="draw everything, noise included, from the run's seed; the server knows that seed and can subtract "
         "the noise, so only for tests with data that need no protection",
@@ -317,6 +392,16 @@ class Policy(Settings):
     def party_keys(self) -> dict[str, str]:
         """The public keys of the sites for secure sums, by name."""
         return parse_pairs(self.parties, "parties")
+
+    @property
+    def personal_method(self) -> str:
+        """The method that personalises kept models, a name or an import path."""
+        return self.personalise.partition(" ")[0]
+
+    @property
+    def personal_options(self) -> PersonalOptions:
+        """The options of that method."""
+        return parse_options(PersonalOptions, self.personalise.partition(" ")[2], "personalise")
 
     @property
     def bundles(self) -> list[str]:
@@ -351,19 +436,14 @@ class Policy(Settings):
         if self.colluding_parties > self.least_parties - 2:
             few = f"colluding-parties = {self.colluding_parties} needs more sites in a sum"
             raise ValueError(f"{few}: set least-parties to {self.colluding_parties + 2} or more")
-        if self.delta > 0 and math.isinf(self.budget):
-            raise ValueError("delta needs a budget: set budget, or leave delta out")
-        if self.row_delta > 0 and math.isinf(self.row_budget):
-            raise ValueError("row-delta needs a row-budget: set row-budget, or leave row-delta out")
-        if self.protect is Protect.ROWS and math.isfinite(self.budget):
+        if self.protect is Protect.ROWS and math.isfinite(self.budget.epsilon):
             text = 'protect = "rows" accepts models without a guarantee for the client, which no budget covers'
             raise ValueError(f'{text}: set budget = "inf", and row-budget')
-        if ":" not in self.personalise and self.personalise not in {*Personal}:
-            raise ValueError(unknown_name("personalise", self.personalise, Personal))
-        if self.personalise != Personal.NO and not self.keep_model:
+        if ":" not in (method := self.personal_method) and method not in {*Personal}:
+            raise ValueError(unknown_name("personalise", method, Personal))
+        if method != Personal.NO and not self.keep_model:
             raise ValueError("personalise needs kept models: set keep-model, or leave personalise out")
-        if "personalise_epochs" in self.model_fields_set and self.personalise == Personal.NO:
-            raise ValueError("personalise-epochs has no effect without personalise: set it, or leave both out")
+        _ = self.personal_options
         if self.report_noise_multiplier > 0 and self.reports_exactly and self.role is not Role.TRAIN:
             raise ValueError(f"report-noise-multiplier adds no noise to exact losses of role {self.role}: {_EXACT}")
         if self.reports_exactly and self.role is Role.VALIDATION and self.sets_limits:
@@ -383,14 +463,19 @@ class Policy(Settings):
     @property
     def sets_limits(self) -> bool:
         """Whether the site itself sets limits for its clients, beside the defaults."""
-        limits = {name for name in _LIMITS if getattr(self, name) < math.inf}
-        return bool(limits & self.model_fields_set)
+        limits = {
+            "budget": self.budget.epsilon,
+            "row_budget": self.row_budget.epsilon,
+            "paper_budget": self.paper_budget,
+            "max_participations": self.max_participations,
+        }
+        return any(limits[name] < math.inf for name in limits.keys() & self.model_fields_set)
 
     @property
     def dearest_of_rows(self) -> Release | None:
         """The participation that reveals most of a row among all that the site accepts; None if there is none, or no
         row-budget."""
-        if math.inf in (self.row_budget, self.max_local_steps) or not self.min_row_noise_multiplier > 0:
+        if math.inf in (self.row_budget.epsilon, self.max_local_steps) or not self.min_row_noise_multiplier > 0:
             return None
         chooses = self.max_hypotheses > 1
         if chooses and math.isinf(self.max_choice_epsilon):
@@ -400,9 +485,14 @@ class Policy(Settings):
         return participation(1, 2 if chooses else 1, 0.0, choice_epsilon=self.max_choice_epsilon, rows=rows)
 
     @property
+    def has_budget(self) -> bool:
+        """Whether an epsilon is limited, for clients or for their rows."""
+        return min(self.budget.epsilon, self.row_budget.epsilon) < math.inf
+
+    @property
     def reports_exactly(self) -> bool:
         """Whether validation clients report exact losses, which no budget covers."""
-        return self.exact_losses or (math.isinf(self.budget) and math.isinf(self.row_budget))
+        return self.exact_losses or not self.has_budget
 
     @property
     def trainers_report(self) -> bool:
@@ -480,9 +570,6 @@ class Policy(Settings):
         if rows.rate > self.max_row_rate:
             text = f"the server asks for row-rate {rows.rate}; this site accepts no more than {self.max_row_rate}"
             raise Refused(text, code="refused.row-rate")
-        if self.balanced_batches:
-            text = "the server asks for training that hides rows; balanced-batches fills batches by their labels"
-            raise Refused(text, code="refused.rows")
 
     def check_terms(self, terms: Terms) -> None:
         """Raise `Refused` if the site takes no part in secure sums, or if sums on these terms may have too few sites,

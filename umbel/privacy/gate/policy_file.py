@@ -10,52 +10,18 @@ from __future__ import annotations
 import os
 import stat
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from umbel.privacy.gate.policy import AcceptedRadius, AcceptedRelease, Approval, Policy
+from umbel.privacy.gate.policy import Mark, Narrows, Policy
 from umbel.protocol.errors import SiteError
-from umbel.protocol.release import Protect
 from umbel.protocol.rules import shown
 
 POLICY_FILE = "policy-file"
 END = "# end"
 """The last line of a policy file."""
 _KEYS = ("researchers", "parties")
-
-# Whether an entry's value is as strict as the file's, or stricter.
-_NARROWER: Mapping[str, Callable[[Any, Any], bool]] = {
-    **dict.fromkeys(
-        (
-            "max-hypotheses", "max-choice-epsilon", "max-local-epochs", "max-local-steps", "max-examples", "max-rows",
-            "max-seconds", "budget", "delta", "row-budget", "row-delta", "paper-budget", "max-participations",
-            "max-evaluations", "max-evaluations-in-all", "report-bound", "max-row-rate",
-        ),
-        lambda own, file: own <= file,
-    ),
-    **dict.fromkeys(
-        (
-            "min-noise-multiplier", "min-row-noise-multiplier", "clip-norm-floor", "min-clients", "least-parties",
-            "colluding-parties",
-        ),
-        lambda own, file: own >= file,
-    ),
-    "exact-losses": lambda own, file: own <= file,
-    "clipping": lambda own, file: own is AcceptedRadius.PUBLIC,
-    "release": lambda own, file: file is AcceptedRelease.ANY,
-    "protect": lambda own, file: own is Protect.BOTH,
-    "approve": lambda own, file: own is Approval.ASK,
-    "mechanisms": lambda own, file: set(own.split()) <= set(file.split()),
-    "strategies": lambda own, file: not file or (bool(own) and set(own.split()) <= set(file.split())),
-}  # fmt: skip
-# Entries about files, data and kept models, which change nothing of what may leave.
-_FREE = frozenset(
-    (
-        "data-path", "reader", "reader-options", "place", "ledger-path", "keep-model", "personalise",
-        "personalise-epochs", "app-keys", "balanced-batches", "party-key",
-    )
-)  # fmt: skip
 
 
 def policy_of(entries: Mapping[str, Any]) -> Policy:
@@ -74,8 +40,10 @@ def policy_of(entries: Mapping[str, Any]) -> Policy:
     for entry in entries.keys() - {POLICY_FILE}:
         field = entry.replace("-", "_")
         own, theirs = getattr(both, field), getattr(whole, field)
-        free = entry in _FREE and entry not in file
-        if not (free or own == theirs or (entry in _NARROWER and _NARROWER[entry](own, theirs))):
+        marks = Policy.model_fields[field].metadata
+        free = Mark.FREE in marks and entry not in file
+        narrower = any(isinstance(mark, Narrows) and mark.stricter(own, theirs) for mark in marks)
+        if not (free or own == theirs or narrower):
             raise SiteError(
                 f"{entry} = {shown(own)} of this node is neither the same as {shown(theirs)} in {path}, nor stricter; "
                 "leave the entry out, or change the file",

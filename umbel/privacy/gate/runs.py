@@ -29,7 +29,6 @@ SHOWN = 32
 """Hex digits that identify a request: too many to find another request with the same digits."""
 _DECIDED = "UPDATE requests SET status = ?, decided = ?, person = ?, reason = ? WHERE digest = ?"
 _SIGNED = "signed"  # the reason of an approval by a researcher's signature alone
-_ALL = ""  # stands for all runs together
 
 
 class Status(StrEnum):
@@ -78,21 +77,15 @@ class Runs(Store):
     def count_evaluation(self, run: str, policy: Policy) -> None:
         """Count a message that asks clients to report, before they do; raise `Refused` above the limit."""
         with self._transaction(write=True) as connection:
-            for name, key, most in (
-                (run, "max-evaluations", policy.max_evaluations),
-                (_ALL, "max-evaluations-in-all", policy.max_evaluations_in_all),
-            ):
-                (messages,) = connection.execute(
-                    "INSERT INTO evaluations (node, run, messages) VALUES (?, ?, 1) "
-                    "ON CONFLICT DO UPDATE SET messages = messages + 1 RETURNING messages",
-                    (self._node, name),
-                ).fetchone()
-                if messages > most:
-                    raise Refused(
-                        f"the server has asked for evaluation {messages - 1} times; {key} is {most:g}",
-                        code="refused.evaluations",
-                    )
-            _forget(connection, "evaluations", _KEPT_RUNS, f"AND run != '{_ALL}'")
+            (messages,) = connection.execute(
+                "INSERT INTO evaluations (node, run, messages) VALUES (?, ?, 1) "
+                "ON CONFLICT DO UPDATE SET messages = messages + 1 RETURNING messages",
+                (self._node, run),
+            ).fetchone()
+            if messages > (most := policy.max_evaluations):
+                text = f"the server has asked for evaluation {messages - 1} times; max-evaluations is {most:g}"
+                raise Refused(text, code="refused.evaluations")
+            _forget(connection, "evaluations", _KEPT_RUNS)
 
     # --- results of a run
 
@@ -252,6 +245,6 @@ def digest_of(hypotheses: Arrays) -> str:
     return digest.hexdigest()
 
 
-def _forget(connection: sqlite3.Connection, table: str, kept: int, only: str = "") -> None:
+def _forget(connection: sqlite3.Connection, table: str, kept: int) -> None:
     """Keep the newest rows of a table."""
-    connection.execute(f"DELETE FROM {table} WHERE id <= (SELECT max(id) FROM {table}) - ? {only}", (kept,))
+    connection.execute(f"DELETE FROM {table} WHERE id <= (SELECT max(id) FROM {table}) - ?", (kept,))

@@ -135,11 +135,11 @@ class Site:
                 f"place works only with role split, not {policy.role}; leave place out",
                 code="site.role",
             )
-        if policy.insecure_seed and min(policy.budget, policy.row_budget) < math.inf:
+        if policy.insecure_seed and policy.has_budget:
             text = 'insecure-seed leaves no epsilon for a budget to count: set budget = "inf", and leave row-budget out'
             raise SiteError(text, code="site.insecure-seed")
-        if policy.protect is Protect.ROWS and math.isinf(policy.row_budget) and not policy.insecure_seed:
-            raise SiteError('protect = "rows" needs a row-budget; set it, and row-delta', code="site.row-budget")
+        if policy.protect is Protect.ROWS and math.isinf(policy.row_budget.epsilon) and not policy.insecure_seed:
+            raise SiteError('protect = "rows" needs a row-budget; set it, with a delta', code="site.row-budget")
         _ = self.ledger_path, self.keep_model
 
     @cached_property
@@ -165,16 +165,17 @@ class Site:
         policy = self.policy
         # The exact decimals that people wrote.
         budget, paper, rows = (
-            one if math.isinf(one) else exact(one) for one in (policy.budget, policy.paper_budget, policy.row_budget)
+            one if math.isinf(one) else exact(one)
+            for one in (policy.budget.epsilon, policy.paper_budget, policy.row_budget.epsilon)
         )
         least = policy.min_noise_multiplier, policy.max_choice_epsilon, policy.trainers_report
-        of_rows = rows, policy.row_delta, policy.dearest_of_rows
-        return Limits(budget, policy.delta, paper, policy.max_participations, *least, *of_rows)
+        of_rows = rows, policy.row_budget.delta, policy.dearest_of_rows
+        return Limits(budget, policy.budget.delta, paper, policy.max_participations, *least, *of_rows)
 
     def check_priced(self, release: Release) -> None:
         """Raise `Refused` if there is a budget, and the release has no bound that it could count."""
         if not (self.limits.row_budget == math.inf or self.limits.bounds_rows(release)):
-            reason = row_gap(release) or "it has no pure epsilon, and the site no row-delta"
+            reason = row_gap(release) or "it has no pure epsilon, and the site's row-budget no delta"
             text = f"this site has a row-budget, but the requested release has no bound for rows: {reason}"
             raise Refused(text, code="refused.unbounded-rows")
         if self.limits.budget == math.inf or self.limits.bounds(release):
@@ -182,7 +183,7 @@ class Site:
         reason, fix = gap(release), 'ask for clipping "public", and for a choice-epsilon or 1 hypothesis'
         if not reason:
             reason = f"mechanism {release.mechanism!r} has no pure epsilon"
-            fix = "set delta in this node's configuration, and max-choice-epsilon if there is a choice"
+            fix = "give budget a delta in this node's configuration, and max-choice-epsilon if there is a choice"
         raise Refused(
             f"this site has a budget, but the requested release has no bound: {reason}; {fix} "
             "(the paper's heuristic has a separate limit, paper-budget)",

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from umbel.privacy import mechanisms
 from umbel.privacy.accounting.guarantee import DELTA, amount, guarantee
 from umbel.privacy.gate.gate import LocalReport, LocalResult, Passage, Sanitised
-from umbel.privacy.gate.policy import Approval, Policy, Role
+from umbel.privacy.gate.policy import Approval, Budget, Mark, Policy, Role
 from umbel.privacy.gate.refusals import answered
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.site_log import Entry
@@ -43,12 +43,7 @@ _FLOATS = (2, 4, 8)  # bytes
 _ONLY = (ClientOnNode(0),)  # the one client of the node
 _told: dict[str, int] = {}  # by run: the largest number of participations that the log has told
 # Entries of a site that only umbel's own app uses: whoever sets one would believe that it has an effect.
-_NOT_HERE = (
-    "approve", "balanced_batches", "colluding_parties", "insecure_seed", "keep_model",
-    "least_parties", "max_examples", "max_local_epochs", "max_local_steps", "max_row_rate", "max_rows",
-    "min_row_noise_multiplier", "noise_all_items", "parties", "party_key", "personalise", "personalise_epochs",
-    "place", "reader", "reader_options", "researchers", "strategies",
-)  # fmt: skip
+_NOT_HERE = [name for name, field in Policy.model_fields.items() if Mark.OURS in field.metadata]
 
 
 class Gate:
@@ -118,7 +113,7 @@ class Gate:
                 raise ConfigError(
                     f"a budget for mechanism {mechanism!r} needs a delta: give delta", code="config.delta"
                 )
-            self._budget = None if budget is None else Policy.of({"budget": budget, "delta": delta})
+            self._budget = None if budget is None else Policy.of({"budget": f"{budget} delta={delta}"}).budget
         except UmbelError as error:
             raise ConfigError.of(error, "umbel.Gate: ") from None
         names = {*self._reports, weighted_by_key}
@@ -152,12 +147,14 @@ class Gate:
         A policy file that leaves the budget out has the default, which the app may only narrow.
         """
         policy = site.policy
-        own = "budget" in policy.model_fields_set and not (site.simulated and math.isinf(policy.budget))
+        own = "budget" in policy.model_fields_set and not (site.simulated and math.isinf(policy.budget.epsilon))
         if self._budget is None or own:
             return site
-        changes = {"budget": self._budget.budget, "delta": self._budget.delta}
+        narrowed = self._budget
         if policy.policy_file:
-            changes = {name: min(value, getattr(policy, name)) for name, value in changes.items()}
+            theirs = policy.budget
+            narrowed = Budget(min(narrowed.epsilon, theirs.epsilon), min(narrowed.delta, theirs.delta))
+        changes: dict[str, Any] = {"budget": narrowed}
         if "min_noise_multiplier" not in policy.model_fields_set:
             # The server may not request less noise than the app does.
             changes["min_noise_multiplier"] = max(policy.min_noise_multiplier, self._task.noise_multiplier)

@@ -7,7 +7,6 @@ The store is made and changed in one step each. After a crash it is in the state
 from __future__ import annotations
 
 import json
-import math
 import os
 import sqlite3
 import tempfile
@@ -270,10 +269,8 @@ def may_begin(site: Site, path: Path) -> bool:
     """Return whether a site without a store gets an empty one (`Store.begin`)."""
     if beside(path).exists():
         return False
-    policy = site.policy
-    counts_reports = policy.max_evaluations_in_all < math.inf
-    chosen = policy.sets_limits or counts_reports or bool(policy.ledger_path)
-    return not (chosen and (site.limits.any or counts_reports))
+    chosen = site.policy.sets_limits or bool(site.policy.ledger_path)
+    return not (chosen and site.limits.any)
 
 
 def _make(path: Path) -> None:
