@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
-from tests.cli.commands.test_requests import Site
 from typer.testing import CliRunner
 
 import umbel.privacy.gate.consent
 import umbel.privacy.gate.runs
+from tests.cli.commands.test_requests import Site
 from tests.helpers.keys import pair
 from tests.helpers.messages import refused
 from umbel.cli.main import app as command

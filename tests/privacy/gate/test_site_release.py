@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
-from tests.cli.commands.test_requests import Site
 
+from tests.cli.commands.test_requests import Site
 from tests.helpers.errors import raises
 from tests.helpers.ledgers import ledger_of, proven
 from tests.helpers.messages import (
