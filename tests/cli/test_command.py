@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import umbel
 from tests.helpers.sources import ROOT
-from umbel.cli.main import COMMANDS, app
+from umbel.cli.main import COMMANDS, LAB, PANELS, app
 from umbel.protocol.project import OWN_PATH
 from umbel.server.tracking import TRACKERS
 
@@ -75,6 +75,24 @@ def test_what_users_subclass_or_name_is_at_hand() -> None:
     assert told.stdout.strip() in ("True", "False")
 
 
+def test_the_help_groups_the_commands() -> None:
+    told = CliRunner().invoke(app, ["--help"], prog_name="umbel").output
+    assert re.findall(r"─ (\w+) ─", told) == ["Options", "Everyday", "Site", "Server", "Lab"]
+    assert PANELS.keys() == COMMANDS.keys() | LAB.keys()
+
+
+@pytest.mark.parametrize(
+    ("words", "needed"),
+    [
+        (["site", "start"], "--superlink --root-certificates --auth-supernode-private-key --node-config --port"),
+        (["server", "start"], "--host --port --database --enable-supernode-auth --ssl-ca-certfile --control-secret"),
+    ],
+)
+def test_the_help_lists_what_the_guide_uses_of_flowers_options(words: list[str], needed: str) -> None:
+    told = CliRunner().invoke(app, [*words, "--help"], prog_name="umbel").output
+    assert all(option in told for option in needed.split())
+
+
 @pytest.mark.parametrize("columns", [60, pytest.param(200, marks=pytest.mark.rest)])
 def test_no_help_has_raw_markup(columns: int) -> None:
     """Code between backticks, roles and stars are for documentation; a terminal prints them as they are."""
@@ -83,8 +101,8 @@ def test_no_help_has_raw_markup(columns: int) -> None:
     def helps(words: list[str]) -> Iterator[tuple[list[str], str]]:
         told = runner.invoke(app, [*words, "--help"], prog_name="umbel").output
         yield words, told
-        commands = told.partition("─ Commands ")[2]
-        for name in re.findall(r"^│ ([a-z][\w-]*) ", commands, re.MULTILINE):
+        commands = re.split(r"─ (?:Commands|Everyday) ", told, maxsplit=1)[1:]
+        for name in re.findall(r"^│ ([a-z][\w-]*) ", "".join(commands), re.MULTILINE):
             yield from helps([*words, name])
 
     found = dict((" ".join(words), told) for words, told in helps([]))
