@@ -76,23 +76,19 @@ class Ways:
 
     def compare(self) -> list[Row | LeftOut]:
         """Return the result of each way, or the reason why the table lacks it."""
-        constant, last = self.constant(), self.state.hypotheses
-        found = [constant, *self.rules(), self.alone(constant.metrics), self.pooled(), _row(Way.LAST, self._of(last))]
-        return [*found, *self.best(), self.own()]
+        constant = self.constant()
+        last = _row(Way.LAST, self._of(self.state.hypotheses))
+        return [constant, *self.rules(), self.alone(constant.metrics), self.pooled(), last, *self.best(), self.own()]
 
     def _fits(self, rows: Cohort, most: int) -> bool:
         """Return whether the network is small enough to train on so many rows."""
         return len(rows.features) * numbers_of_a_row(self.setup.model, self.dataset) <= most
 
     @property
-    def _small(self) -> bool:
-        one_by_one = isinstance(self.learner, LoopLearner)
-        return not one_by_one and numbers_of_a_row(self.setup.model, self.dataset) <= SMALL
-
-    @property
     def _how(self) -> Personal:
         """The method to personalise, of which the default trains a model six times."""
-        return DEFAULT if self._small else Personal.MIXTURE
+        small = numbers_of_a_row(self.setup.model, self.dataset) <= SMALL
+        return DEFAULT if small and not isinstance(self.learner, LoopLearner) else Personal.MIXTURE
 
     @cached_property
     def _trains(self) -> bool:
@@ -125,7 +121,8 @@ class Ways:
         constants, what = self._constants(self.support)
         found = {f"{what} of the client's rows": self._of_constants(constants)}
         trained = {
-            f"step size {run.step_size / smaller:g}": smaller for smaller in SMALLER[: None if self._small else 1]
+            f"step size {run.step_size / smaller:g}": smaller
+            for smaller in SMALLER[: None if self._how is DEFAULT else 1]
         }
         found |= {name: next(self._train_alone(smaller)) for name, smaller in trained.items()}
         if (fitted := ridge(self.learner, self.support, self.query)) is not None:
