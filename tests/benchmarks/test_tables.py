@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+import benchmarks.__main__ as bench
 from benchmarks import parts, peak
 from benchmarks.peers.__main__ import OURS
 from benchmarks.peers.rivals import PEERS
 from benchmarks.peers.tasks import TASKS
 
+PLAYERS = {"hospital": ("bare loop", "umbel"), "cnn": ("bare loop", "umbel", "bare loop, channels last")}
 TABLES = Path(__file__).resolve().parents[2] / "benchmarks" / "tables"
 
 
@@ -25,7 +27,11 @@ def rows(name: str, title: str) -> list[str]:
 
 PEER_ROWS = [*OURS, *(title for peer in PEERS.values() for title, _ in peer.contestants.values())]
 EXPECTED: dict[tuple[str, str], Iterable[str]] = {
-    ("bench", "hospital:"): [f"{name}, {noise}" for name in ("bare loop", "umbel") for noise in ("nu = 3", "no noise")],
+    ("bench", "Ratios of times"): [*bench.BARE, bench.SITE, bench.FLOWER, bench.MANY, bench.LATE],
+    **{
+        ("bench", f"{task}:"): [f"{name}, {noise}" for name in PLAYERS[task] for noise in ("nu = 3", "no noise")]
+        for task in TASKS
+    },
     **{("parts", f"{task}:"): {*parts.PARTS, parts.BETWEEN} for task in TASKS},
     **{("peers", f"{task}:"): PEER_ROWS for task in TASKS},
     ("peak", "One thing again and again"): peak.steps(),

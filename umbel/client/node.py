@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from umbel import models
 from umbel.client.cohort import LocalUpdate
-from umbel.client.engines import SITE
+from umbel.client.engines import SITE, engine_asked
 from umbel.client.learner import Learner
 from umbel.client.personal import method
 from umbel.client.row_gradients import check_rows
@@ -119,7 +119,7 @@ class Node:
             # The file is the site's own; the digest shows whether it is the same.
             run = run.model_copy(update={"pretrained": manifest.pretrained})
         # The server does not choose how a site computes its clients.
-        engine = "auto" if site.simulated else SITE
+        engine = engine_asked() if site.simulated else SITE
         learner = _try_out(source, models.load_for(run, manifest), run.device, engine)
         if policy.personal_method != Personal.NO and learner.model.local_shapes:
             raise SiteError(

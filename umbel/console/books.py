@@ -29,7 +29,7 @@ from umbel.privacy.gate.site_log import Line, SiteLog
 from umbel.privacy.gate.store import Names, beside
 from umbel.privacy.mechanisms import MECHANISMS
 from umbel.protocol.errors import ConfigError, SiteError
-from umbel.protocol.release import Clipping, Kind, Release, ReleaseBy
+from umbel.protocol.release import Clipping, Release, ReleaseBy, report_release
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.words import count_of
 
@@ -215,7 +215,7 @@ def prices(request: Request) -> list[tuple[str, str]]:
         rows += [(f"price of {what}, for a row", _cost_of_row(release, times)) for what, times in each]
     if noise := asks.get("report-noise"):
         noise = 0.0 if "insecure-seed" in asks else noise
-        kinds = {"": Release(Kind.REPORT, 2, noise, Clipping.PUBLIC, math.sqrt(2))}
+        kinds = {"": report_release(noise)}
         if asks.get("release") == ReleaseBy.SECURE:
             kinds = {" alone": kinds[""], " in secure sums": secure_report(noise)}
         for how, report in kinds.items():

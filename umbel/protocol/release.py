@@ -221,6 +221,37 @@ class Release:
         return float(Fraction(times) * self.paper_cost)
 
 
+def participation(
+    n: int,
+    hypotheses: int,
+    noise_multiplier: float,
+    clipping: Clipping = Clipping.PUBLIC,
+    radius: float | None = None,
+    mechanism: str = LAPLACE,
+    choice_epsilon: float = 0.0,
+    rows: RowPrivacy | None = None,
+) -> Release:
+    """Return the release of a participation: a model of n values, trained from one of so many hypotheses.
+
+    From a single one there is no choice to hide.
+    """
+    return Release(
+        Kind.TRAIN,
+        n,
+        noise_multiplier,
+        clipping,
+        radius if clipping is Clipping.PUBLIC else None,
+        mechanism,
+        hypotheses,
+        choice_epsilon if hypotheses > 1 else 0.0,
+    ).trained_by(rows)
+
+
+def report_release(noise_multiplier: float, bound: float = 1.0, mechanism: str = LAPLACE) -> Release:
+    """Return the release of a client's loss and metric, each from 0 to `bound`."""
+    return Release(Kind.REPORT, 2, noise_multiplier, Clipping.PUBLIC, math.sqrt(2) * bound, mechanism)
+
+
 def exact(value: float) -> Fraction:
     """Return the decimal number that people wrote: .3 is 3/10, and not the nearest binary number."""
     return Fraction(repr(float(value)))

@@ -17,7 +17,6 @@ from umbel.protocol.release import (
     MAX_CHOICE_EPSILON,
     Clipping,
     ClipSchedule,
-    Kind,
     NoisePer,
     Protect,
     Release,
@@ -397,15 +396,7 @@ class RunConfig(Settings):
 
     def release(self, n: int, hypotheses: int) -> Release:
         """Return a training client's release of a model of n parameters, one for each participation."""
-        return Release(
-            Kind.TRAIN,
-            n,
-            self.noise_multiplier,
-            self.clipping,
-            mechanism=self.mechanism,
-            hypotheses=hypotheses,
-            choice_epsilon=self.choice_epsilon if hypotheses > 1 else 0.0,
-        ).trained_by(self.training().row_privacy)
+        return self.training().release(n, hypotheses)
 
     def entries(self) -> dict[str, Any]:
         """Return the config as Flower passes it to the app: kebab-case keys, plain values."""

@@ -19,9 +19,11 @@ from umbel.protocol.release import (
     Clipping,
     ClipSchedule,
     NoisePer,
+    Release,
     ReleaseBy,
     RowPrivacy,
     exact,
+    participation,
 )
 
 VERSION = 1
@@ -216,6 +218,19 @@ class TrainingSpec(_Spec):
         if not self.row_rate:
             return None
         return RowPrivacy(self.row_clip_norm, self.row_noise_multiplier, self.row_rate, self.row_batch, self._row_steps)
+
+    def release(self, n: int, hypotheses: int, radius: float | None = None) -> Release:
+        """Return a client's release of a model of n parameters, one of so many hypotheses, within a public radius."""
+        return participation(
+            n,
+            hypotheses,
+            self.noise_multiplier,
+            self.clipping,
+            radius,
+            self.mechanism,
+            self.choice_epsilon,
+            self.row_privacy,
+        )
 
     def hides_rows(self, hypotheses: int) -> bool:
         """Return whether each row is hidden in all that a client gets by training, its local parameters included.

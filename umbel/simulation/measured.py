@@ -1,10 +1,10 @@
-"""One run of an experiment in this process, its measures, and a split of the clients by seed."""
+"""One run in this process, and its measures."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,23 +13,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from umbel.data import Dataset, find_dataset, offsets_of, open_dataset, write_dataset
+from umbel.data import Dataset
 from umbel.privacy.accounting.guarantee import guarantee
-from umbel.privacy.gate.policy import Personal
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Release
 from umbel.server.history import State
 from umbel.server.observer import Observer, Run, Section
 from umbel.server.setup import Setup
-from umbel.simulation.baselines import local_only, measure, personalised
+from umbel.simulation.baselines import measure
 from umbel.simulation.in_process import play
-from umbel.strategies.differences import prior_of
 
-# Values for strategy. Validation clients train alone, or personalise the hypotheses of `group-privacy`.
-LOCAL_ONLY, FINE_TUNE, INTERPOLATE = "local-only", Personal.FINE_TUNE.value, Personal.INTERPOLATE.value
-HELD_OUT_ALONE = (LOCAL_ONLY, FINE_TUNE, INTERPOLATE)
-"""Strategies for which only ``held_out`` is measured."""
+LOCAL_ONLY = "local-only"
+"""The name, beside those of strategies, of clients that train alone."""
 
 STATES = ("last", "best")
 """The measured hypotheses: those of the last round, and those of the round of lowest validation loss."""
@@ -37,7 +33,7 @@ STATES = ("last", "best")
 
 @dataclass(frozen=True)
 class Spec:
-    """A run to do, with a complete run config, whose strategy may also be one of `HELD_OUT_ALONE`."""
+    """A run to do, with a complete run config."""
 
     name: str  # unique in a sweep; also the name of its folder
     config: dict[str, Any]
@@ -98,17 +94,9 @@ def finish(config: Mapping[str, Any], nodes: int = 1, saved_in: Path | None = No
     ``median_budget`` and ``max_budget`` (the paper's, over training clients; None without noise),
     ``max_participations``; the guarantee of the client with the most participations as ``pure_epsilon`` and ``epsilon``
     (at `umbel.privacy.accounting.guarantee.DELTA`; None without one); and for the ``last`` and the ``best`` hypotheses
-    the result of `umbel.simulation.baselines.measure`. For `HELD_OUT_ALONE` there is only ``held_out`` of each state,
-    and for clients that train alone only that of the ``last``.
+    the result of `umbel.simulation.baselines.measure`.
     """
     torch.set_num_threads(1)
-    if config["strategy"] == LOCAL_ONLY:
-        setup = Setup.parse({**config, "strategy": "fedavg"})
-        return Finished({"last": {"held_out": local_only(setup.model, dataset_of(setup), setup.config)}})
-    if config["strategy"] in HELD_OUT_ALONE:
-        run = play({**config, "strategy": "group-privacy"}, nodes=nodes)
-        own = made_own(run.setup, run.state, config["strategy"])
-        return Finished({state: {"held_out": found} for state, found in own.items()})
     trace = Trace()
     run = play(config, nodes=nodes, observers=[trace], saved_in=saved_in)
     setup, state, spent = run.setup, run.state, run.fleet.participations
@@ -132,17 +120,6 @@ def finish(config: Mapping[str, Any], nodes: int = 1, saved_in: Path | None = No
     return Finished(measures, state, spent, release, run.strategy.state, trace.arrays, sections, saved_in)
 
 
-def made_own(setup: Setup, state: State, how: str, kept: Arrays | None = None) -> dict[str, dict[str, float]]:
-    """Return the held-out metric of validation clients that personalise a run's hypotheses, by `STATES`.
-
-    `kept` is the strategy's state, from which the server estimates how clients differ.
-    """
-    hypotheses = state.hypotheses, state.best
-    prior = prior_of(kept or {}, len(next(iter(state.hypotheses.values()))))
-    own = [personalised(setup.model, dataset_of(setup), one, setup.config, how, prior=prior) for one in hypotheses]
-    return dict(zip(STATES, own, strict=True))
-
-
 def dataset_of(setup: Setup) -> Dataset:
     """Return the dataset whose validation clients measure a run; raise `ConfigError` if there is none."""
     dataset = setup.open_dataset()
@@ -150,29 +127,3 @@ def dataset_of(setup: Setup) -> Dataset:
         text = "an experiment measures on the validation clients of a dataset; name one in dataset"
         raise ConfigError(text, code="config.no-dataset")
     return dataset
-
-
-def split_by_seed(name: str, folder: Path, seeds: Iterable[int]) -> Iterator[tuple[int, str]]:
-    """Write a run config's dataset for each seed to FOLDER/data, with its clients in that order; yield seeds and
-    paths."""
-    source = open_dataset(find_dataset(name))
-    for seed in seeds:
-        split = shuffled(source, seed)
-        path = folder / "data" / f"{source.manifest.name}-{seed}"
-        write_dataset(path, split.manifest, split.features, split.targets, split.offsets, split.names)
-        yield seed, str(path)
-
-
-def shuffled(dataset: Dataset, seed: int) -> Dataset:
-    """Return a dataset with its clients in random order, with as many training clients as before."""
-    manifest = dataset.manifest
-    order = np.random.default_rng(seed).permutation(manifest.clients)
-    lengths = np.diff(dataset.offsets)[order]
-    offsets = offsets_of(lengths)
-    rows = np.arange(offsets[-1]) + np.repeat(dataset.offsets[order] - offsets[:-1], lengths)
-    changes = {
-        "groups": [manifest.groups[client] for client in order] if manifest.groups else [],
-        "provenance": f"{manifest.provenance} Clients put in random order with seed {seed}.".strip(),
-    }
-    names = [dataset.names[client] for client in order] if len(dataset.names) else ()
-    return Dataset(manifest.model_copy(update=changes), dataset.features[rows], dataset.targets[rows], offsets, names)

@@ -13,7 +13,7 @@ import tempfile
 import traceback
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -33,7 +33,7 @@ from umbel.data import digest_of, find_dataset, read_manifest
 from umbel.models.model import find_weights
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import SweepError
-from umbel.protocol.home import make_folder, private_scratch, umbel_home, write_atomically
+from umbel.protocol.home import make_folder, private_scratch, write_atomically
 from umbel.protocol.plugins import names_in
 from umbel.protocol.project import PACKAGE, source
 from umbel.protocol.run_config import RunConfig
@@ -57,8 +57,7 @@ PACKAGES = ("umbel", "flwr", "numpy", "torch", "ray")
 # One thread for each worker. Workers also keep the memory that they free: returning it and taking it again
 # costs a third of a round's time for models with a million parameters.
 _WORKER = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(1 << 33), "MALLOC_TRIM_THRESHOLD_": str(1 << 34)}
-_RESULT, _TRACE, _HISTORY = "result.json", "trace.npz", "history.jsonl"
-_PACKED = ("number", "asked", "loss", "metric", "groups")  # of each validated round
+RESULT, _TRACE, HISTORY = "result.json", "trace.npz", "history.jsonl"
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ class Result:
     @property
     def history(self) -> list[dict[str, Any]]:
         """One dict for each round, see `umbel.server.rounds.Round`."""
-        lines = (self.folder / _HISTORY).read_text(encoding="utf-8").splitlines()
+        lines = (self.folder / HISTORY).read_text(encoding="utf-8").splitlines()
         return [json.loads(line) for line in lines]
 
     @property
@@ -113,12 +112,12 @@ def sweep(
     for known in (_named_by, _fingerprint, _digest):
         known.cache_clear()  # files may have changed since an earlier sweep in this process
     make_folder(folder)
-    with _alone(folder):
+    with alone(folder):
         return _sweep(specs, folder, task, workers, keep)
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def alone(folder: Path) -> Iterator[None]:
     """Hold a folder, which only one sweep at a time may write to."""
     lock = FileLock(folder / ".lock", timeout=0)
     try:
@@ -131,50 +130,9 @@ def _alone(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def resumable(config: Mapping[str, Any]) -> Finished:
-    """Do a long run, or the rest of a stopped one; see `finish`. It could resume until its sweep has saved it."""
-    what = json.dumps([dict(config), made_by(config, resumable)], sort_keys=True)
-    folder = umbel_home() / "experiments" / "unfinished" / hashlib.sha256(what.encode()).hexdigest()[:16]
-    make_folder(folder.parent)
-    with _alone(RunFolder(folder).path):
-        return finish(config, saved_in=folder)
-
-
 def done(specs: Sequence[Spec], folder: Path, task: Task = finish, keep: bool = False) -> list[Result]:
     """Return the results of finished runs, in the order of `specs`, also while others are running; see `sweep`."""
     return [result for spec in specs if (result := _read(spec, folder, task, keep)) is not None]
-
-
-def pack(folder: Path) -> Iterator[str]:
-    """Yield a line of JSON for each finished run of a sweep: everything except its arrays."""
-    for file in sorted(folder.glob(f"runs/*/{_RESULT}")):
-        history = file.with_name(_HISTORY)
-        lines = history.read_text(encoding="utf-8").splitlines() if history.exists() else []
-        entries = [
-            {key: entry[key] for key in _PACKED} for entry in map(json.loads, lines) if entry["loss"] is not None
-        ]
-        yield json.dumps({"name": file.parent.name, **json.loads(file.read_text(encoding="utf-8")), "history": entries})
-
-
-def unpack(lines: Iterable[str], folder: Path) -> list[str]:
-    """Put runs from `pack` where a sweep finds them, unless they are there; return their names."""
-    names = []
-    try:
-        runs = [(doc.pop("name"), list(doc.pop("history")), doc) for doc in map(json.loads, lines)]
-        outside = [name for name, *_ in runs if not name.isprintable() or not name or "/" in name or name[0] == "."]
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as broken:
-        raise SweepError(f"no runs that umbel experiment pack wrote: {broken!r}", code="sweep.not-packed") from broken
-    if outside:
-        text = f"{outside[0]!r} is not the name of a run; unpack only files that umbel experiment pack wrote"
-        raise SweepError(text, code="sweep.not-packed")
-    for name, history, document in runs:
-        path = folder / "runs" / name
-        if not (path / _RESULT).exists():
-            path.mkdir(parents=True, exist_ok=True)
-            write_atomically(path / _HISTORY, "".join(f"{json.dumps(entry)}\n" for entry in history).encode())
-            write_atomically(path / _RESULT, json.dumps(document, indent=1).encode())
-            names.append(path.name)
-    return names
 
 
 def _sweep(specs: Sequence[Spec], folder: Path, task: Task, workers: int | None, keep: bool) -> list[Result]:
@@ -294,7 +252,7 @@ def _save(spec: Spec, finished: Finished | None, error: str, folder: Path, task:
         write_atomically(path / _TRACE, buffer.getvalue())
     by = made_by(spec.config, task)
     document = {"made_by": by, "config": spec.config, "measures": finished.measures}
-    write_atomically(path / _RESULT, json.dumps(document, indent=1).encode())
+    write_atomically(path / RESULT, json.dumps(document, indent=1).encode())
     failure.unlink(missing_ok=True)
     _forget(finished)
     return Result(spec, finished.measures, path, code=by["code"])
@@ -310,7 +268,7 @@ def _read(spec: Spec, folder: Path, task: Task, keep: bool) -> Result | None:
     """Return an earlier run with the same configuration and data, and by the same code unless `keep`."""
     path = folder / "runs" / spec.name
     try:
-        document = json.loads((path / _RESULT).read_text(encoding="utf-8"))
+        document = json.loads((path / RESULT).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     config, by, now = document.get("config"), document.get("made_by"), made_by(spec.config, task)

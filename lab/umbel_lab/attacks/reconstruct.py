@@ -280,55 +280,14 @@ def notes(rows: Sequence[Row]) -> list[str]:
     """Return the sentences below the table; `rows` are those of `rows_of`."""
     baseline = rows[0]
     images = sum(baseline[verdict] for verdict in quality.VERDICTS)
-    said = [
+    return [
         f"full: PSNR of at least {quality.FULL_PSNR:g} dB; partial: correlation of at least "
         f"{quality.PARTIAL_CORRELATION:g}. The mean image of other clients, which needs no release, is partial for "
-        f"{baseline['partial']} of {images}: only what scores above it is read off a release.",
+        f"{baseline['partial']} of {images}: only what scores above it is read off a release. DLG needs a network that "
+        "is twice differentiable, so on others (ReLU, max pooling) it fails without any noise as well.",
         "An attack that fails proves nothing: not that a release hides its image, only that this attack, made like "
         "this, did not find it.",
     ]
-
-    def scored(attack: str) -> dict[float, Row]:
-        return {row[_NOISE]: row for row in rows if row["attack"] == attack and row["PSNR"] is not None}
-
-    def shown(row: Row) -> int:
-        return int(row["full"] + row["partial"])
-
-    def beats_guessing(row: Row) -> bool:
-        return all(row[name] > baseline[name] for name in ("PSNR", "correlation"))
-
-    leaked, read = scored(DLG), scored(RANK_ONE)
-    further = [nu for nu in read if nu in leaked and shown(read[nu]) > shown(leaked[nu])]
-    if further:
-        pairs = (
-            f"ν = {nu:g} ({shown(read[nu])} of {images} images in full or in part against {shown(leaked[nu])}, "
-            f"{read[nu]['PSNR']:.1f} dB against {leaked[nu]['PSNR']:.1f})"
-            for nu in further
-        )
-        said.append(
-            "The rank-one attack, which reads the first fully connected layer's input off the same releases, goes "
-            f"further than plain DLG at {', '.join(pairs)}; the mean image has {baseline['PSNR']:.1f} dB."
-        )
-    hidden = [nu for nu in further if beats_guessing(read[nu]) and not beats_guessing(leaked[nu])]
-    if hidden:
-        said.append(
-            f"At ν = {', '.join(f'{nu:g}' for nu in hidden)} DLG shows no more than the mean image does, and the "
-            "rank-one attack does: that DLG fails does not mean that the image is hidden."
-        )
-    told = [row for row in rows if row[_NOISE] is not None and row["label"] is not None and row["label"] >= 0.5]
-    if told:
-        last = max(told, key=lambda row: (row[_NOISE], row["label"]))
-        said.append(
-            f"Labels are not images: at ν = {last[_NOISE]:g}, the attack {last['attack']!r} still reads "
-            f"{round(last['label'] * images)} of {images} labels rightly."
-        )
-    if 0.0 in leaked and not beats_guessing(leaked[0.0]):
-        said.append(
-            "DLG fails here without any noise, as is to be expected of networks that are not twice differentiable "
-            "(ReLU, max pooling): its failures at larger ν say nothing about the noise. Compare a sigmoid network, "
-            "such as lenet10."
-        )
-    return said
 
 
 def draw(audit: Audit, folder: Path, image: int = 0, name: str = "reconstructions") -> None:

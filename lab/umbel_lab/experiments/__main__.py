@@ -1,7 +1,7 @@
 """Commands: ``umbel experiment`` with the papers' experiments, and the frontier.
 
 An experiment is a module with `specs`, the runs and their arms; `tables`, which makes tables of results; and, if a run
-is not `umbel.simulation.measured.finish`, `play`. A module without `specs` has no runs: its `tables` do the work.
+is not `umbel_lab.experiments.runs.finish`, `play`. A module without `specs` has no runs: its `tables` do the work.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import typer
 from umbel.data import find_dataset
 from umbel.protocol.cli import command_group, errors_in_one_line
 from umbel.protocol.home import umbel_home
-from umbel.simulation.measured import Spec, finish
-from umbel.simulation.sweep import FIRST_SEED, Result, done, pack, sweep, unpack
+from umbel.simulation.measured import Spec
+from umbel.simulation.sweep import FIRST_SEED, Result, done, sweep
 from umbel_lab.experiments import (
     attacks,
     audits,
@@ -39,6 +39,8 @@ from umbel_lab.experiments import (
     secure_sums,
     synthetic,
 )
+from umbel_lab.experiments.packed import pack, unpack
+from umbel_lab.experiments.runs import finish
 from umbel_lab.experiments.tables import good, trained
 
 app = command_group("The papers' experiments, and the frontier.")

@@ -20,8 +20,9 @@ from umbel.privacy.gate.randomness import streams
 from umbel.server.setup import Setup
 from umbel.simulation.baselines import halves, personalised, validation_cohort
 from umbel.simulation.in_process import run_config
-from umbel.simulation.measured import LOCAL_ONLY, Finished, Spec, finish
+from umbel.simulation.measured import LOCAL_ONLY, Finished, Spec
 from umbel.simulation.sweep import FIRST_SEED, Result
+from umbel_lab.experiments.runs import finish
 from umbel_lab.experiments.tables import by_arm, page
 from umbel_lab.output import Columns, Section, numbers, spread
 

@@ -14,10 +14,11 @@ from typing import Any
 
 from umbel.simulation.in_process import run_config
 from umbel.simulation.measured import Spec
-from umbel.simulation.sweep import FIRST_SEED, Result, resumable
-from umbel_lab.experiments.handwriting import LOSSES, PRINTED
+from umbel.simulation.sweep import FIRST_SEED, Result
+from umbel_lab.experiments.handwriting import LOSSES, PRINTED, draw
+from umbel_lab.experiments.runs import resumable
 from umbel_lab.experiments.tables import by_arm, page
-from umbel_lab.output import Columns, Section, figure, mean, numbers, series, spread
+from umbel_lab.output import Columns, Section, mean, numbers, spread
 
 SEEDS = 3
 CLIENTS, MANY_CLIENTS = 10, 47
@@ -112,7 +113,7 @@ def tables(results: Sequence[Result], folder: Path) -> None:
         text = "As above, with a larger step than the chosen one, or with other validation writers."
         sections.append(Section.of("Reasons", text, {"dataset": "dataset", **COLUMNS}, other))
     page("Handwriting: Table 2 at full length", sections, rows, results).write(folder)
-    _figure(main, folder)
+    draw([row for row in main if row["clients"] == CLIENTS], "accuracy", "measured", folder)
 
 
 def _row(arm: tuple[Any, ...], runs: Sequence[Result]) -> dict[str, Any]:
@@ -150,18 +151,3 @@ def _accuracy(rows: Sequence[Mapping[str, Any]]) -> Section:
         "(`respawn=3`), which is umbel's remedy and not the paper's."
     )
     return Section.of("Accuracy", text, COLUMNS, rows)
-
-
-def _figure(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
-    """Draw Table 2's arm: accuracy by noise multiplier, measured and printed."""
-    with figure(folder, "table-2", size=(7, 4)) as ax:
-        for i, loss in enumerate(LOSSES):
-            own = [row for row in rows if (row["loss"], row["clients"]) == (loss, CLIENTS)]
-            for name, how in (("accuracy", {}), ("printed", {"linestyle": ":", "markerfacecolor": "none"})):
-                if points := [(row["nu"], row[name], row[f"{name}_sd"]) for row in own]:
-                    label = f"{loss}, {'measured' if name == 'accuracy' else name}"
-                    ax.errorbar(*zip(*points, strict=True), capsize=3, label=label, **series(i) | how)
-        # Linear up to the smallest noise, so that 0 has a place.
-        ax.set_xscale("symlog", linthresh=0.001)
-        ax.set(xlabel="noise multiplier ν", ylabel="accuracy of validation clients", ylim=(0, 1))
-        ax.legend()

@@ -19,18 +19,9 @@ from umbel.protocol.release import LAPLACE
 from umbel.server.setup import Setup
 from umbel.simulation.baselines import LOCAL_EPOCHS
 from umbel.simulation.in_process import run_config
-from umbel.simulation.measured import (
-    FINE_TUNE,
-    HELD_OUT_ALONE,
-    LOCAL_ONLY,
-    STATES,
-    Finished,
-    Spec,
-    finish,
-    made_own,
-    split_by_seed,
-)
+from umbel.simulation.measured import LOCAL_ONLY, STATES, Finished, Spec
 from umbel.simulation.sweep import FIRST_SEED, Result
+from umbel_lab.experiments.runs import FINE_TUNE, HELD_OUT_ALONE, drawn, finish, made_own, seeds_won
 from umbel_lab.experiments.tables import BEST_ROUND, SAME_CLIENTS, SAME_SPLIT, by_arm, manifest_of, page
 from umbel_lab.output import Columns, Row, Section, figure, numbers, series, spread
 
@@ -113,11 +104,9 @@ def specs(
         raise ConfigError(text, code="config.unknown-experiment")
     own = TASKS[task]
     points = _points(own, own.epsilons[-1:] if quick else own.epsilons)
-    drawn = range(first, first + seeds)
     found = []
     for name in dict.fromkeys(config["dataset"] for *_, config in points):
-        splits = split_by_seed(name, folder, drawn) if own.shuffled else ((seed, name) for seed in drawn)
-        for seed, path in splits:
+        for seed, path in drawn(name, folder, range(first, first + seeds)):
             found += [
                 Spec.of((task, arm, label), config | {"dataset": path, "seed": seed})
                 for arm, label, config in points
@@ -256,13 +245,7 @@ def _better(task: Task, arms: Mapping[tuple[str, str], Sequence[Result]]) -> Ite
     for arm in (arm for arm in arms if arm[0] not in _WITHOUT):
         own, cells = by_seed(arm, "own"), [*arm]
         for rival, kind in rivals:
-            other = by_seed(rival, kind)
-            seeds = own.keys() & other.keys()
-            wins = [
-                sum(sign * (own[seed][name] - other[seed][name]) > 0 for seed in seeds)
-                for name in ("mean", "worst_decile")
-            ]
-            cells.append(f"{wins[0]}, {wins[1]} of {len(seeds)}")
+            cells.append(seeds_won(own, by_seed(rival, kind), sign))
         rows.append(cells)
     text = (
         "Seeds in which clients that make the last round's hypothesis their own are better off than without a "

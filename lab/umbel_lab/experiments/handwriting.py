@@ -79,7 +79,7 @@ def tables(results: Sequence[Result], folder: Path) -> None:
     shown += [(f"Algorithm 1, ν = {arm[2]:g}", runs) for arm, runs in grid.items() if arm[:2] == (LOSSES[0], 2)]
     gets = what_a_client_gets("Accuracy, cross entropy,", shown, 3, note=SAME_SPLIT)
     page(f"Handwriting: {name}", [_accuracy(rows, name), *_collapse(arms), gets], rows, results).write(folder)
-    _figure(rows, folder)
+    draw([row for row in rows if row["k"] == 2], "best", "measured, best round", folder)
 
 
 def _row(loss: str, k: int, nu: float, runs: Sequence[Result]) -> dict[str, Any]:
@@ -147,16 +147,17 @@ def _collapse(arms: Mapping[tuple[Any, ...], Sequence[Result]]) -> list[Section]
     return [Section("Collapse", text, ("hypotheses", "told apart", "Rand index", "best round", "accuracy"), rows)]
 
 
-def _figure(rows: Sequence[Row], folder: Path) -> None:
-    """Draw Table 2: accuracy by noise multiplier, measured and printed."""
+def draw(rows: Sequence[Row], measured: str, label: str, folder: Path) -> None:
+    """Draw Table 2: accuracy by noise multiplier, as printed and as an entry of the rows says, called `label`."""
     with figure(folder, "table-2", size=(7, 4)) as ax:
         for i, loss in enumerate(LOSSES):
-            own = [row for row in rows if (row["loss"], row["k"]) == (loss, 2)]
-            for name, how in (("best", {}), ("printed", {"linestyle": ":", "markerfacecolor": "none"})):
-                points = [(row["nu"], row[name], row[f"{name}_sd"]) for row in own]
-                if points:
-                    label = f"{loss}, {'measured, best round' if name == 'best' else name}"
-                    ax.errorbar(*zip(*points, strict=True), capsize=3, label=label, **series(i) | how)
+            own = [row for row in rows if row["loss"] == loss]
+            for name, said, how in (
+                (measured, label, {}),
+                ("printed", "printed", {"linestyle": ":", "markerfacecolor": "none"}),
+            ):
+                if points := [(row["nu"], row[name], row[f"{name}_sd"]) for row in own]:
+                    ax.errorbar(*zip(*points, strict=True), capsize=3, label=f"{loss}, {said}", **series(i) | how)
         # Linear up to the smallest noise, so that 0 has a place.
         ax.set_xscale("symlog", linthresh=0.001)
         ax.set(xlabel="noise multiplier ν", ylabel="accuracy of validation clients", ylim=(0, 1))

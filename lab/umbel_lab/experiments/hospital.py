@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from umbel.data import Dataset
 from umbel.simulation.in_process import run_config
-from umbel.simulation.measured import FINE_TUNE, INTERPOLATE, LOCAL_ONLY, Spec, split_by_seed
+from umbel.simulation.measured import LOCAL_ONLY, Spec
 from umbel.simulation.sweep import FIRST_SEED, Result
 from umbel_lab.experiments.fairness import Grouping, group_fairness
+from umbel_lab.experiments.runs import FINE_TUNE, INTERPOLATE, split_by_seed
 from umbel_lab.experiments.tables import SAME_CLIENTS, by_arm, manifest_of, page, what_a_client_gets
 from umbel_lab.output import COLOURS, Section, difference, figure, mean, numbers, series, spread, verdict
 

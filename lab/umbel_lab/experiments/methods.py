@@ -28,9 +28,10 @@ from umbel.server.nodes.fleet import Fleet
 from umbel.server.setup import Setup
 from umbel.simulation import in_process
 from umbel.simulation.baselines import local_only, personalised
-from umbel.simulation.measured import Finished, Spec, split_by_seed
+from umbel.simulation.measured import Finished, Spec
 from umbel.simulation.sweep import FIRST_SEED, Result
 from umbel.strategies.differences import prior_of
+from umbel_lab.experiments.runs import drawn, seeds_won
 from umbel_lab.experiments.shipped_tables import imported
 from umbel_lab.experiments.tables import by_arm, page
 from umbel_lab.output import Row, Section, average, plus_minus
@@ -126,15 +127,13 @@ TASKS = (
 
 def specs(folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool = False) -> list[Spec]:
     """Return the runs: each seed splits the hospitals and deals the rows of the public table."""
-    found, drawn = list[Spec](), range(first, first + seeds)
+    found, every = list[Spec](), range(first, first + seeds)
     for task in TASKS[:1] if quick else TASKS:
         base = task.settings() | ({"rounds": 2} if quick else {})
         if not task.config:
-            data = [(seed, str(imported(task.title.partition(",")[0], seed, folder / "data"))) for seed in drawn]
-        elif task.config.startswith("hospital"):
-            data = list(split_by_seed(base["dataset"], folder, drawn))
+            data = [(seed, str(imported(task.title.partition(",")[0], seed, folder / "data"))) for seed in every]
         else:
-            data = [(seed, base["dataset"]) for seed in drawn]
+            data = list(drawn(base["dataset"], folder, every))
         for seed, path in data:
             own = base | {"dataset": path, "seed": seed}
             manifest = open_dataset(find_dataset(path)).manifest
@@ -293,12 +292,6 @@ def _against(values: _Values, others: Sequence[str]) -> list[list[str]]:
             continue
         sign, own, line = -1 if title.endswith(ERRORS) else 1, cells[MR_MTL], [title, epsilon]
         for column in others:
-            other = cells.get(column, {})
-            both = own.keys() & other.keys()
-            wins = [
-                sum(sign * (other[seed][what] - own[seed][what]) > 0 for seed in both)
-                for what in ("mean", "worst_decile")
-            ]
-            line.append(f"{wins[0]}, {wins[1]} of {len(both)}" if both else "")
+            line.append(seeds_won(cells.get(column, {}), own, sign))
         found.append(line)
     return found

@@ -10,8 +10,9 @@ from umbel.data import find_dataset, open_dataset
 from umbel.models.factors import baselines
 from umbel.protocol.errors import DatasetError
 from umbel.simulation.in_process import run_config
-from umbel.simulation.measured import Spec, split_by_seed
+from umbel.simulation.measured import Spec
 from umbel.simulation.sweep import FIRST_SEED, Result
+from umbel_lab.experiments.runs import split_by_seed
 from umbel_lab.experiments.tables import BEST_ROUND, SAME_CLIENTS, by_arm, page
 from umbel_lab.output import Section, plus_minus, rate
 

@@ -13,9 +13,10 @@ from umbel.privacy.accounting.plan import Task, plan_for
 from umbel.privacy.mechanisms.discrete_gaussian import DiscreteGaussian
 from umbel.server.setup import Setup
 from umbel.simulation.in_process import run_config
-from umbel.simulation.measured import Finished, Spec, finish, made_own, split_by_seed
+from umbel.simulation.measured import Finished, Spec
 from umbel.simulation.sweep import FIRST_SEED, Result
 from umbel_lab.experiments.frontier import OWN
+from umbel_lab.experiments.runs import drawn, finish, made_own
 from umbel_lab.experiments.tables import SAME_CLIENTS, by_arm, manifest_of, page
 from umbel_lab.output import Section, plus_minus
 
@@ -66,13 +67,11 @@ TASKS = (
 
 def specs(folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool = False) -> list[Spec]:
     """Return the runs; the hospitals' split is drawn by each seed."""
-    drawn, found = range(first, first + seeds), []
+    found = []
     for task in TASKS:
         base = task.base() | ({"rounds": 2} if quick else {})
-        name = base["dataset"]
-        hospitals = name.startswith("hospital")
         arms = dict(_arms(task))
-        for seed, path in split_by_seed(name, folder, drawn) if hospitals else ((seed, name) for seed in drawn):
+        for seed, path in drawn(base["dataset"], folder, range(first, first + seeds)):
             own = base | {"dataset": path, "seed": seed}
             found += [Spec.of(arm, own | changes) for arm, changes in arms.items()]
     return found

@@ -12,9 +12,10 @@ from umbel.data import write_leaf
 from umbel.data.find import load_recipe
 from umbel.protocol.arrays import flatten
 from umbel.simulation.in_process import run_config
-from umbel.simulation.measured import FINE_TUNE, INTERPOLATE, LOCAL_ONLY, STATES, Spec
+from umbel.simulation.measured import LOCAL_ONLY, STATES, Spec
 from umbel.simulation.sweep import FIRST_SEED, Result
 from umbel_lab.experiments.fairness import Grouping, group_fairness
+from umbel_lab.experiments.runs import FINE_TUNE, INTERPOLATE
 from umbel_lab.experiments.tables import BEST_ROUND, by_arm, page, what_a_client_gets
 from umbel_lab.output import (
     COLOURS,

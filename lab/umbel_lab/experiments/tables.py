@@ -10,8 +10,9 @@ from typing import Any
 from umbel.data import Manifest, find_dataset, open_dataset
 from umbel.server.run_folder import versions
 from umbel.simulation.baselines import LOCAL_EPOCHS
-from umbel.simulation.measured import HELD_OUT_ALONE, STATES
+from umbel.simulation.measured import STATES
 from umbel.simulation.sweep import PACKAGES, Result
+from umbel_lab.experiments.runs import HELD_OUT_ALONE
 from umbel_lab.output import Page, Row, Section, plus_minus
 
 BEST_ROUND = (

@@ -308,7 +308,6 @@ def test_the_words_never_take_a_failure_for_safety() -> None:
     words = " ".join(notes(rows_of(failed)))
     assert "An attack that fails proves nothing" in words
     assert "The mean image of other clients, which needs no release, is partial for 0 of 2" in words
-    assert "further" not in words
     for word in ("safe", "secure", "protect", "private"):
         assert word not in words.lower()
 

@@ -17,10 +17,11 @@ from tests.helpers.datasets import manifest
 from tests.lab.experiments.conftest import read_csv
 from umbel.data import offsets_of, write_dataset
 from umbel.simulation import baselines
-from umbel.simulation.measured import Finished, Spec, finish
+from umbel.simulation.measured import Finished, Spec
 from umbel.simulation.sweep import Result, _save
 from umbel_lab.experiments import handwriting, hospital, synthetic
 from umbel_lab.experiments.__main__ import app, shortened
+from umbel_lab.experiments.runs import finish
 from umbel_lab.experiments.tables import by_arm
 from umbel_lab.output import Section, interval, verdict
 

@@ -18,9 +18,10 @@ from tests.helpers.datasets import manifest
 from tests.lab.experiments.conftest import read_csv
 from umbel.data import offsets_of, write_dataset
 from umbel.simulation.in_process import run_config
-from umbel.simulation.sweep import Result, resumable
+from umbel.simulation.sweep import Result
 from umbel_lab.experiments import femnist_full
 from umbel_lab.experiments.__main__ import app
+from umbel_lab.experiments.runs import resumable
 
 pytestmark = pytest.mark.rest
 

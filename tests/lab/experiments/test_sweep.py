@@ -35,12 +35,12 @@ from umbel.simulation.sweep import (
     _pack,
     _unpack,
     made_by,
-    resumable,
     sweep,
-    unpack,
 )
 from umbel_lab.experiments import centaur, frontier, synthetic
 from umbel_lab.experiments.__main__ import app
+from umbel_lab.experiments.packed import unpack
+from umbel_lab.experiments.runs import resumable
 from umbel_lab.experiments.tables import page
 
 pytestmark = pytest.mark.rest

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -26,6 +29,7 @@ from umbel.privacy.accounting.guarantee import (
     secure_report,
     within_budget,
 )
+from umbel.privacy.accounting.odometer import clients_to_date
 from umbel.privacy.mechanisms.choice import RandomisedResponse
 from umbel.privacy.mechanisms.discrete_gaussian import ConcentratedLoss
 from umbel.privacy.mechanisms.gaussian import GaussianLoss
@@ -271,6 +275,33 @@ def test_where_training_clients_report_a_quarter_is_set_apart_for_reports() -> N
         assert least_budget(account, 4.0, reports=True) == pytest.approx(alone.epsilon / 0.75, abs=0.011)
         assert least_budget(account, 4.0) == 10**4, "a site whose clients do not report sets nothing apart"
     assert least_budget({gaussian: 1, report: 20}, 4.0, reports=True) == 40.0, "a quarter must hold twenty reports"
+
+
+@settings(derandomize=True, max_examples=examples(25), deadline=None)
+@given(st.permutations([
+    (private(), 3), (private(nu=20.0), 2), (private(12, nu=300.0), 1), (gaussian(20.0), 1), (secure_report(10.0), 2),
+    (Release(Kind.REPORT, 2, 400.0, Clipping.PUBLIC), 1),
+]), st.integers(1, 6))  # fmt: skip
+def test_no_price_depends_on_the_order_of_releases(releases: list[tuple[Release, int]], many: int) -> None:
+    account, ordered = dict(releases[:many]), dict(sorted(releases[:many], key=repr))
+    assert guarantee(account, 1e-5) == guarantee(ordered, 1e-5)
+    assert clients_to_date(account, 1e-5) == clients_to_date(ordered, 1e-5)
+    assert least_budget(account, reports=True) == least_budget(ordered, reports=True)
+
+
+def test_a_price_is_the_same_in_every_process() -> None:
+    """Sets of releases, whose hashes are random, have another order in each."""
+    code = (
+        "from tests.privacy.accounting.test_guarantee import *; "
+        "print(repr(guarantee({private(n, 9.0, hypotheses=1): 3 for n in (2, 5, 11, 31)}, 1e-5)))"
+    )
+    told = {
+        subprocess.run(
+            [sys.executable, "-c", code], env=os.environ | {"PYTHONHASHSEED": seed}, check=True, capture_output=True
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(told) == 1
 
 
 def test_what_has_no_guarantee_fits_no_budget() -> None:

@@ -20,7 +20,6 @@ from umbel.privacy.gate.charges import Charge, Limits, priced, read, written
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.memory_ledger import MemoryLedger
 from umbel.privacy.gate.own_app import local_result
-from umbel.privacy.gate.releases import train_release
 from umbel.protocol.errors import Refused, SiteError
 from umbel.protocol.release import Clipping, Kind, Release, ReleaseBy, RowPrivacy
 from umbel.protocol.tasks import TrainingSpec
@@ -166,7 +165,7 @@ def test_releases_count_by_steps_just_where_training_hides_rows_in_local_paramet
 ) -> None:
     task = task_of(clipping="public", choice_epsilon=choice, release_by=by, mechanism="discrete-gaussian", **settings)
     charged = {ReleaseBy.CLIENT: lambda one: one, ReleaseBy.SITE: site_release, ReleaseBy.SECURE: secure_release}[by]
-    assert by_steps(charged(train_release(task, np.zeros((k, 2)), 1.0))) is task.hides_rows(k)
+    assert by_steps(charged(task.release(2, k, 1.0))) is task.hides_rows(k)
     assert task.hides_rows(k) is (bool(settings) and (k == 1 or (choice > 0 and by is ReleaseBy.CLIENT)))
 
 

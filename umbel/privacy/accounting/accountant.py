@@ -3,7 +3,7 @@
 Losses of independent releases add up, also if each release was chosen after seeing the earlier ones. The distribution
 of the sum is computed on a grid. The pessimistic connect-the-dots of Doroshenko et al. (2022) moves each loss to the
 grid: delta(epsilon) of the moved loss equals that of the loss at grid points and exceeds it in between. So the result
-is an upper bound, and its excess shrinks with the square of the grid's interval. Google's dp_accounting composes.
+is an upper bound, and its excess shrinks with the square of the grid's interval. Google's dp_accounting does both.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def compose(losses: Mapping[Loss, int], delta: float) -> float:
         raise ValueError(f"delta must be at least 0 and below 1, got {delta}")
     if any(count < 0 for count in losses.values()):
         raise ValueError("a number of releases cannot be negative")
-    return _compose(tuple((loss, count) for loss, count in losses.items() if count), delta)
+    # In one order, since a sum of floats depends on it.
+    return _compose(tuple(sorted(((loss, count) for loss, count in losses.items() if count), key=repr)), delta)
 
 
 @lru_cache(maxsize=1024)
@@ -109,7 +110,10 @@ def _compose(losses: tuple[tuple[Loss, int], ...], delta: float) -> float:
     target = delta * (1 - 1e-6) - _ROUNDING * releases
     if target <= 0:
         return pure
-    composed = _together(kinds, _CUT * delta / releases)
+    try:
+        composed = _together(kinds, _CUT * delta / releases)
+    except OverflowError:  # losses so large that even the steps of their grid have no exponential
+        return pure
     start = sum(count * loss.mean for loss, count in kinds.items())
     return min(pure, apart + _epsilon(composed.get_delta_for_epsilon, target, start))
 
@@ -243,6 +247,7 @@ def _support(loss: Loss, cut: float) -> tuple[float, float]:
 def _distribution(loss: Loss, low: float, high: float, interval: float) -> PrivacyLossDistribution:
     """Return the distribution of `loss` on multiples of `interval`; losses above `high` count as infinite."""
     # The import loads half of SciPy; a run without a guarantee need not wait for it.
+    from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots_fixed_gap
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution, from_gaussian_mechanism
 
     if isinstance(loss, SampledGaussianLoss):
@@ -254,20 +259,8 @@ def _distribution(loss: Loss, low: float, high: float, interval: float) -> Priva
     # The factor prevents one step too many if rounding lifts a `high` that is a multiple.
     top = math.ceil(high / interval * (1 - 1e-12))
     bottom = max(math.floor(low / interval), -top)
-    first = max(bottom, 0)
-    deltas = np.minimum(loss.delta(np.arange(first, top + 1, dtype=np.float64) * interval) * (1 + _SLACK), 1.0)
-    # Probabilities that keep delta at the grid points; if rounding makes one negative, 0 is an upper bound.
-    falls, step = -np.diff(deltas, append=deltas[-1]), math.exp(-interval)
-    narrow = -math.expm1(-interval)
-    masses = np.empty_like(deltas)
-    masses[1:] = (falls[:-1] - step * falls[1:]) / narrow
-    # Symmetry: -l has exp(-l) times the probability of l. All losses below `bottom` are moved up to it.
-    count = min(-bottom, len(masses) - 1) if bottom < 0 else 0
-    mirror = masses[1:] * np.exp(-np.arange(1, len(masses)) * interval) if bottom < 0 else masses[:0]
-    masses[0] = 1 - deltas[0] - (2 if bottom < 0 else 1) * falls[0] * step / narrow
-    below = mirror[:count][::-1].copy()
-    if count:
-        below[0] += mirror[count:].sum()
-    masses = np.maximum(np.concatenate([below, masses]), 0.0)
-    probabilities = dict(zip(range(first - count, top + 1), masses.tolist(), strict=True))
-    return PrivacyLossDistribution.create_from_rounded_probability(probabilities, float(deltas[-1]), interval)
+    points = np.arange(bottom, top + 1, dtype=np.float64) * interval
+    positive = np.minimum(loss.delta(np.abs(points)) * (1 + _SLACK), 1.0)
+    # Where rounding makes delta rise, the higher value is an upper bound.
+    deltas = np.maximum.accumulate(of_any_sign(points, positive)[::-1])[::-1]
+    return PrivacyLossDistribution(create_pmf_pessimistic_connect_dots_fixed_gap(interval, bottom, top, deltas))

@@ -15,7 +15,7 @@ together they are the legs of one distance, of two radii in either case.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
@@ -27,7 +27,7 @@ from umbel.privacy.mechanisms.choice import RandomisedResponse
 from umbel.privacy.mechanisms.discrete_gaussian import ConcentratedLoss, DiscreteGaussian
 from umbel.privacy.mechanisms.gaussian import GaussianLoss
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.release import LAPLACE, Clipping, Kind, Release, ReleaseBy, exact
+from umbel.protocol.release import LAPLACE, Clipping, Kind, Release, ReleaseBy, exact, report_release
 
 DELTA = 1e-5
 """Delta of printed figures, by default."""
@@ -124,8 +124,7 @@ def released_by(by: ReleaseBy, release: Release) -> Release:
 
 def secure_report(noise_multiplier: float, bound: float = 1.0) -> Release:
     """Return the release with which a secure sum charges a client for its loss and metric, each from 0 to `bound`."""
-    radius, mechanism = math.sqrt(2) * bound, DiscreteGaussian.name
-    return Release(Kind.REPORT, 2, noise_multiplier, Clipping.PUBLIC, radius, mechanism)
+    return report_release(noise_multiplier, bound, DiscreteGaussian.name)
 
 
 def report_deviation(noise_multiplier: float, bound: float, mechanism: str = LAPLACE) -> float:
@@ -178,9 +177,11 @@ def within_budget(
 
     For other noise, composition is proven only for parameters that are fixed in advance. So all releases of the sort
     that a client made first count as releases with the least noise that the site accepts. That dominates every choice
-    of the server, and is fixed. The first sort leaves no room for others, since a server could turn to them at the
-    moment that suits it best. But if training clients report, a quarter of the budget is reserved for reports and all
-    other sorts, by their pure epsilons.
+    of the server, and is fixed. This sort leaves no room for others, since a server could turn to them at the moment
+    that suits it best. But if training clients report, a quarter of the budget is reserved for reports and all other
+    sorts, by their pure epsilons.
+
+    Which sort was first is not asked: the releases have to be within the budget whichever it was.
 
     The releases exceed the budget only if their pure sum does. Otherwise the first sort is within its fixed part of the
     budget, and the others are within theirs.
@@ -188,7 +189,6 @@ def within_budget(
     Parameters
     ----------
     releases : mapping from Release to int
-        In the order of their first occurrence.
     budget : Fraction
     delta : float
         0 for a pure epsilon.
@@ -200,24 +200,22 @@ def within_budget(
     if pure_spent(releases) <= budget:
         return True
     some = [release for release, times in releases.items() if times]
-    trained = [release for release in some if release.kind is not Kind.REPORT]
     if not delta or any(gap(release) for release in some):
         return False
-    first = (trained or some)[0]
-    if (kind := _adds_up(first)) is not None:
-        alike = [release for release in some if _adds_up(release) is kind]
-        first_sort = {release: releases[release] for release in alike}
-    elif not trained:
-        return False
-    else:
-        alike = [release for release in trained if _sort(release) == _sort(first)]
-        worst = _worst(alike, min_noise_multiplier, max_choice_epsilon)
-        first_sort = {worst: sum(releases[release] for release in alike)}
-        if math.isinf(worst.choice_epsilon):
-            return False
+    trained = [release for release in some if release.kind is not Kind.REPORT]
     apart = budget / 4 if reports else Fraction(0)
-    rest = pure_spent({release: releases[release] for release in some if release not in alike})
-    return rest <= apart and composed(frozenset(first_sort.items()), delta) <= budget - apart
+    for first in {_sort(release): release for release in trained or some}.values():
+        alike = [release for release in some if _sort(release) == _sort(first)]
+        counted = {release: releases[release] for release in alike}
+        if _adds_up(first) is None:
+            worst = _worst(alike, min_noise_multiplier, max_choice_epsilon)
+            if math.isinf(worst.choice_epsilon) or not trained:
+                return False
+            counted = {worst: sum(counted.values())}
+        rest = pure_spent({release: releases[release] for release in some if release not in alike})
+        if rest > apart or composed(frozenset(counted.items()), delta) > budget - apart:
+            return False
+    return True
 
 
 def _adds_up(release: Release) -> type[Loss] | None:
@@ -240,9 +238,11 @@ def _worst(alike: Sequence[Release], min_noise_multiplier: float, max_choice_eps
     )
 
 
-def _sort(release: Release) -> tuple[Kind, int, str, bool, bool]:
-    """Return the sort of a release: releases of one sort differ only in how much noise they have."""
-    return release.kind, release.n, release.mechanism, release.chooses, release.choice_epsilon > 0
+def _sort(release: Release) -> Hashable:
+    """Return the sort of a release: releases of one sort differ only in how much noise they have, or add up."""
+    return _adds_up(release) or (
+        release.kind, release.n, release.mechanism, release.chooses, release.choice_epsilon > 0,
+    )  # fmt: skip
 
 
 def losses(release: Release) -> list[Loss]:

@@ -78,7 +78,8 @@ def to_date(curves: Iterable[tuple[Curve, int]], pure: Fraction | float, delta: 
     least, curves = as_float(pure), list(curves)
     if not (curves and delta > 0):
         return least
-    total = sum((times * np.array(curve.values) for curve, times in curves), np.zeros(len(ORDERS)))
+    parts = ([times * part for part in curve.values] for curve, times in curves)
+    total = np.array([math.fsum(of_order) for of_order in zip(*parts, strict=True)])
     return min(least, float(np.min(total + math.log(len(ORDERS) / delta) / (np.array(ORDERS) - 1))))
 
 
@@ -125,10 +126,8 @@ def _of_client(release: Release) -> Curve:
 
 def _together(losses: Mapping[Loss, int], orders: tuple[int, ...]) -> Matrix:
     """Return a bound on the Renyi divergences of losses together, with their numbers."""
-    total = np.zeros(len(orders))
-    for loss, count in losses.items():
-        total += count * np.array(_divergences(loss, orders))
-    return total
+    parts = [[count * part for part in _divergences(loss, orders)] for loss, count in losses.items()]
+    return np.array([math.fsum(of_order) for of_order in zip(*parts, strict=True)] or np.zeros(len(orders)))
 
 
 @lru_cache(maxsize=1024)

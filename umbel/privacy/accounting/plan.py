@@ -11,7 +11,7 @@ from umbel.privacy.accounting.guarantee import DELTA, MEANINGFUL, Guarantee, gua
 from umbel.privacy.mechanisms import load
 from umbel.privacy.mechanisms.gaussian import calibrate
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.release import LAPLACE, Clipping, Kind, Release
+from umbel.protocol.release import LAPLACE, Release, participation
 
 _CHOICE_SHARE, _LARGEST_CHOICE = 0.25, 2.0
 _LEAST = 1e-4  # smallest wanted epsilon; a smaller one needs too much noise to learn anything
@@ -54,14 +54,12 @@ class Task:
 
     def release(self, noise_multiplier: float, choice_epsilon: float) -> Release:
         """Return the release of one participation, with a public clip norm."""
-        release = Release(
-            Kind.TRAIN,
+        release = participation(
             self.parameters,
+            self.hypotheses,
             noise_multiplier,
-            Clipping.PUBLIC,
             mechanism=self.mechanism,
-            hypotheses=self.hypotheses,
-            choice_epsilon=choice_epsilon if self.hypotheses > 1 else 0.0,
+            choice_epsilon=choice_epsilon,
         )
         return site_release(release) if self.sites else release
 

@@ -11,7 +11,7 @@ from umbel.privacy.accounting.guarantee import DELTA, MEANINGFUL, Guarantee
 from umbel.privacy.accounting.plan import impossible, rounded_up
 from umbel.privacy.accounting.rows import row_guarantee
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.release import Clipping, Kind, Release, RowPrivacy, exact
+from umbel.protocol.release import Release, RowPrivacy, exact, participation
 
 _LEAST, _MOST = 1e-2, 1e6  # noise multipliers among which a search looks
 _CLOSE = 1e-4  # of a found noise multiplier, relative
@@ -62,15 +62,9 @@ class RowTask:
 
     def release(self, noise_multiplier: float) -> Release:
         """Return the release of one participation, which hides rows alone."""
-        bare = Release(
-            Kind.TRAIN,
-            1,  # DP-SGD costs the same for any number of parameters
-            0.0,
-            Clipping.PUBLIC,
-            hypotheses=self.hypotheses,
-            choice_epsilon=self.choice_epsilon if self.hypotheses > 1 else 0.0,
-        )
-        return bare.trained_by(RowPrivacy(1.0, noise_multiplier, self.rate, self.batch, self.steps))
+        rows = RowPrivacy(1.0, noise_multiplier, self.rate, self.batch, self.steps)
+        # DP-SGD costs the same for any number of parameters.
+        return participation(1, self.hypotheses, 0.0, choice_epsilon=self.choice_epsilon, rows=rows)
 
 
 @dataclass(frozen=True)

@@ -181,7 +181,7 @@ def _beside_cuts(releases: Mapping[Release, int], epsilon: float, delta: float) 
     Their part is far below the last digit of delta unless epsilon says nothing anyway.
     """
     steps = ((one.row_rate, one.row_steps, times) for one, times in releases.items() if by_steps(one))
-    cut = sum(times * cut_delta(rate, count, epsilon) for rate, count, times in steps)
+    cut = math.fsum(times * cut_delta(rate, count, epsilon) for rate, count, times in steps)
     if delta - cut == delta:
         return delta
     return delta / 2 if cut <= delta / 2 else 0.0

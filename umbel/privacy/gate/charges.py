@@ -23,7 +23,7 @@ _KINDS = 256
 server could request releases that cost almost nothing, and each kind stays in the ledger for ever."""
 
 Account = Mapping[Release, int]
-"""Number of a client's releases of each kind, in the order of their first occurrence; without clip norms."""
+"""Number of a client's releases of each kind, without clip norms."""
 
 
 @dataclass(frozen=True)

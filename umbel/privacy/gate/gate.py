@@ -49,7 +49,7 @@ from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.cores import cores
 from umbel.protocol.errors import Refused
 from umbel.protocol.flower import log
-from umbel.protocol.release import Clipping, Kind, Release, ReleaseBy, RowPrivacy
+from umbel.protocol.release import Clipping, Release, ReleaseBy, RowPrivacy, report_release
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 from umbel.protocol.words import count_of
 
@@ -299,7 +299,7 @@ class Passage:
     def _report(self) -> Release:
         """The charge for a client that reports with noise, by itself or in a mean."""
         policy = self.site.policy
-        return Release(Kind.REPORT, 2, policy.report_noise, Clipping.PUBLIC, math.sqrt(2) * policy.report_bound)
+        return report_release(policy.report_noise, policy.report_bound)
 
     def _charge(
         self,

@@ -23,7 +23,16 @@ from umbel.privacy.mechanisms import MECHANISMS
 from umbel.privacy.secure.terms import Terms
 from umbel.protocol.errors import Refused, SiteError
 from umbel.protocol.plugins import parse_options, parse_pairs, unknown_name
-from umbel.protocol.release import LAPLACE, Clipping, ClipSchedule, Kind, Protect, Release, ReleaseBy
+from umbel.protocol.release import (
+    LAPLACE,
+    Clipping,
+    ClipSchedule,
+    Protect,
+    Release,
+    ReleaseBy,
+    RowPrivacy,
+    participation,
+)
 from umbel.protocol.rules import Settings
 from umbel.protocol.signatures import public_key, same_key
 from umbel.protocol.tasks import TrainingSpec
@@ -471,17 +480,9 @@ class Policy(Settings):
         chooses = self.max_hypotheses > 1
         if chooses and math.isinf(self.max_choice_epsilon):
             return None
-        return Release(
-            Kind.TRAIN,
-            1,  # the steps cost the same for any number of parameters
-            0.0,
-            Clipping.PUBLIC,
-            hypotheses=2 if chooses else 1,  # a choice between two reveals most
-            choice_epsilon=self.max_choice_epsilon if chooses else 0.0,
-            row_noise_multiplier=self.min_row_noise_multiplier,
-            row_rate=self.max_row_rate,
-            row_steps=int(self.max_local_steps),
-        )
+        rows = RowPrivacy(1.0, self.min_row_noise_multiplier, self.max_row_rate, 1.0, int(self.max_local_steps))
+        # The steps cost the same for any number of parameters, and a choice between two reveals most.
+        return participation(1, 2 if chooses else 1, 0.0, choice_epsilon=self.max_choice_epsilon, rows=rows)
 
     @property
     def has_budget(self) -> bool:

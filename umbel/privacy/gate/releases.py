@@ -23,7 +23,7 @@ from umbel.privacy.mechanisms.base import Matrix, Mechanism, NoiseSource, clip
 from umbel.protocol.arrays import Arrays, Packed, all_finite, flatten
 from umbel.protocol.errors import Refused
 from umbel.protocol.records import MOST_STEPS
-from umbel.protocol.release import NOISE_STEPS, Clipping, Kind, NoisePer, Release, ReleaseBy
+from umbel.protocol.release import NOISE_STEPS, Clipping, NoisePer, Release, ReleaseBy
 from umbel.protocol.tasks import TrainingSpec
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -244,7 +244,8 @@ class Sanitiser:
     @property
     def release(self) -> Release:
         """The release with which clients are charged."""
-        return train_release(self.task, self.hypotheses, self.radius)
+        k, n = self.hypotheses.shape
+        return self.task.release(n, k, self.radius)
 
     def sanitised(
         self, trained: Arrays, chosen: NDArray[np.int64], sources: Iterator[NoiseSource], threads: int = 1
@@ -294,21 +295,6 @@ def check_hidden(site: Site, task: TrainingSpec) -> None:
     hidden = task.noise_multiplier > 0 or (task.row_privacy is not None and task.release_by is ReleaseBy.CLIENT)
     if not (hidden or site.simulated):
         raise Refused("nothing leaves without noise", code="refused.unsanitised")
-
-
-def train_release(task: TrainingSpec, hypotheses: Matrix, radius: float) -> Release:
-    """Return the release of a single client for a task, of hypotheses (k, n), within the site's radius."""
-    k, n = hypotheses.shape
-    return Release(
-        Kind.TRAIN,
-        n,
-        task.noise_multiplier,
-        task.clipping,
-        radius if task.clipping is Clipping.PUBLIC else None,
-        task.mechanism,
-        hypotheses=k,
-        choice_epsilon=task.choice_epsilon if k > 1 else 0.0,
-    ).trained_by(task.row_privacy)
 
 
 def updates_in(trained: Arrays, block: slice, start: Matrix) -> Matrix:

@@ -74,7 +74,8 @@ class SecureSanitiser:
     @property
     def release(self) -> Release:
         """The release with which each participating client is charged."""
-        return secure_release(releases.train_release(self.task, self.hypotheses, self.task.clip_norm))
+        k, n = self.hypotheses.shape
+        return secure_release(self.task.release(n, k, self.task.clip_norm))
 
     def summed(self, trained: Arrays, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the clients' sums by hypothesis, without reports, in steps (`umbel.privacy.secure.layout`)."""

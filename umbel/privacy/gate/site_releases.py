@@ -60,7 +60,8 @@ class SiteSanitiser:
     @property
     def release(self) -> Release:
         """The release with which each participating client is charged."""
-        return site_release(releases.train_release(self.task, self.hypotheses, self.radius))
+        k, n = self.hypotheses.shape
+        return site_release(self.task.release(n, k, self.radius))
 
     def sanitised(
         self, trained: Arrays, chosen: NDArray[np.int64], sources: Iterator[NoiseSource]

@@ -24,6 +24,7 @@ from umbel.models.fit import look
 from umbel.models.losses import SLOPES
 from umbel.models.model import Model
 from umbel.models.prior import Prior
+from umbel.privacy.gate.policy import Personal
 from umbel.privacy.gate.randomness import streams
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.words import count_of
@@ -41,6 +42,8 @@ MOST_POOLED, MOST_ALONE = 2**27, 2**25
 of a row."""
 MOST_STEPS = 20_000
 """Maximum number of steps of a client's own training."""
+SMALL = 10_000
+"""Numbers of a row up to which clients try all step sizes, and personalise by the method of predictions."""
 _LONGEST = 4  # trainings on end of clients alone, before they count as never settled
 _RISES = 0.02  # share of their gain over a constant that one more training may add, if they have settled
 _FRESH_SEED = 0  # of measured clients' initial local parameters
@@ -79,6 +82,15 @@ class Ways:
         """Return whether the network is small enough to train on so many rows."""
         return len(rows.features) * numbers_of_a_row(self.setup.model, self.dataset) <= most
 
+    @property
+    def _small(self) -> bool:
+        return numbers_of_a_row(self.setup.model, self.dataset) <= SMALL
+
+    @property
+    def _how(self) -> Personal:
+        """The method to personalise, of which the default trains a model six times."""
+        return DEFAULT if self._small else Personal.MIXTURE
+
     @cached_property
     def _trains(self) -> bool:
         """Whether the network is small enough for each client's own training."""
@@ -109,13 +121,15 @@ class Ways:
             return LeftOut(LABELS[Way.ALONE], _LARGE)
         constants, what = self._constants(self.support)
         found = {f"{what} of the client's rows": self._of_constants(constants)}
-        trained = {f"step size {run.step_size / smaller:g}": smaller for smaller in SMALLER}
+        trained = {
+            f"step size {run.step_size / smaller:g}": smaller for smaller in SMALLER[: None if self._small else 1]
+        }
         found |= {name: next(self._train_alone(smaller)) for name, smaller in trained.items()}
         if (fitted := ridge(self.learner, self.support, self.query)) is not None:
             found["ridge regression, its penalty by leave-one-out"] = fitted
         if not model.local_shapes:
             first = draw_hypotheses(model, 1, run.seed, 0)
-            found[f'personalise = "{DEFAULT}" of an untrained hypothesis'] = self._made_own(first)
+            found[f'personalise = "{self._how}" of an untrained hypothesis'] = self._made_own(first)
         sign = 1 if model.metric.higher_is_better else -1
         gains = {name: float(np.nan_to_num(sign * metrics.mean(), nan=-math.inf)) for name, metrics in found.items()}
         best = max(gains, key=gains.__getitem__)
@@ -163,10 +177,10 @@ class Ways:
         local = self.setup.model.local_shapes
         if local or not self._trains:
             return LeftOut(LABELS[Way.OWN], _LOCAL if local else _LARGE)
-        return _row(Way.OWN, self._made_own(self.state.hypotheses, self.prior), f'personalise = "{DEFAULT}"')
+        return _row(Way.OWN, self._made_own(self.state.hypotheses, self.prior), f'personalise = "{self._how}"')
 
     def _made_own(self, hypotheses: Arrays, prior: Prior | None = None) -> NDArray[np.float64]:
-        return own(self.learner, self.support, self.query, hypotheses, self.setup.config, DEFAULT, prior=prior)
+        return own(self.learner, self.support, self.query, hypotheses, self.setup.config, self._how, prior=prior)
 
     def _constants(self, cohort: Cohort) -> tuple[Tensor, str]:
         """Return the best constant outputs for the rows of each client (clients, outputs), and their description."""

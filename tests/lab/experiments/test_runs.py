@@ -1,0 +1,86 @@
+"""Clients that train alone or further, and a split of the same clients with the same rows for each seed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.helpers.errors import raises
+from umbel.data import Dataset, Manifest, offsets_of, open_dataset, write_dataset
+from umbel.privacy.gate.policy import Personal
+from umbel.protocol.errors import ConfigError
+from umbel.server.setup import Setup
+from umbel.simulation.baselines import personalised
+from umbel.simulation.in_process import run_config
+from umbel.simulation.measured import LOCAL_ONLY
+from umbel_lab.experiments.runs import FINE_TUNE, INTERPOLATE, finish, shuffled, split_by_seed
+
+pytestmark = pytest.mark.rest
+
+
+def test_clients_that_train_by_themselves_have_no_rounds() -> None:
+    finished = finish(run_config("synthetic", strategy=LOCAL_ONLY))
+    assert finished.state is None
+    # Ten rows, of which five are for training, leave more than the irreducible .577.
+    assert 0.577 < finished.measures["last"]["held_out"]["mean"] < 2
+
+
+@pytest.mark.parametrize("how", [FINE_TUNE, INTERPOLATE])
+def test_clients_that_make_a_hypothesis_their_own_start_from_what_the_run_found(how: str) -> None:
+    config = run_config("synthetic", rounds=3, hypotheses=1)
+    found, own = finish(config).state, finish({**config, "strategy": how})
+    setup = Setup.parse(config)
+    dataset = setup.open_dataset()
+    assert found is not None
+    assert dataset is not None
+    assert own.state is None
+    for state, hypotheses in (("last", found.hypotheses), ("best", found.best)):
+        expected = personalised(setup.model, dataset, hypotheses, setup.config, Personal(how))
+        assert own.measures.pop(state) == {"held_out": expected}
+    assert not own.measures
+
+
+def test_without_a_dataset_there_is_nobody_to_measure_on() -> None:
+    with raises(ConfigError, "config.no-dataset"):
+        finish(run_config("synthetic", strategy=LOCAL_ONLY, dataset="", model="linear"))
+
+
+# Client c has c % 3 + 1 rows, which all say c.
+LENGTHS = [c % 3 + 1 for c in range(12)]
+ROWS = np.repeat(np.arange(12, dtype=np.float32), LENGTHS)
+MANIFEST = Manifest(
+    name="twelve", clients=12, split={"train": 8, "validation": 4}, model="linear", groups=[c % 2 for c in range(12)]
+)
+TWELVE = Dataset(MANIFEST, np.stack([ROWS, ROWS], 1), ROWS, offsets_of(LENGTHS), [f"c{c}" for c in range(12)])
+
+
+def clients(dataset: Dataset) -> list[int]:
+    """Return which client is where, after a look at whether all of it came along."""
+    found = []
+    for i, name in enumerate(dataset.names):
+        features, targets = dataset.client(i)
+        (c,) = set(targets.tolist())
+        found.append(int(c))
+        assert (features == c).all()
+        assert (len(targets), name, dataset.manifest.groups[i]) == (LENGTHS[int(c)], f"c{int(c)}", c % 2)
+    return found
+
+
+def test_clients_change_places_and_nothing_else() -> None:
+    one, other = (shuffled(TWELVE, seed) for seed in (1, 2))
+    assert sorted(clients(one)) == sorted(clients(other)) == list(range(12))
+    assert set(clients(one)[:8]) != set(clients(other)[:8]), "others train"
+    assert one.manifest.split == MANIFEST.split
+    assert one.manifest.provenance == "Clients put in random order with seed 1."
+    assert clients(shuffled(TWELVE, 1)) == clients(one)
+
+
+def test_there_is_a_dataset_for_each_seed(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    write_dataset(source, TWELVE.manifest, TWELVE.features, TWELVE.targets, TWELVE.offsets, TWELVE.names)
+    written = dict(split_by_seed(str(source), tmp_path, [2000, 2001]))
+    assert written == {seed: str(tmp_path / "data" / f"twelve-{seed}") for seed in (2000, 2001)}
+    for seed, path in written.items():
+        assert clients(open_dataset(Path(path))) == clients(shuffled(TWELVE, seed))
