@@ -66,6 +66,17 @@ def test_what_python_imports_comes_when_it_is_asked_for() -> None:
         _ = umbel.from_nothing
 
 
+def test_a_run_loads_pandas_matplotlib_and_scipy_only_when_it_needs_them() -> None:
+    """They take up to half a second each."""
+    heavy = {"pandas", "matplotlib", "scipy"}
+    code = (
+        "import sys, umbel.cli.commands.run, umbel.simulation.in_process, umbel.simulation.worth;"
+        f"print({heavy} & sys.modules.keys())"
+    )
+    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert told.stdout.strip() == "set()"
+
+
 @pytest.mark.rest
 def test_what_users_subclass_or_name_is_at_hand() -> None:
     for name in ("GroupPrivacy", "Mechanism", "Model", "Observer"):
