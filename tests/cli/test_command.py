@@ -117,7 +117,7 @@ def test_no_help_has_raw_markup(columns: int) -> None:
             yield from helps([*words, name])
 
     found = dict((" ".join(words), told) for words, told in helps([]))
-    assert {"run", "experiment frontier-hospital", "data make hospital", "site start"} <= found.keys()
+    assert {"run", "experiment frontier hospital", "data make hospital", "site start"} <= found.keys()
     raw = {name: re.findall(r".*(?:`|:[a-z]+:|\[/?[a-z]+\]\b|(?<!\w)\*\*\w).*", told) for name, told in found.items()}
     assert not {name: lines for name, lines in raw.items() if lines}
 

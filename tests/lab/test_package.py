@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Iterator
 from importlib import import_module
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from tests.helpers.errors import ended
+from tests.helpers.errors import ended, raises
 from tests.helpers.sources import LAB, ROOT, files, packages_imported
 from umbel.cli import main
 from umbel.data import find
+from umbel.protocol import plugins
+from umbel.protocol.errors import ConfigError
 from umbel.protocol.flower import build_bundle
 from umbel_lab.commands import COMMANDS
 
@@ -71,3 +75,13 @@ def test_its_recipes_stand_beside_umbels(monkeypatch: pytest.MonkeyPatch) -> Non
         told = CliRunner().invoke(main.app, ["data", "make", name, "--help"], prog_name="umbel")
         ended(told.exit_code, told.output, "config.not-installed", f"data make {name}", "pip install umbel-lab")
     find.recipes.cache_clear()
+
+
+@pytest.mark.parametrize("name", plugins.LAB)
+def test_a_method_of_it_names_it_where_it_is_not_installed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in [one for one in sys.modules if one.partition(".")[0] == "umbel_lab"]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setattr(sys, "meta_path", [PathFinder])
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if not (Path(one) / "umbel_lab").exists()])
+    with raises(ConfigError, "config.import", "pip install umbel-lab"):
+        plugins.import_by_name(plugins.LAB[name])

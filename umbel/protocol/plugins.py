@@ -126,7 +126,10 @@ def import_by_name(name: str) -> Any:
             if mend := builds.hint(error):
                 text = f"cannot import {module_name!r} of {name!r}: {mend}"
                 raise ConfigError(text, code="config.mixed-builds") from error
-            raise ConfigError(f"cannot import {module_name!r} of {name!r}: {error}", code="config.import") from error
+            text = f"cannot import {module_name!r} of {name!r}: {error}"
+            if getattr(error, "name", "") == "umbel_lab":
+                text += "; pip install umbel-lab"
+            raise ConfigError(text, code="config.import") from error
         except SystemExit as end:  # a script that works when imported would end the command as if it were done
             wrong = f"cannot import {module_name!r} of {name!r}: it ends Python"
             fix = 'put what the script does under if __name__ == "__main__"'

@@ -44,6 +44,8 @@ from umbel_lab.experiments.runs import finish
 from umbel_lab.experiments.tables import good, trained
 
 app = command_group("The papers' experiments, and the frontier.")
+tasks = command_group("Accuracy against a client's epsilon, and without a guarantee.")
+app.add_typer(tasks, name="frontier")
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,6 @@ class Experiment:
     given: Mapping[str, Any] = field(default_factory=dict)
 
 
-_FRONTIER = "Accuracy against a client's epsilon, and without a guarantee: "
 EXPERIMENTS: Mapping[str, Experiment] = {
     "synthetic": Experiment(synthetic, "Two linear models in the plane: figures 1 and 2, over many seeds."),
     "hospital": Experiment(hospital, "Hospital charges: figures 3 and 4, and the privacy budgets of Table 1."),
@@ -67,11 +68,11 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "recommender": Experiment(recommender, "A recommender beside baselines, on the rows of newcomers."),
     "attacks": Experiment(attacks, "The main results of umbel attack: images and local vectors read from releases."),
     "audits": Experiment(audits, "Other projects' filters and mechanisms: their claims, and what their noise gives."),
-    "frontier-hospital": Experiment(frontier, _FRONTIER + "hospitals.", {"task": "hospital"}),
+    "frontier-hospital": Experiment(frontier, "Hospitals.", {"task": "hospital"}),
     "frontier-hospital-services": Experiment(
-        frontier, _FRONTIER + "hospitals, services as columns.", {"task": "hospital-services"}
+        frontier, "Hospitals, with services as columns.", {"task": "hospital-services"}
     ),
-    "frontier-qmnist-features": Experiment(frontier, _FRONTIER + "handwriting.", {"task": "qmnist-features"}),
+    "frontier-qmnist-features": Experiment(frontier, "Handwriting, by public features.", {"task": "qmnist-features"}),
     "methods": Experiment(methods, "Methods of personalisation, by guarantee: client, site, secure and row release."),
     "secure-sums": Experiment(secure_sums, "Secure sums over 20 sites, beside one trusted sum and site release."),
     "centaur": Experiment(centaur, "Handwriting with a guarantee: users with few digits each, and local heads."),
@@ -113,7 +114,10 @@ def _add(name: str, experiment: Experiment) -> None:
         run = partial(done, keep=keep) if tables else partial(sweep, workers=workers, keep=keep)
         _run(name, experiment, folder, run, rounds, given | {"quick": quick})
 
-    app.command(name, help=experiment.text)(command)
+    if task := experiment.given.get("task"):
+        tasks.command(task, help=experiment.text)(command)
+    else:
+        app.command(name, help=experiment.text)(command)
 
 
 for _name, _experiment in EXPERIMENTS.items():

@@ -155,8 +155,8 @@ def test_an_experiment_in_a_modified_tree_starts_no_work(command: str, tree: Pat
     (tree / "umbel" / "new.py").write_text("")
     monkeypatch.setattr(page, "commit_of", partial(page.commit_of, tree))
     for module in (synthetic, pac, audits, dlg):
-        for work in ("specs", "tables"):
-            monkeypatch.setattr(module, work, None, raising=False)
+        for work in {"specs", "tables"} & vars(module).keys():
+            monkeypatch.setattr(module, work, lambda *_, **__: pytest.fail("work has begun"))
     done = CliRunner().invoke(app, [command])
     assert done.exit_code == 2
     assert "[config.modified-tree]" in done.stderr
