@@ -45,13 +45,14 @@ bench: $(READY) ## Time the short benchmarks, and compare them with what was sav
 coverage: $(READY) ## Show which lines `make test` runs
 	$(BIN)/python -m pytest $(PARALLEL) --cov --cov-report=term --cov-fail-under=90
 
-check: $(READY) ## Lint, check types, language, workflows, and that imports follow the layers
+check: $(READY) ## Lint, check types, language, workflows, that imports follow the layers, and the size of each room
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 	$(BIN)/python -m tests.helpers.words
+	$(BIN)/python tools/budget.py
 	$(SCHEMA) vendor.github-workflows .github/workflows/*.yml
 	$(SCHEMA) custom.github-workflows-require-timeout .github/workflows/*.yml
 	$(SCHEMA) vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/feature.yml

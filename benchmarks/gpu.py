@@ -9,9 +9,11 @@ minibatches of 10, one model.
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -30,6 +32,7 @@ from benchmarks.peers.brief import Brief
 from benchmarks.peers.networks import network
 from benchmarks.peers.tasks import brief_of, write_images
 from umbel.protocol.plugins import trust
+from umbel.protocol.project import ENGINE
 from umbel.simulation.in_process import run_config
 
 NETWORK = "benchmarks.gpu:cifar_network"
@@ -62,12 +65,13 @@ def cohort_of(clients: int, times: int, device: torch.device, scratch: Path) -> 
     config = run_config(
         "femnist", dataset=str(scratch / str(clients)), hypotheses=2, restarts=1, clients_per_round=clients,
         validation_clients_per_round=1, local_epochs=1, step_size=0.1, batch_size=20, noise_multiplier=0.0, patience=0,
-        rounds=1, device=device.type,
+        rounds=1, device=device.type, strategy="group-privacy",
     )  # fmt: skip
     brief, memory = brief_of(config), dict[str, float]()
 
     def umbels(engine: str) -> Reading:
-        _, seconds, loss = by_parts({**config, "engine": engine}, {part: PARTS[part] for part in _COMPUTED})
+        with computed_by(engine):
+            _, seconds, loss = by_parts(config, {part: PARTS[part] for part in _COMPUTED})
         return Reading(sum(seconds.values()), loss)
 
     def alone() -> Reading:
@@ -89,6 +93,16 @@ def cohort_of(clients: int, times: int, device: torch.device, scratch: Path) -> 
     show(f"{clients} clients choose and train", readings, "batched")
     for name, mib in memory.items():
         console.print(f"{name}: {mib:.0f} MiB at most", highlight=False)
+
+
+@contextmanager
+def computed_by(engine: str) -> Iterator[None]:
+    """Inside, an engine of this name computes simulated clients."""
+    os.environ[ENGINE] = engine
+    try:
+        yield
+    finally:
+        del os.environ[ENGINE]
 
 
 def plain(brief: Brief, device: torch.device) -> list[dict[str, Tensor]]:
@@ -123,8 +137,12 @@ def rounds_like_cifar(
         "femnist", dataset=str(scratch / "cifar"), hypotheses=1, clients_per_round=min(50, clients), local_epochs=1,
         step_size=0.1, batch_size=10, patience=0, rounds=rounds, device=device,
     )  # fmt: skip
-    go = {engine: partial(in_process.go, {**config, "engine": engine}) for engine in ("batched", "loop")}
-    readings = interleave(go, times)
+
+    def go(engine: str) -> Reading:
+        with computed_by(engine):
+            return in_process.go(config)
+
+    readings = interleave({engine: partial(go, engine) for engine in ("batched", "loop")}, times)
     show(f"{config['clients-per-round']} of {clients} clients a round, as pfl-research's CIFAR10", readings, "batched")
 
 

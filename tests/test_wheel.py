@@ -277,7 +277,7 @@ def test_a_project_whose_names_are_those_of_umbels_rooms_runs_it_by_command_scri
     for scheme in PROXIED:
         monkeypatch.setenv(scheme, NO_ONE)
     asked = ["model=models:net", "loss=mse", "rounds=1", "restarts=1", "clients-per-round=5", "observers=watch:Watch"]
-    output(python.with_name("umbel"), "run", "--in-process", *asked, cwd=project)
+    output(python.with_name("umbel"), "run", *asked, cwd=project)
     assert "its only round is done" in output(python, "study.py", cwd=project)
     runs = sorted((umbel_home / "runs").iterdir())
     assert len(runs) == 3

@@ -37,6 +37,7 @@ def cnn(scratch: Path) -> dict[str, Any]:
         validation_clients_per_round=20,
         rounds=5,
         # One pass of the paper's algorithm alone, which every peer can do.
+        strategy="group-privacy",
         local_epochs=1,
         step_size=0.1,
         batch_size=20,

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import umbel
 from tests.helpers.sources import ROOT
-from umbel.cli.main import COMMANDS, app
+from umbel.cli.main import COMMANDS, LAB, PANELS, app
 from umbel.protocol.project import OWN_PATH
 from umbel.server.tracking import TRACKERS
 
@@ -66,6 +66,17 @@ def test_what_python_imports_comes_when_it_is_asked_for() -> None:
         _ = umbel.from_nothing
 
 
+def test_a_run_loads_pandas_matplotlib_and_scipy_only_when_it_needs_them() -> None:
+    """They take up to half a second each."""
+    heavy = {"pandas", "matplotlib", "scipy"}
+    code = (
+        "import sys, umbel.cli.commands.run, umbel.simulation.in_process, umbel.simulation.worth;"
+        f"print({heavy} & sys.modules.keys())"
+    )
+    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert told.stdout.strip() == "set()"
+
+
 @pytest.mark.rest
 def test_what_users_subclass_or_name_is_at_hand() -> None:
     for name in ("GroupPrivacy", "Mechanism", "Model", "Observer"):
@@ -73,6 +84,24 @@ def test_what_users_subclass_or_name_is_at_hand() -> None:
     code = "import sys, umbel; umbel.Observer; umbel.Mechanism; print('torch' in sys.modules)"
     told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert told.stdout.strip() in ("True", "False")
+
+
+def test_the_help_groups_the_commands() -> None:
+    told = CliRunner().invoke(app, ["--help"], prog_name="umbel").output
+    assert re.findall(r"─ (\w+) ─", told) == ["Options", "Everyday", "Site", "Server", "Lab"]
+    assert PANELS.keys() == COMMANDS.keys() | LAB.keys()
+
+
+@pytest.mark.parametrize(
+    ("words", "needed"),
+    [
+        (["site", "start"], "--superlink --root-certificates --auth-supernode-private-key --node-config --port"),
+        (["server", "start"], "--host --port --database --enable-supernode-auth --ssl-ca-certfile --control-secret"),
+    ],
+)
+def test_the_help_lists_what_the_guide_uses_of_flowers_options(words: list[str], needed: str) -> None:
+    told = CliRunner().invoke(app, [*words, "--help"], prog_name="umbel").output
+    assert all(option in told for option in needed.split())
 
 
 @pytest.mark.parametrize("columns", [60, pytest.param(200, marks=pytest.mark.rest)])
@@ -83,8 +112,8 @@ def test_no_help_has_raw_markup(columns: int) -> None:
     def helps(words: list[str]) -> Iterator[tuple[list[str], str]]:
         told = runner.invoke(app, [*words, "--help"], prog_name="umbel").output
         yield words, told
-        commands = told.partition("─ Commands ")[2]
-        for name in re.findall(r"^│ ([a-z][\w-]*) ", commands, re.MULTILINE):
+        commands = re.split(r"─ (?:Commands|Everyday) ", told, maxsplit=1)[1:]
+        for name in re.findall(r"^│ ([a-z][\w-]*) ", "".join(commands), re.MULTILINE):
             yield from helps([*words, name])
 
     found = dict((" ".join(words), told) for words, told in helps([]))

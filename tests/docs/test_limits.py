@@ -26,7 +26,9 @@ from umbel.server.nodes import bounds, presence, words
 from umbel.simulation import planner
 from umbel.simulation.baselines import LOCAL_EPOCHS
 from umbel.simulation.proxy import ROWS
-from umbel.simulation.worth.ways import SMALLER
+from umbel.simulation.worth import MOST_CLIENTS
+from umbel.simulation.worth.pooled import _FEWEST, _STARTS
+from umbel.simulation.worth.ways import SMALL, SMALLER
 from umbel_lab.attacks.defences import probes, report
 
 
@@ -83,6 +85,9 @@ SAID: list[tuple[str, str]] = [
     ("guides/strategies.md", f"`no` of e{raised(SQUARED['no'])} and training of e{raised(SQUARED['tuned'])}"),
     ("guides/strategies.md", f"training needs a factor of e{raised(OTHERS['tuned'])} against `no`"),
     ("guides/strategies.md", f"and all else of e{raised(OTHERS['mixture'])}"),
+    ("guides/worth.md", f"umbel measures at most {MOST_CLIENTS:,} validation clients"),
+    ("guides/worth.md", f"computes more than {SMALL:,} numbers for a row"),
+    ("guides/worth.md", {(3, 8): "from up to nine starts until two of at least three"}[_FEWEST, _STARTS]),
     ("guides/worth.md", f"{LOCAL_EPOCHS} epochs at the run's step size, or at {', '.join(STEPS[:-1])} or {STEPS[-1]}"),
     ("guides/hostile.md", {10**6: "by default a million"}.get(RUN.limits.clients, "?")),
     ("guides/hostile.md", f"By default it is {RUN.limits.share:g}"),

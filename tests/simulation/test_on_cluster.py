@@ -60,7 +60,7 @@ def test_two_machines_with_a_part_each_learn_what_one_process_learns_and_one_alo
     asked = ["run", "synthetic", "rounds=4", "model=umbel_test_cluster:network"]
     asked += ["observers=umbel_test_cluster:Accident"]
     mine.kill = lambda: None
-    umbel(*asked, "--in-process")
+    umbel(*asked)
 
     homes = [tmp_path / "synthetic-shards" / f"part-{i}" for i in range(2)]
     assert all(f"UMBEL_HOME=$PWD/{home.relative_to(tmp_path)} ray start --" in DOCS for home in homes)

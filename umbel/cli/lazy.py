@@ -18,6 +18,7 @@ def lazy(
     load: Callable[[str], typer.Typer],
     extra: str = "",
     elsewhere: Mapping[str, str] | None = None,
+    panels: Mapping[str, str] | None = None,
 ) -> type[TyperGroup]:
     """Return the class of a group.
 
@@ -31,6 +32,8 @@ def lazy(
         The extra of umbel with the commands' dependencies; empty if umbel itself has them all.
     elsewhere : mapping, optional
         The package that adds a command, by the command's name.
+    panels : mapping, optional
+        The title above a command in the help, by the command's name.
     """
 
     class Lazy(TyperGroup):
@@ -38,7 +41,11 @@ def lazy(
             return list(known())
 
         def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-            return click.Command(cmd_name, help=known()[cmd_name]) if cmd_name in known() else None
+            if cmd_name not in known():
+                return None
+            listed = click.Command(cmd_name, help=known()[cmd_name])
+            listed.rich_help_panel = (panels or {}).get(cmd_name)  # type: ignore[attr-defined]  # read by Typer
+            return listed
 
         def resolve_command(
             self, ctx: click.Context, args: list[str]

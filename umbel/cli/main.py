@@ -51,7 +51,7 @@ def _group(commands: Table, callback: Callable[..., None], whole: bool = False) 
         return found
 
     group = typer.Typer(
-        cls=lazy(known, load, elsewhere=LAB if whole else None),
+        cls=lazy(known, load, elsewhere=LAB if whole else None, panels=PANELS if whole else None),
         add_completion=whole,
         suggest_commands=False,
         no_args_is_help=True,
@@ -102,7 +102,7 @@ def _site() -> None:
 
 
 def _parts(context: typer.Context) -> None:
-    """Start one process of a site or of the server, in a container of its own."""
+    """Start one process of a site or of the server, in a separate container."""
     _umbel()
     if not (context.invoked_subcommand or "").startswith("server-"):
         _site()
@@ -126,11 +126,18 @@ COMMANDS: Table = {
     "doctor": ("umbel.cli.commands.doctor:app", "Check that this machine has what umbel needs, and say what to do."),
     "demo": ("umbel.cli.commands.demo:app", "Compare hospitals alone, together without privacy, and with a guarantee."),
     "site": ("umbel.cli.main:site", "Check and start a site, read its books, and decide on requests."),
-    "certs": ("umbel.deploy.certs:app", "Make the certificates, secrets and keys of a server and its sites."),
     "bundle": ("umbel.client.bundle:app", "Print the hash that identifies this umbel, and write its bundle."),
     "server": ("umbel.cli.main:server", "Start the server, sign in to it, and print a run's status."),
+    "certs": ("umbel.deploy.certs:app", "Make the certificates, secrets and keys of a server and its sites."),
     "sign": ("umbel.cli.commands.sign:app", "Sign a run's settings, for sites that list their researchers."),
 }
+PANELS = {
+    **dict.fromkeys(("run", "plan", "predict", "runs", "data", "config", "init", "doctor", "demo"), "Everyday"),
+    **dict.fromkeys(("site", "bundle"), "Site"),
+    **dict.fromkeys(("server", "certs", "sign"), "Server"),
+    **dict.fromkeys(LAB, "Lab"),
+}
+"""The title above each command in the help."""
 RUNS: Table = {
     "list": ("umbel.cli.commands.runs:list_runs", "Print all runs under $UMBEL_HOME/runs, oldest first."),
     "show": ("umbel.cli.commands.runs:show", "Print a run's settings, results and cost in privacy, or several beside."),

@@ -309,7 +309,7 @@ def _plan_of_rows(run: RunConfig, hypotheses: int) -> str:
     rows = run.training().row_privacy
     assert rows is not None, "the run hides rows"
     command = (
-        f"umbel plan --rows {max(1, round(rows.batch / rows.rate))} --row-noise-multiplier {rows.noise_multiplier:g} "
-        f"--row-rate {rows.rate:g} --local-steps {rows.steps} --participations {run.most_participations}"
+        f"umbel plan --rows {max(1, round(rows.batch / rows.rate))} row-noise-multiplier={rows.noise_multiplier:g} "
+        f"row-rate={rows.rate:g} local-steps={rows.steps} participations={run.most_participations}"
     )
-    return command + (f" --hypotheses {hypotheses} --choice-epsilon {run.choice_epsilon:g}" if hypotheses > 1 else "")
+    return command + (f" hypotheses={hypotheses} choice-epsilon={run.choice_epsilon:g}" if hypotheses > 1 else "")

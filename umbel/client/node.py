@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from umbel import models
 from umbel.client.cohort import LocalUpdate
@@ -20,7 +20,6 @@ from umbel.client.row_gradients import check_rows
 from umbel.client.trial import try_out, try_training
 from umbel.data import Dataset, Manifest, check, find_dataset, open_dataset
 from umbel.data.find import stats_of
-from umbel.data.table import Register
 from umbel.models.fit import one_line
 from umbel.models.model import Model
 from umbel.models.optimizers import Descent, descent_of
@@ -34,6 +33,9 @@ from umbel.protocol.errors import DatasetError, ModelError, ProtocolError, Refus
 from umbel.protocol.plugins import import_by_name, parse_pairs
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import Hosting, TrainingSpec
+
+if TYPE_CHECKING:
+    from umbel.data.table import Register  # it imports pandas, which takes half a second
 
 _TIMES = 2
 """Times as long as made-up steps take that clients must have: a machine is not always equally busy."""

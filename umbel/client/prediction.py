@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import safetensors.numpy
 from numpy.typing import NDArray
 from torch import Tensor
@@ -32,6 +31,10 @@ from umbel.privacy.gate.randomness import streams
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ConfigError, DatasetError
 from umbel.protocol.run_config import RunConfig, read_saved
+
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 DEFAULT = Personal.AUTO
 """The default personalisation."""
@@ -252,6 +255,8 @@ def table(made: list[Prediction], model: Model, data: Dataset, with_targets: boo
 
     Clients' names stand beside their numbers. Categories appear by name. Several outputs of a model are an array.
     """
+    import pandas as pd  # the import takes half a second
+
     frames = []
     for one in made:
         count = len(one.outputs)

@@ -192,7 +192,7 @@ def check_fit(data: Dataset) -> None:
     """Raise `DatasetError` unless the model and the loss that a dataset names take its data."""
     manifest = data.manifest
     if reason := misfit(load(manifest.model, manifest.loss), data):
-        text = f"model {manifest.model!r} {reason}; give another --model or --loss, or leave both out"
+        text = f"model {manifest.model!r} {reason}; give another model or loss, or leave both out"
         raise DatasetError(text, code="data.unfit-model")
 
 

@@ -114,7 +114,20 @@ def _listen() -> None:
 
 
 def main(context: typer.Context) -> None:
-    """Start a site's node on one machine: a SuperNode, and umbel's executor. Takes the options of flower-supernode.
+    """Start a site's node on one machine: a SuperNode, and umbel's executor.
+
+    Takes the options of flower-supernode, of which a site needs:
+
+    --superlink HOST:PORT: the server's address
+
+    --root-certificates FILE: the certificate authority of the server, ca.crt
+
+    --auth-supernode-private-key FILE: the site's key, which the server's operator has registered
+
+    --node-config TEXT: the site's policy, as 'data-path="/srv/hospital" max-participations=30'; umbel config --site
+    lists the entries
+
+    --port NUMBER: for a second site on the same machine
 
     With --log-json, both write their log as lines of JSON.
     """

@@ -69,7 +69,18 @@ def _start(
         bool, typer.Option("--log-json", help="Write the log of server and runs as lines of JSON.")
     ] = False,
 ) -> None:
-    """Start Flower's SuperLink behind umbel's guard. Takes the options of flower-superlink."""
+    """Start Flower's SuperLink behind umbel's guard. Takes the options of flower-superlink, of which a server needs:
+
+    --host ADDRESS, --port NUMBER: where sites and the researcher reach it
+
+    --database FILE: where runs and nodes are kept
+
+    --enable-supernode-auth: only registered sites may take part
+
+    --ssl-ca-certfile, --ssl-certfile, --ssl-keyfile FILE: its certificates, as umbel certs makes them
+
+    --disable-runtime-dependency-installation: a run installs no packages here
+    """
     if log_json:
         os.environ[logs.FORM] = logs.JSON
     with errors_in_one_line():

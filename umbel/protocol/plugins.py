@@ -244,13 +244,17 @@ def parse_options(kind: type[T], text: str, key: str) -> T:
     ConfigError
         If an option is unknown or missing, or a value does not fit; also if `kind` is not a dataclass.
     """
+    return options_of(kind, parse_pairs(text, key), key)
+
+
+def options_of(kind: type[T], given: Mapping[str, str], key: str) -> T:
+    """Return the options in pairs of names and texts; see `parse_options`."""
     if "__dataclass_fields__" not in vars(kind):
         text = f"{key}: {kind.__module__}.{kind.__qualname__} declares options, but is not a dataclass"
         raise ConfigError(f"{text}; put @dataclass(frozen=True) above it", code="config.options-class")
-    given = parse_pairs(text, key)
     pairs = {name.replace("-", "_"): value for name, value in given.items()}
     if len(pairs) < len(given):
-        raise ConfigError(f"{key} must give each option once, got {text!r}", code="config.option-pairs")
+        raise ConfigError(f"{key} must give each option once, got {' '.join(given)!r}", code="config.option-pairs")
     dataclass: Any = kind
     known = {field.name: field for field in dataclasses.fields(dataclass)}
     for name in pairs:

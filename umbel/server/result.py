@@ -6,10 +6,9 @@ import copy
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import safetensors.numpy
 import torch
 from numpy.typing import NDArray
@@ -25,6 +24,9 @@ from umbel.server.setup import Setup, check_hypotheses
 from umbel.server.summary import Summary
 from umbel.server.worth import Worth
 from umbel.strategies.differences import prior_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class Result:
@@ -68,6 +70,8 @@ class Result:
 
         See `umbel.server.history.Round` for the columns.
         """
+        import pandas as pd
+
         found = pd.DataFrame(map(asdict, self._rounds())).set_index("number")
         factor, _ = self._summary.scale
         factor, measured = factor or 1.0, ["loss", "metric"]
@@ -130,6 +134,8 @@ class Result:
         The columns are ``way``, ``mean`` and ``worst_decile`` of the metric in the data's unit, and ``remark``; the
         index has the labels. Raises `ConfigError` if it was not measured.
         """
+        import pandas as pd
+
         columns = ["label", "way", "mean", "worst_decile", "remark"]
         found = pd.DataFrame([asdict(arm) for arm in self._worth.arms], columns=columns).set_index("label")
         return found.astype({"way": str, "mean": float, "worst_decile": float})

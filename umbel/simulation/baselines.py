@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.stats import contingency
 
 from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.learner import Learner, best_hypothesis
@@ -204,6 +203,8 @@ def halves(cohort: Cohort, seed: int) -> tuple[Cohort, Cohort]:
 
 def rand_index(one: Sequence[int], other: Sequence[int] | NDArray[np.int64]) -> float:
     """Return the adjusted Rand index of two partitions: 1 if they agree (Hubert and Arabie, 1985)."""
+    from scipy.stats import contingency  # the import takes half a second
+
     table: NDArray[np.int64] = contingency.crosstab(np.asarray(one), np.asarray(other)).count
     # Ordered pairs of items: together in both, only in the first, only in the second, and in neither.
     both, items = int(np.square(table).sum()), len(one)

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
 from umbel.protocol.arrays import Labels, Matrix, Vectors, distances, in_blocks, mean_of
 from umbel.protocol.flower import log
@@ -54,6 +53,8 @@ def respawned(
     long each has been idle, and the evidence of the last rounds on whether its releases are of two kinds. The rest is
     as for `umbel.strategies.base.HypothesisStrategy.reshape`.
     """
+    from scipy import special  # the import takes a moment
+
     k, share = len(hypotheses), len(labels) / len(hypotheses)
     counts = np.bincount(labels, minlength=k)
     used = [counts[j] >= _USED * share or _visited(j, hypotheses, releases, labels) for j in range(k)]

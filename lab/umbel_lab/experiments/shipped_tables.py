@@ -37,7 +37,7 @@ def imported(name: str, seed: int, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{words}.csv"
     _write(name, file)
-    command = ["data", "import", str(file), *shlex.split(TABLES[name][2]), "--seed", str(seed)]
+    command = ["data", "import", str(file), *shlex.split(TABLES[name][2]), "--set", f"seed={seed}"]
     status, told = _umbel([*command, "--replace", "--name", str(folder / "first" / path.name)])
     advice = [line for line in told.splitlines() if line.startswith((_SCALES, _RANGES))]
     added = [word.rstrip(".") for line in advice for flag in _SETTING.findall(line) for word in shlex.split(flag)]

@@ -194,7 +194,7 @@ def test_large_numbers_are_told_and_so_is_what_to_do(stays: Path) -> None:
     told = said(*words, "--set", "age.minimum=0", "--set", "age.maximum=120", "--set", "cost.scale=10000")
     assert "(age - 60) / 60" in told
     assert "epsilon" not in told
-    assert "age, cost" in refused("data.too-few-clients", *words, "--standardise-epsilon", 2)
+    assert "age, cost" in refused("data.too-few-clients", *words, "--set", "standardise-epsilon=2")
 
 
 def spent(medians: int, clients: int) -> str:
@@ -232,9 +232,19 @@ def test_missing_values_are_refused_until_it_is_said_what_to_do(stays: Path, umb
 
 def test_categories_are_those_found_or_given(stays: Path) -> None:
     words = ("data", "import", stays, "--client", "hospital", "--target", "ward", "--features", "age")
-    assert "ward target category A, B, C classes 0 to 2" in said(*words, "--categories", "ward=A,B,C")
+    assert "ward target category A, B, C classes 0 to 2" in said(*words, "--set", "ward.categories=A,B,C")
     found = said(
-        "data", "import", stays, "--client", "hospital", "--target", "age", "--categories", "age", "--name", "ages"
+        "data",
+        "import",
+        stays,
+        "--client",
+        "hospital",
+        "--target",
+        "age",
+        "--set",
+        "age.categories=true",
+        "--name",
+        "ages",
     )
     assert read_manifest(Path(found.splitlines()[-2])).loss == "cross-entropy"
 
@@ -253,9 +263,9 @@ def test_categories_are_those_found_or_given(stays: Path) -> None:
         ("--clients 300 --target cost", "data", "1 to 200"),
         ("--client hospital --target cost --alpha 1", "data.alpha-without-clients", "--clients"),
         ("--schema own.toml --target cost", "data.schema-and-options", "--schema"),
-        ("--client hospital --target cost --model 'mlp inputs=9 hidden=2 outputs=1'", "data", "inputs=9"),
-        ("--client hospital --target smoker --loss cross-entropy", "data", "classes"),
-        ("--client hospital --target cost --model rose", "model", "'rose'"),
+        ("--client hospital --target cost --set 'model=mlp inputs=9 hidden=2 outputs=1'", "data", "inputs=9"),
+        ("--client hospital --target smoker --set loss=cross-entropy", "data", "classes"),
+        ("--client hospital --target cost --set model=rose", "model", "'rose'"),
     ],
 )
 def test_what_cannot_be_imported_is_told_in_one_line(
@@ -300,7 +310,7 @@ def test_a_part_is_not_run_without_the_others(tmp_path: Path) -> None:
     save_plane(tmp_path / "plane", 5, 2)
     split(tmp_path / "plane", "--shards", 2, "--out", tmp_path / "out")
     part = tmp_path / "out" / "part-0" / "data" / "plane"
-    told = refused("data", "run", f"dataset={part}", "clients-per-round=2", "--in-process")
+    told = refused("data", "run", f"dataset={part}", "clients-per-round=2")
     assert "part 0/2" in told
 
 

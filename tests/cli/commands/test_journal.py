@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from tests.helpers.errors import ended, raises
 from tests.helpers.sites import own
-from umbel.cli.commands.run import pairs
 from umbel.cli.main import app
+from umbel.client.checks import entries_of
 from umbel.privacy.gate.charges import Charge
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.policy import Policy
@@ -26,11 +26,9 @@ from umbel.privacy.gate.store import Names, beside
 from umbel.protocol.errors import LogError, Refused
 from umbel.protocol.release import Clipping, Kind, Release, RowPrivacy
 
-PLAN = "plan --parameters 11 --noise-multiplier 3 --hypotheses 5 --clients 2062 --clients-per-round 100 --rounds 100"
+PLAN = "plan parameters=11 noise-multiplier=3 hypotheses=5 clients=2062 clients-per-round=100 rounds=100"
 
-BACKWARDS = (
-    "plan --parameters 11 --hypotheses 5 --clients 2062 --clients-per-round 100 --target-epsilon 8 --participations 4"
-)
+BACKWARDS = "plan parameters=11 hypotheses=5 clients=2062 clients-per-round=100 target-epsilon=8 participations=4"
 
 
 def run(command: str, *more: str) -> tuple[int, str]:
@@ -54,7 +52,7 @@ def ledger(tmp_path: Path) -> Path:
         (PLAN, ("median 5, most 18", "median none, most none", "the choice among 5 hypotheses is open", "heuristic")),
         # One participation costs 2 * 11/3 + 1 = 8.333, five of them 41.67, and eighteen 150.
         (
-            PLAN + " --choice-epsilon 1",
+            PLAN + " choice-epsilon=1",
             ("median 41.67, most 150", "between any two data sets of a client", "step size x curvature"),
         ),
         (BACKWARDS, ("median 4, most 4", "epsilon at delta 1e-05", "choice-epsilon", "With half the parameters")),
@@ -68,7 +66,7 @@ def test_plan_tells_the_guarantee_or_works_out_its_noise(command: str, lines: tu
 
 
 def test_plan_names_a_figure_that_cannot_be() -> None:
-    code, output = run(PLAN.replace("--noise-multiplier 3", "--noise-multiplier 0"))
+    code, output = run(PLAN.replace("noise-multiplier=3", "noise-multiplier=0"))
     assert code == 2
     assert "noise-multiplier" in output
     assert "[config.impossible-figure]" in output
@@ -312,7 +310,7 @@ def test_show_tells_what_was_spent_to_date_for_releases_without_a_plan(tmp_path:
     assert float(at_delta) < float(to_date) < 2 * float(at_delta)
 
 
-ROWS = "plan --rows 500 --participations 20"
+ROWS = "plan --rows 500 participations=20"
 
 
 def test_plan_works_out_the_noise_that_hides_rows_and_the_settings_of_the_run() -> None:
@@ -322,14 +320,14 @@ def test_plan_works_out_the_noise_that_hides_rows_and_the_settings_of_the_run() 
     [settings] = [line for line in output.splitlines() if line.startswith("Settings: ")]
     sigma = float(settings.split(" noise=")[1].split()[0])
     assert "rate=0.1 batch=50' local-steps=10 max-participations=20" in settings
-    code, forwards = run(f"{ROWS} --row-noise-multiplier {sigma}")
+    code, forwards = run(f"{ROWS} row-noise-multiplier={sigma}")
     [[_, epsilon, _]] = [row for row in cells(forwards) if row[0] == "epsilon at delta 1e-05"]
     assert 2.9 < float(epsilon) <= 3
 
 
 def test_a_site_with_the_row_budget_of_a_plan_and_its_settings_lets_a_client_take_part_as_planned() -> None:
     """The site's limits are those that the plan names; a setting is not rounded."""
-    code, output = run(f"{ROWS} --row-noise-multiplier 2.000049 --row-rate 0.12345678")
+    code, output = run(f"{ROWS} row-noise-multiplier=2.000049 row-rate=0.12345678")
     assert code == 0
     [settings] = [line for line in output.splitlines() if line.startswith("Settings: ")]
     assert "noise=2.000049 rate=0.12345678" in settings
@@ -337,7 +335,7 @@ def test_a_site_with_the_row_budget_of_a_plan_and_its_settings_lets_a_client_tak
     [[_, epsilon, _]] = [row for row in cells(output) if row[0] == "epsilon at delta 1e-05"]
     assert float(epsilon) < float(budget.split()[0]) < 1.02 * float(epsilon)
     [named] = [line for line in output.splitlines() if line.startswith("A site's policy: ")]
-    site = own(**pairs(named.split()[3:]))
+    site = own(**entries_of(named.partition(": ")[2]))
     made = RowPrivacy(1.0, 2.000049, 0.12345678, 61.73, 9)
     release = Release(Kind.TRAIN, 3, 0.0, Clipping.PUBLIC).trained_by(made)
     assert [site.limits.allow({release: times}, release) for times in (19, 20)] == [True, False]
@@ -347,12 +345,12 @@ def test_a_site_with_the_row_budget_of_a_plan_and_its_settings_lets_a_client_tak
     ("command", "code"),
     [
         (ROWS, "config.missing-figure"),
-        (f"{ROWS} --row-epsilon 3 --row-noise-multiplier 1", "config.missing-figure"),
-        (f"{ROWS} --row-epsilon 3 --rounds 5", "config.both-ways"),
-        (f"{ROWS} --row-epsilon 3 --noise-multiplier 5", "config.both-ways"),
-        (f"{ROWS} --row-epsilon 3 synthetic", "config.both-ways"),
+        (f"{ROWS} --row-epsilon 3 row-noise-multiplier=1", "config.missing-figure"),
+        (f"{ROWS} --row-epsilon 3 rounds=5", "config.both-ways"),
+        (f"{ROWS} --row-epsilon 3 noise-multiplier=5", "config.both-ways"),
+        (f"{ROWS} --row-epsilon 3 synthetic", "config.unknown-key"),
         ("plan --row-epsilon 3", "config.missing-figure"),
-        (f"{ROWS} --row-epsilon 3 --row-rate 0", "config.impossible-figure"),
+        (f"{ROWS} --row-epsilon 3 row-rate=0", "config.impossible-figure"),
     ],
 )
 def test_plan_for_rows_names_what_does_not_fit(command: str, code: str) -> None:

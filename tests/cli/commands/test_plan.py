@@ -41,7 +41,7 @@ def run(*command: str) -> tuple[int, str]:
 
 def test_the_numbers_come_from_the_config_and_its_dataset(hospitals: None) -> None:
     """n = 11 and k = 5: 2 * 11/nu + 1 = 4 at nu = 7.333."""
-    code, output = run(str(CONFIG), "--target-epsilon", "4", "--delta", "0")
+    code, output = run(str(CONFIG), "target-epsilon=4", "--delta", "0")
     assert code == 0, output
     for text in ("│ 7.33", "│ choice-epsilon", "median 1, most 1", "With half the parameters"):
         assert text in output
@@ -56,7 +56,7 @@ def test_a_plan_tells_nothing_about_rows_unless_they_are_public(umbel_home: Path
         config = home / "config.toml"
         write(home / "hospital", scale)
         config.write_text(CONFIG.read_text().replace('"hospital"', f'"{home / "hospital"}"'), encoding="utf-8")
-        told.append([run(str(config), "--target-epsilon", "4", *public) for public in ([], ["--public-data"])])
+        told.append([run(str(config), "target-epsilon=4", *public) for public in ([], ["--public-data"])])
     (private, public), (others, changed) = told
     assert private == others
     assert "not measured" in private[1]
@@ -96,11 +96,11 @@ def test_a_whole_run_that_hides_rows_is_planned_and_written(umbel_home: Path, tm
     assert (planned["protect"], planned["rounds"]) == ("rows", 2)
     assert "batch=4.0" in planned["rows"]
     ended(*run("own", "--rows", "4"), "config.missing-figure", "row-epsilon")
-    ended(*run("own", "--rows", "4", "--row-epsilon", "3", "--row-rate", "1"), "config.both-ways", "--row-rate")
+    ended(*run("own", "--rows", "4", "--row-epsilon", "3", "row-rate=1"), "config.unknown-key", "row-rate")
 
 
 def test_a_config_without_a_dataset_is_named(hospitals: None) -> None:
-    code, output = run(str(CONFIG.with_name("hospital-sites.toml")), "--target-epsilon", "4")
+    code, output = run(str(CONFIG.with_name("hospital-sites.toml")), "target-epsilon=4")
     assert code == 2
     assert 'dataset = ""' in output
 
@@ -122,7 +122,7 @@ def test_the_first_update_is_that_of_the_clients_by_hand(umbel_home: Path) -> No
 @pytest.mark.parametrize(("delta", "warned"), [("1e-3", False), ("1.1e-3", True)])
 def test_a_delta_that_may_give_a_client_away_is_warned_of(delta: str, warned: bool) -> None:
     """A tenth of 1/100."""
-    figures = "--parameters 2 --hypotheses 2 --clients 100 --clients-per-round 10 --noise-multiplier 9 --rounds 2"
+    figures = "parameters=2 hypotheses=2 clients=100 clients-per-round=10 noise-multiplier=9 rounds=2"
     code, output = run(*figures.split(), "--delta", delta)
     assert code == 0, output
     assert ("take a delta well below 0.01" in output) is warned
@@ -152,9 +152,12 @@ def test_a_planned_run_is_written_and_run(umbel_home: Path, tmp_path: Path, monk
     ("words", "code", "part"),
     [
         ("--epsilon 4", "config.missing-figure", "name a configuration"),
-        ("mine rounds=2", "config.missing-figure", "--epsilon"),
+        ("mine strategy=fedavg", "config.unknown-option", "--epsilon"),
+        ("mine rounds=2 --row-epsilon 3", "config.missing-figure", "--rows"),
+        ("--rows 4 clients=3", "config.both-ways", "clients"),
+        ("--rows 4 rounds=3 participations=3", "config.both-ways", "participations"),
         ("mine other --epsilon 4", "config.two-configurations", "'other'"),
-        ("mine --epsilon 4 --participations 2", "config.both-ways", "--participations"),
+        ("mine --epsilon 4 --public-data", "config.both-ways", "--public-data"),
         ("mine --epsilon 4 --write nowhere/private.toml", "config.unwritable", "nowhere"),
     ],
 )

@@ -7,12 +7,14 @@ import shlex
 import tomllib
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import tomli_w
 import typer
+from pydantic import Field
 from rich.table import Table
 from rich.text import Text
 
@@ -32,6 +34,7 @@ from umbel.data.hints import Syntax
 from umbel.protocol.cli import command_group, console, errors_in_one_line
 from umbel.protocol.errors import DatasetError
 from umbel.protocol.home import umbel_home
+from umbel.protocol.plugins import options_of
 from umbel.protocol.words import count_of
 
 app = command_group("List and show datasets, and make more from recipes and tables.")
@@ -40,6 +43,16 @@ _LARGE = 10.0  # a number for which a local step of the usual size is too large
 _SMALL = 0.001  # a target beside which a hypothesis at the start and public constants are large
 _ODD = 40  # times the median: a number that may be no measurement
 _MOST = 0.99  # the share of the rows whose size gives a scale
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Settings of an import that are of no column."""
+
+    model: str = ""
+    loss: str = ""
+    seed: Annotated[int, Field(ge=0)] = 0
+    standardise_epsilon: Annotated[float, Field(ge=0)] = 0.0
 
 
 _LAB = dict.fromkeys(("femnist_features", "qmnist", "qmnist_features"), "umbel-lab")
@@ -134,14 +147,13 @@ def import_(
         str, typer.Option(help="The columns to predict from, separated by commas.", show_default="all others")
     ] = "",
     drop: Annotated[str, typer.Option(help="Columns to leave out, separated by commas.")] = "",
-    categories: Annotated[
-        list[str] | None,
-        typer.Option(help="A column of categories, as COLUMN, or COLUMN=a,b,c to list them. May be repeated."),
-    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", help=f"COLUMN.ENTRY=VALUE, as in cost.scale=10000. Entries: {', '.join(Column.names()[1:])}."
+            "--set",
+            help="COLUMN.ENTRY=VALUE, as in cost.scale=10000 or ward.categories=a,b (true for those found). Entries: "
+            f"{', '.join(Column.names()[1:])}. Or model, loss, seed or standardise-epsilon, as in model=mlp. May be "
+            "repeated.",
         ),
     ] = None,
     schema: Annotated[Path | None, typer.Option(help="A schema file, instead of options on columns.")] = None,
@@ -156,18 +168,12 @@ def import_(
             help="Scale numbers by their minimum and maximum, or in simulation by private estimates.",
         ),
     ] = False,
-    standardise_epsilon: Annotated[
-        float, typer.Option(min=0, help="A client's epsilon for these estimates; 0 for the smallest that suffices.")
-    ] = 0.0,
     validation: Annotated[str, typer.Option(help="Share of the clients that validate, or their names.")] = "0.2",
     test: Annotated[str, typer.Option(help="Share of the clients to keep out of all runs, or their names.")] = "0",
     clients: Annotated[int, typer.Option(help="Without --client: assign rows at random to this many clients.")] = 0,
     alpha: Annotated[
         float, typer.Option(help="With --clients: assign classes unevenly, by Dir(alpha); 0 for evenly.")
     ] = 0.0,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the split, and of --clients.")] = 0,
-    model: Annotated[str, typer.Option(help="Model for the dataset.", show_default="linear")] = "",
-    loss: Annotated[str, typer.Option(help="Loss of that model.", show_default="one that suits the target")] = "",
     replace: Annotated[bool, typer.Option("--replace", help="Replace a dataset of that name.")] = False,
 ) -> None:
     """Make a dataset from a table: one column holds the clients, another the target."""
@@ -182,7 +188,8 @@ def import_(
         if folder.exists() and not replace:
             raise DatasetError(f"{folder} exists already; give another --name, or --replace", code="data.exists")
         check_out(folder)
-        if schema and (client or target or features or drop or categories or settings or missing != "refuse"):
+        columns, whole = _settings(settings or [])
+        if schema and (client or target or features or drop or columns or missing != "refuse"):
             raise DatasetError("give --schema FILE or options on columns, not both", code="data.schema-and-options")
         if not schema and bool(client) == bool(clients):
             raise DatasetError("give --client COLUMN, --clients NUMBER or --schema FILE", code="data.no-client")
@@ -190,7 +197,7 @@ def import_(
             raise DatasetError("--alpha needs --clients NUMBER", code="data.alpha-without-clients")
         who: str | Partitioner | None = client or None
         if clients:
-            who = Dirichlet(clients, alpha, seed) if alpha else Uniform(clients, seed)
+            who = Dirichlet(clients, alpha, whole.seed) if alpha else Uniform(clients, whole.seed)
         frame = read_table(file)
         taken: dict[str, Any] = {"schema": schema}
         if schema is None:
@@ -200,7 +207,7 @@ def import_(
             taken = {
                 "target": target,
                 "features": _features(list(frame.columns), features, drop, {client, target}),
-                "columns": _columns(list(frame.columns), categories or [], settings or []),
+                "columns": columns,
                 "missing": missing,
                 "provenance": f"Made from {file.name} by umbel data import.",
             }
@@ -209,16 +216,16 @@ def import_(
             client=who,
             **taken,
             standardise=standardise,
-            standardise_epsilon=standardise_epsilon,
+            standardise_epsilon=whole.standardise_epsilon,
             syntax=Syntax.FLAGS,
             validation=_share(validation),
             test=_share(test),
-            seed=seed,
+            seed=whole.seed,
             source=file,
-            model=model,
-            loss=loss,
+            model=whole.model,
+            loss=whole.loss,
         )
-        if model or loss:
+        if whole.model or whole.loss:
             from umbel.client.trial import check_fit  # imports PyTorch, which suggested models do not need
 
             check_fit(data.dataset)
@@ -244,23 +251,27 @@ def _features(known: Sequence[str], features: str, drop: str, others: set[str]) 
     return [name for name in chosen or known if name not in dropped and (chosen or name not in others)]
 
 
-def _columns(known: Sequence[str], categories: Sequence[str], settings: Sequence[str]) -> dict[str, dict[str, Any]]:
+def _settings(words: Sequence[str]) -> tuple[dict[str, dict[str, Any]], Whole]:
+    """Return the entries of columns, and the settings of the whole dataset, in words of ``--set``."""
     columns: dict[str, dict[str, Any]] = {}
-    for word in categories:
-        name, equals, listed = (word, "", "") if word in known else word.partition("=")
-        columns.setdefault(name, {})["categories"] = _words(listed) if equals else True
-    for word in settings:
+    pairs: dict[str, str] = {}
+    entries, whole = Column.names()[1:], [field.name.replace("_", "-") for field in fields(Whole)]
+    for word in words:
         path, equals, text = word.partition("=")
         name, dot, entry = path.rpartition(".")
-        if not (equals and dot and entry in Column.names()[1:]):
-            text = f"--set takes COLUMN.ENTRY=VALUE, with an entry of {', '.join(Column.names()[1:])}, got {word!r}"
-            raise DatasetError(text, code="data.bad-set")
+        if equals and path in whole:
+            pairs[path] = text
+            continue
+        if not (equals and dot and entry in entries):
+            told = f"COLUMN.ENTRY=VALUE, with an entry of {', '.join(entries)}, or a value of {', '.join(whole)}"
+            raise DatasetError(f"--set takes {told}, got {word!r}", code="data.bad-set")
         try:
             value = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:  # text, without a shell's quotes
             value = text
-        columns.setdefault(name, {})[entry] = value
-    return columns
+        listed = entry == "categories" and not isinstance(value, bool | list)
+        columns.setdefault(name, {})[entry] = _words(text) if listed else value
+    return columns, options_of(Whole, pairs, "--set")
 
 
 def _share(text: str) -> float | list[str]:

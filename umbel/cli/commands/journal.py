@@ -164,7 +164,7 @@ def _show(ledger: Ledger, checked: list[str], delta: float, to_date: bool) -> No
             "release after they have seen the earlier ones. The other figures hold for tasks fixed in advance.",
             soft_wrap=True,
         )
-    if messages := sum(row["messages"] for row in ledger.table("evaluations") if row["run"]):
+    if messages := sum(row["messages"] for row in ledger.table("evaluations")):
         terminal.print(
             f"Servers asked for reports in {count_of(messages, 'message')}. This ledger does not count exact losses of "
             "validation clients (exact-losses, or no budget).",

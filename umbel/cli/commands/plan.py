@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import shlex
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import tomli_w
 import typer
-from click.core import ParameterSource
+from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
@@ -22,6 +22,7 @@ from umbel.privacy.accounting.row_plan import RowTask, row_plan, row_plan_for
 from umbel.privacy.accounting.rows import needed_budget
 from umbel.protocol.cli import errors_in_one_line
 from umbel.protocol.errors import ConfigError
+from umbel.protocol.plugins import parse_options
 from umbel.protocol.release import ReleaseBy, exact
 from umbel.simulation.start import values_of
 from umbel.simulation.wanted import Wanted
@@ -29,15 +30,44 @@ from umbel.simulation.wanted import Wanted
 app = typer.Typer(add_completion=False)
 
 
+@dataclass(frozen=True)
+class Figures:
+    """Numbers of a run, as words of the command."""
+
+    parameters: int | None = None
+    hypotheses: int | None = None
+    clients: int | None = None
+    clients_per_round: int | None = None
+    noise_multiplier: float | None = None
+    rounds: int | None = None
+    target_epsilon: float | None = None
+    participations: Annotated[int, Field(ge=1)] | None = None
+    choice_epsilon: float | None = None
+    mechanism: str | None = None
+    row_noise_multiplier: float | None = None
+    row_rate: float | None = None
+    local_steps: int | None = None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The numbers that are there, by their fields' names."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+_OF_ROWS = {"row_noise_multiplier", "row_rate", "local_steps"}
+_WITH_ROWS = {*_OF_ROWS, "participations", "rounds", "hypotheses", "choice_epsilon"}
+
+
 @app.command()
 def command(
-    context: typer.Context,
     words: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[CONFIG|DATASET] [KEY=VALUE...]",
-            help="A TOML file with run-config values, its name in configs/, or a dataset. It replaces --parameters, "
-            "--hypotheses, --clients and --clients-per-round. With --epsilon or --write, KEY=VALUE overrides the plan.",
+            help="A TOML file with run-config values, its name in configs/, or a dataset. With --epsilon or --write, "
+            "KEY=VALUE overrides the plan. Otherwise the words are figures: noise-multiplier and rounds, or "
+            "target-epsilon and participations; choice-epsilon; and, without a configuration, parameters, hypotheses, "
+            "clients, clients-per-round and mechanism. With --rows: local-steps, row-rate and row-noise-multiplier.",
             show_default="none",
         ),
     ] = None,
@@ -54,50 +84,21 @@ def command(
         ),
     ] = None,
     sites: Annotated[int, typer.Option(min=1, help="Number of sites, if these release sums.")] = 1,
-    parameters: Annotated[int | None, typer.Option(help="n, the number of model parameters.")] = None,
-    hypotheses: Annotated[int | None, typer.Option(help="k, the number of hypotheses.")] = None,
-    clients: Annotated[int | None, typer.Option(help="Number of training clients.")] = None,
-    clients_per_round: Annotated[int | None, typer.Option(help="U, training clients asked in each round.")] = None,
-    noise_multiplier: Annotated[
-        float | None, typer.Option(help="nu, the noise multiplier; or give --target-epsilon.")
-    ] = None,
-    rounds: Annotated[int | None, typer.Option(help="With --noise-multiplier: number of rounds.")] = None,
-    target_epsilon: Annotated[float | None, typer.Option(help="Compute the nu that reaches this epsilon.")] = None,
-    participations: Annotated[
-        int, typer.Option(min=1, help="With --target-epsilon: maximum participations of a client.")
-    ] = 1,
-    choice_epsilon: Annotated[
+    delta: Annotated[
         float | None,
-        typer.Option(
-            help="Epsilon of the randomised choice.",
-            show_default="0, or a quarter of a participation's target",
-        ),
+        typer.Option(min=0, max=0.999, help="Delta of the (epsilon, delta) guarantee.", show_default=f"{DELTA:g}"),
     ] = None,
-    mechanism: Annotated[
-        str | None,
-        typer.Option(help="laplace, gaussian, discrete-gaussian, or package.module:Class.", show_default="laplace"),
-    ] = None,
-    delta: Annotated[float, typer.Option(min=0, max=0.999, help="Delta of the (epsilon, delta) guarantee.")] = DELTA,
     rows: Annotated[
         int | None,
         typer.Option(
             min=1,
             help="Rows of a typical client. Plans the guarantee of each row by noise in training (DP-SGD), with "
-            "--row-epsilon or --row-noise-multiplier, --participations and, if clients choose, --hypotheses and "
-            "--choice-epsilon.",
+            "--row-epsilon or row-noise-multiplier=VALUE.",
             show_default="none",
         ),
     ] = None,
     row_epsilon: Annotated[
         float | None, typer.Option(help="With --rows: compute the row-noise-multiplier that reaches this epsilon.")
-    ] = None,
-    row_noise_multiplier: Annotated[float | None, typer.Option(help="With --rows: sigma, noise in training.")] = None,
-    row_rate: Annotated[
-        float, typer.Option(help="With --rows: q, probability of each row to be drawn in a step.")
-    ] = 0.1,
-    local_steps: Annotated[
-        int | None,
-        typer.Option(help="With --rows: training steps of a participation.", show_default="one epoch, 1 / row-rate"),
     ] = None,
     public_data: Annotated[
         bool,
@@ -110,57 +111,51 @@ def command(
     """Print a run's cost in privacy before it starts, or the noise that a guarantee needs."""
     with errors_in_one_line():
         named = [word for word in words or [] if "=" not in word]
-        values = pairs([word for word in words or [] if "=" in word])
+        pairs_of = [word for word in words or [] if "=" in word]
         if len(named) > 1:
             raise ConfigError(f"{named[-1]!r} is not KEY=VALUE", code="config.two-configurations")
-        if epsilon is not None or write is not None or (rows is not None and named):
-            own = strategy_of(release, sites, values)
-            wanted = Wanted(epsilon, delta if _given(context, "delta") else None, row_epsilon, rows)
-            _whole_run(context, named[0] if named else "", own, wanted, write, sites)
-            return
-        if values:
-            text = f"{next(iter(values))}=... needs the plan of a whole run; give --epsilon"
-            raise ConfigError(text, code="config.missing-figure")
-        if rows is not None:
-            _of_rows(context, row_epsilon, row_noise_multiplier, delta, named)
-            return
-        if given := [name for name in _OF_ROWS[1:] if _given(context, name)]:
-            text = f"--{given[0].replace('_', '-')} plans the guarantee of a row; give --rows, too"
-            raise ConfigError(text, code="config.missing-figure")
-        others = {"words", "epsilon", "write", *_OF_ROWS}
         config = named[0] if named else ""
-        planned = costs(config, **{name: one for name, one in context.params.items() if name not in others})
+        if epsilon is not None or write is not None or (rows is not None and named):
+            if public_data:
+                text = "--public-data does not go with the plan of a whole run; leave it out"
+                raise ConfigError(text, code="config.both-ways")
+            own = strategy_of(release, sites, pairs(pairs_of))
+            _whole_run(config, own, Wanted(epsilon, delta, row_epsilon, rows), write, sites)
+            return
+        delta = DELTA if delta is None else delta
+        given = parse_options(Figures, " ".join(pairs_of), "umbel plan without --epsilon").given
+        if rows is not None:
+            if release or sites > 1 or public_data:
+                text = "--release, --sites and --public-data do not go with --rows; leave them out"
+                raise ConfigError(text, code="config.both-ways")
+            _of_rows(rows, row_epsilon, delta, given)
+            return
+        if row_epsilon is not None or _OF_ROWS & given.keys():
+            text = f"row-epsilon and {', '.join(sorted(_OF_ROWS))} plan the guarantee of a row; give --rows, too"
+            raise ConfigError(text.replace("_", "-"), code="config.missing-figure")
+        planned = costs(config, delta=delta, release=release, sites=sites, public_data=public_data, **given)
     _show(planned, bool(config))
 
 
-_OF_ROWS = "rows", "row_epsilon", "row_noise_multiplier", "row_rate", "local_steps"
-_WITH_ROWS = {*_OF_ROWS, "participations", "rounds", "hypotheses", "choice_epsilon", "delta"}
-
-
-def _given(context: typer.Context, name: str) -> bool:
-    return context.get_parameter_source(name) is not ParameterSource.DEFAULT
-
-
-def _of_rows(
-    context: typer.Context, target: float | None, noise_multiplier: float | None, delta: float, named: list[str]
-) -> None:
+def _of_rows(rows: int, target: float | None, delta: float, given: dict[str, Any]) -> None:
     """Plan the guarantee of a row, and print it with the settings that it needs."""
-    given = context.params
-    if named or (others := [name for name in given if _given(context, name) and name not in _WITH_ROWS]):
-        what = named[0] if named else f"--{others[0].replace('_', '-')}"
-        raise ConfigError(f"{what} does not go with --rows; leave one out", code="config.both-ways")
-    if given["rounds"] is not None and _given(context, "participations"):
-        text = "give --rounds, if a client takes part in each, or --participations; not both"
+    if others := [name for name in given if name not in _WITH_ROWS]:
+        text = f"{others[0].replace('_', '-')} does not go with --rows; leave one out"
         raise ConfigError(text, code="config.both-ways")
+    if {"rounds", "participations"} <= given.keys():
+        text = "give rounds, if a client takes part in each, or participations; not both"
+        raise ConfigError(text, code="config.both-ways")
+    noise_multiplier = given.get("row_noise_multiplier")
     if (target is None) is (noise_multiplier is None):
-        raise ConfigError("give --row-epsilon or --row-noise-multiplier with --rows", code="config.missing-figure")
+        raise ConfigError("give --row-epsilon or row-noise-multiplier with --rows", code="config.missing-figure")
+    rate = given.get("row_rate", 0.1)
     task = RowTask(
-        given["rows"],
-        given["row_rate"],
-        _steps(given["row_rate"]) if given["local_steps"] is None else given["local_steps"],
-        given["participations"] if given["rounds"] is None else given["rounds"],
-        given["hypotheses"] or 1,
-        given["choice_epsilon"] or 0.0,
+        rows,
+        rate,
+        given.get("local_steps", _steps(rate)),
+        given.get("rounds", given.get("participations", 1)),
+        given.get("hypotheses", 1),
+        given.get("choice_epsilon", 0.0),
     )
     if noise_multiplier is not None:
         planned = row_plan(task, noise_multiplier, delta)
@@ -186,7 +181,7 @@ def _of_rows(
     settings = f"protect=rows noise-multiplier=0 rows='clip=1 noise={sigma} rate={task.rate} batch={batch:.4g}'"
     settings += f" local-steps={task.steps}"
     console.print(f"Settings: {settings} max-participations={task.participations}", soft_wrap=True)
-    limits = f"row-budget='{allowed:.4g} delta={delta:g}' min-row-noise-multiplier={sigma} max-row-rate={task.rate}"
+    limits = f'row-budget="{allowed:.4g} delta={delta:g}" min-row-noise-multiplier={sigma} max-row-rate={task.rate}'
     limits += f" max-local-steps={task.steps} max-hypotheses={task.hypotheses}"
     limits += f" max-choice-epsilon={task.choice_epsilon}" if task.hypotheses > 1 else ""
     console.print(f'A site\'s policy: protect="rows" budget="inf" {limits}', soft_wrap=True)
@@ -199,16 +194,10 @@ def _steps(rate: float) -> int:
     return math.ceil(1 / exact(rate)) if 0 < rate <= 1 else 1
 
 
-def _whole_run(
-    context: typer.Context, name: str, values: dict[str, Any], wanted: Wanted, write: Path | None, sites: int
-) -> None:
+def _whole_run(name: str, values: dict[str, Any], wanted: Wanted, write: Path | None, sites: int) -> None:
     """Plan a whole run, print it, and write its run config if wanted."""
     if not name:
         raise ConfigError("name a configuration or dataset to plan its run", code="config.missing-figure")
-    others = set(context.params) - {"words", "epsilon", "write", "release", "sites", "delta", "row_epsilon", "rows"}
-    if given := [one for one in others if _given(context, one)]:
-        text = f"--{given[0].replace('_', '-')} does not go with --epsilon; give KEY=VALUE, or leave out --epsilon"
-        raise ConfigError(text, code="config.both-ways")
     planned = values_of(name, values, wanted, sites)
     if write is not None:
         try:

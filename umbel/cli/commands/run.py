@@ -31,7 +31,6 @@ def command(
             show_default="synthetic data, with a guarantee",
         ),
     ] = None,
-    config: Annotated[Path | None, typer.Option("--config", "-c", help="The same as CONFIG.")] = None,
     epsilon: Annotated[
         float | None,
         typer.Option(
@@ -93,7 +92,6 @@ def command(
     strict: Annotated[
         bool, typer.Option("--strict", help="End with exit code 5 unless the run is shown to be worth it.")
     ] = False,
-    in_process: Annotated[bool, typer.Option("--in-process", hidden=True)] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also print the output of Flower and Ray.")] = False,
 ) -> None:
     """Run an experiment in simulation: in this process, in Flower's simulation, or on a Ray cluster."""
@@ -102,12 +100,12 @@ def command(
             text = "--strict needs the run's worth; leave out --no-baselines"
             raise ConfigError(text, code="config.strict-alone")
         others = beside(against) if against else []
-        values, words = asked(what or [], config, resume, Wanted(epsilon, delta, row_epsilon, rows), nodes)
+        values, words = asked(what or [], resume, Wanted(epsilon, delta, row_epsilon, rows), nodes)
         for line in words:
             typer.echo(line)
         relay = Relay(typer.echo, verbose)
         try:
-            folder = done(values, nodes, relay, not in_process and (ray or on_cluster()), baselines)
+            folder = done(values, nodes, relay, ray or on_cluster(), baselines)
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
         if others:
@@ -160,7 +158,6 @@ _SHORT = re.compile(r"[+-]?(\.\d+|\d+\.)(e[+-]?\d+)?", re.IGNORECASE)  # TOML do
 
 def asked(
     words: list[str],
-    config: Path | None = None,
     resume: bool = False,
     wanted: Wanted = NOTHING,
     nodes: int = 0,
@@ -170,12 +167,12 @@ def asked(
     Errors are those of `umbel.simulation.start.values_of`.
     """
     named = [word for word in words if "=" not in word]
-    if len(named) + (config is not None) > 1:
+    if len(named) > 1:
         raise ConfigError(
             f"{named[-1]!r} is not KEY=VALUE, and one configuration is given already", code="config.two-configurations"
         )
     given = pairs([word for word in words if "=" in word])
-    source = str(config) if config is not None else named[0] if named else ""
+    source = named[0] if named else ""
     if not resume:
         planned = values_of(source, given, wanted, nodes or 1)
         return planned.values, planned.words

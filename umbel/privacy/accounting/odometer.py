@@ -38,7 +38,6 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from scipy import special
 
 from umbel.privacy.accounting.accountant import NO_GRID
 from umbel.privacy.accounting.guarantee import as_float, gap, losses, pure_spent
@@ -152,6 +151,8 @@ def _sampled(loss: SampledGaussianLoss, order: int) -> float:
 
     See Mironov, Talwar and Zhang (2019), Theorem 5 and Section 3.3: a binomial sum.
     """
+    from scipy import special  # the import takes a moment
+
     k = np.arange(order + 1, dtype=np.float64)
     binomial = special.gammaln(order + 1) - special.gammaln(k + 1) - special.gammaln(order - k + 1)
     weights = k * math.log(loss.rate) + (order - k) * math.log1p(-loss.rate)
@@ -166,6 +167,8 @@ def _of_profile(loss: Loss, orders: Matrix) -> Matrix:
     falls, so its value at the left of each step bounds the step. Pure epsilons have divergences of at most epsilon, and
     a epsilon^2 / 2 (Bun and Steinke 2016, Proposition 3.3).
     """
+    from scipy import special  # the import takes a moment
+
     largest = loss.largest
     if math.isinf(largest):
         return np.full(len(orders), math.inf)

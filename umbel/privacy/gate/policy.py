@@ -159,7 +159,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class PersonalOptions:
-    """What may follow the method in ``personalise``."""
+    """The options that may follow the method in ``personalise``."""
 
     epochs: Annotated[int, Field(ge=1)] = 10
 

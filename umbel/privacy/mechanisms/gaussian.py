@@ -14,7 +14,6 @@ from fractions import Fraction
 from typing import ClassVar
 
 import numpy as np
-from scipy import special
 
 from umbel.privacy.mechanisms.base import Loss, Matrix, Mechanism, NoiseSource, each, of_any_sign, stacked
 
@@ -70,6 +69,8 @@ class GaussianLoss(Loss):
 
     def delta(self, epsilons: Matrix) -> Matrix:
         """Phi(mu/2 - epsilon/mu) - exp(epsilon) Phi(-mu/2 - epsilon/mu) (Balle and Wang 2018, Theorem 5)."""
+        from scipy import special  # the import takes a moment
+
         epsilons = np.asarray(epsilons, np.float64)
         if not self.mu:
             return np.maximum(-np.expm1(epsilons), 0.0)

@@ -27,7 +27,6 @@ from functools import cache, lru_cache
 from typing import ClassVar
 
 import numpy as np
-from scipy import special
 
 from umbel.privacy.mechanisms.base import Loss, Matrix, Mechanism, NoiseSource, each, of_any_sign, stacked
 from umbel.protocol.errors import Refused
@@ -234,6 +233,8 @@ def _moments(n: int, shift: float) -> tuple[float, float, float]:
 @lru_cache(maxsize=256)
 def _ratio(n: int, shift: float) -> float:
     """Return c = E[(u/s)^2 - 1] for n >= 2."""
+    from scipy import special  # the import takes a moment
+
     kappa, order = shift / 2, n / 2 - 1
     steps = int(order)
     least = order - steps

@@ -13,7 +13,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import special
 
 from umbel.privacy.mechanisms.base import Loss, Matrix, of_any_sign
 from umbel.privacy.mechanisms.gaussian import GaussianLoss
@@ -71,6 +70,8 @@ class SampledGaussianLoss(Loss):
         The likelihood ratio 1 - q + q exp((x - 1/2) / sigma^2) grows with x. So each delta is a difference of tails
         beyond the point where it equals exp(epsilon), or up to the point where it equals exp(-epsilon).
         """
+        from scipy import special  # the import takes a moment
+
         epsilons = np.asarray(epsilons, np.float64)
         size, q, sigma = np.abs(epsilons), self.rate, self.noise_multiplier
         # In logarithms, since exp(epsilon) may overflow: log((exp(e) - 1 + q) / q).

@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from textwrap import fill, shorten
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from markupsafe import Markup
-from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
 from umbel.server.report.style import DASHES, HEIGHT, INK, LINE, MARKERS, MUTED, PAPER, REST, SERIES, svg
 from umbel.server.snapshots import Snapshot
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
 
 _MAX_POINTS = 600  # along the rounds; more are drawn as means of successive rounds
 _MAX_STEPS = 300  # the same where each takes a step
@@ -225,8 +227,8 @@ def spending(name: str, alt: str, participations: NDArray[np.int64], marks: Sequ
         if marks:
             _legend(axes)
         axes.grid(axis="y")
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-        axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+        _ticks(axes.xaxis, 6, integer=True)
+        _ticks(axes.yaxis, 5, integer=True)
         _labels(axes, "participations", "clients")
 
     return svg(name, alt, draw)
@@ -261,8 +263,8 @@ def plane(
             )  # fmt: skip
         axes.set(xlim=window[0], ylim=window[1], aspect="equal")
         axes.grid()
-        axes.xaxis.set_major_locator(MaxNLocator(6))
-        axes.yaxis.set_major_locator(MaxNLocator(6))
+        _ticks(axes.xaxis, 6)
+        _ticks(axes.yaxis, 6)
         _labels(axes, "first parameter", "second parameter")
         columns = 2 if len(shown) <= 2 else 4
         _legend(axes, centre=True, ncols=columns, columnspacing=1.2, handletextpad=0.3, markerscale=0.75)
@@ -305,12 +307,20 @@ def _thin(
 def _rounds(axes: Axes, label: str = "") -> None:
     """Label axes of rounds."""
     axes.grid(axis="y")
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
+    _ticks(axes.xaxis, 6, integer=True, min_n_ticks=1)
     _labels(axes, "round", label)
+
+
+def _ticks(axis: Axis, most: int, **options: Any) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(most, **options))
 
 
 def _labels(axes: Axes, x: str, y: str) -> None:
     """Label axes, and their ticks with numbers for people."""
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(round(value, 10))))
     axes.yaxis.set_minor_formatter(NullFormatter())  # a log scale's default writes TeX

@@ -7,12 +7,12 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from html.parser import HTMLParser
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib
 from markupsafe import Markup, escape
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 STYLED = 8  # hypotheses with a separate colour; the others share one
 # In points, which the page treats as pixels. Narrow enough for a phone at full size: text of
@@ -60,6 +60,8 @@ def key(place: int | None) -> Markup:
 @contextmanager
 def styled_as(salt: str) -> Iterator[None]:
     """Draw in this style, and ignore the machine's matplotlibrc."""
+    import matplotlib  # the import takes half a second
+
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(STYLE | {"svg.hashsalt": salt})
@@ -68,6 +70,8 @@ def styled_as(salt: str) -> Iterator[None]:
 
 def svg(name: str, alt: str, draw: Callable[[Axes], None], height: int = HEIGHT) -> Markup:
     """Return the drawing of `draw` as SVG, with ids that no other figure of the page has."""
+    from matplotlib.figure import Figure
+
     buffer = io.StringIO()
     with styled_as(name):
         figure = Figure(figsize=(WIDTH / 72, height / 72), layout="constrained")

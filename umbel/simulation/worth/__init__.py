@@ -8,7 +8,6 @@ from logging import INFO, WARNING
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr, stdtrit
 
 from umbel.client.cohort import Cohort
 from umbel.client.trial import try_out
@@ -30,7 +29,7 @@ MOST_CLIENTS, LEAST_CLIENTS = 1000, 10
 """Maximum number of measured clients, and the least for which a network is not too large to train by each."""
 CLOSE = 0.1
 """Share of the gain of pooled rows over a constant that a close run may lack."""
-_CERTAIN = float(ndtr(2.0))  # 97.7 %: two standard errors of a normal distribution
+_ERRORS = 2.0  # standard errors, as of a normal distribution
 
 
 class Appraisal(Observer):
@@ -159,11 +158,13 @@ def _ahead(one: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
 
     A single client shows nothing.
     """
+    from scipy.special import ndtr, stdtrit  # the import takes a moment
+
     difference = one - other
     if len(difference) < 2:
         return False
     error = difference.std(ddof=1) / math.sqrt(len(difference))
-    return bool(difference.mean() > stdtrit(len(difference) - 1, _CERTAIN) * error)
+    return bool(difference.mean() > stdtrit(len(difference) - 1, ndtr(_ERRORS)) * error)
 
 
 def _rounded(value: float) -> float | None:

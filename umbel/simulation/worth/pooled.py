@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import minimize
 from torch import Tensor
 
 from umbel.client.cohort import Cohort
@@ -50,6 +49,8 @@ def fit_pooled(learner: Learner, rows: Cohort, seed: int, others: Arrays) -> tup
     others : dict of ndarray, each (k, \\*shape)
         The run's hypotheses, with which it is compared.
     """
+    from scipy.optimize import minimize  # the import takes a third of a second
+
     together = Cohort(rows.features, rows.targets, rows.lengths.sum()[None])
     objective, model_of = _objective(learner, together, others)
     ready = flatten(others)

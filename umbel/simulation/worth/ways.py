@@ -18,6 +18,7 @@ from torch import Tensor
 
 from umbel.client.cohort import Cohort
 from umbel.client.learner import Learner, best_hypothesis
+from umbel.client.loop import LoopLearner
 from umbel.client.prediction import DEFAULT
 from umbel.data import Dataset
 from umbel.models.fit import look
@@ -43,7 +44,8 @@ of a row."""
 MOST_STEPS = 20_000
 """Maximum number of steps of a client's own training."""
 SMALL = 10_000
-"""Numbers of a row up to which clients try all step sizes, and personalise by the method of predictions."""
+"""Numbers of a row up to which clients try all step sizes, and personalise by the method of predictions, if they can
+train together."""
 _LONGEST = 4  # trainings on end of clients alone, before they count as never settled
 _RISES = 0.02  # share of their gain over a constant that one more training may add, if they have settled
 _FRESH_SEED = 0  # of measured clients' initial local parameters
@@ -74,22 +76,19 @@ class Ways:
 
     def compare(self) -> list[Row | LeftOut]:
         """Return the result of each way, or the reason why the table lacks it."""
-        constant, last = self.constant(), self.state.hypotheses
-        found = [constant, *self.rules(), self.alone(constant.metrics), self.pooled(), _row(Way.LAST, self._of(last))]
-        return [*found, *self.best(), self.own()]
+        constant = self.constant()
+        last = _row(Way.LAST, self._of(self.state.hypotheses))
+        return [constant, *self.rules(), self.alone(constant.metrics), self.pooled(), last, *self.best(), self.own()]
 
     def _fits(self, rows: Cohort, most: int) -> bool:
         """Return whether the network is small enough to train on so many rows."""
         return len(rows.features) * numbers_of_a_row(self.setup.model, self.dataset) <= most
 
     @property
-    def _small(self) -> bool:
-        return numbers_of_a_row(self.setup.model, self.dataset) <= SMALL
-
-    @property
     def _how(self) -> Personal:
         """The method to personalise, of which the default trains a model six times."""
-        return DEFAULT if self._small else Personal.MIXTURE
+        small = numbers_of_a_row(self.setup.model, self.dataset) <= SMALL
+        return DEFAULT if small and not isinstance(self.learner, LoopLearner) else Personal.MIXTURE
 
     @cached_property
     def _trains(self) -> bool:
@@ -114,7 +113,7 @@ class Ways:
 
         They predict a constant, train alone with one of some step sizes, fit a ridge regression if the model is linear,
         or personalise an untrained hypothesis as they would personalise the run's. If the best way is a training, it
-        goes on until more epochs hardly add to what it gains over the constant of all clients.
+        continues until more epochs hardly add to what it gains over the constant of all clients.
         """
         run, model = self.setup.config, self.setup.model
         if not self._trains:
@@ -122,7 +121,8 @@ class Ways:
         constants, what = self._constants(self.support)
         found = {f"{what} of the client's rows": self._of_constants(constants)}
         trained = {
-            f"step size {run.step_size / smaller:g}": smaller for smaller in SMALLER[: None if self._small else 1]
+            f"step size {run.step_size / smaller:g}": smaller
+            for smaller in SMALLER[: None if self._how is DEFAULT else 1]
         }
         found |= {name: next(self._train_alone(smaller)) for name, smaller in trained.items()}
         if (fitted := ridge(self.learner, self.support, self.query)) is not None:
