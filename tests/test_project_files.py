@@ -67,7 +67,7 @@ def test_a_workflow_may_write_only_where_it_says_so(file: Path) -> None:
     [
         (None, "", "", []),
         ("workflows/release.yml", "needs: build", "needed: build", ["vendor.github-workflows"]),
-        ("workflows/tests.yml", "    timeout-minutes: 60", "", ["custom.github-workflows-require-timeout"]),
+        ("workflows/tests.yml", "    timeout-minutes: 120", "", ["custom.github-workflows-require-timeout"]),
         ("workflows/docs.yml", "3d3c42e5aac5ba805825da76410c181273ba90b1", "v7", ["zizmor"]),
         ("workflows/docs.yml", "run: make docs", "run: echo ${{ github.head_ref }}", ["zizmor"]),
         ("ISSUE_TEMPLATE/bug.yml", "body:", "bodies:", ["vendor.github-issue-forms"]),
