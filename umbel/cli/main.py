@@ -102,7 +102,7 @@ def _site() -> None:
 
 
 def _parts(context: typer.Context) -> None:
-    """Start one process of a site or of the server, in a container of its own."""
+    """Start one process of a site or of the server, in a separate container."""
     _umbel()
     if not (context.invoked_subcommand or "").startswith("server-"):
         _site()

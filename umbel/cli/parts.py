@@ -1,4 +1,4 @@
-"""``python -m umbel.cli.parts``: the processes of a site and of the server, each in a container of its own."""
+"""``python -m umbel.cli.parts``: the processes of a site and of the server, each in a separate container."""
 
 from umbel.cli.main import parts as app
 

@@ -114,7 +114,7 @@ class Ways:
 
         They predict a constant, train alone with one of some step sizes, fit a ridge regression if the model is linear,
         or personalise an untrained hypothesis as they would personalise the run's. If the best way is a training, it
-        goes on until more epochs hardly add to what it gains over the constant of all clients.
+        continues until more epochs hardly add to what it gains over the constant of all clients.
         """
         run, model = self.setup.config, self.setup.model
         if not self._trains:
