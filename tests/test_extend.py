@@ -68,7 +68,7 @@ def test_a_head_stays_with_its_client(mine: str) -> None:
 def test_a_site_reads_its_table(mine: str, tmp_path: Path) -> None:
     (tmp_path / "schema.toml").write_text(SCHEMA)
     (tmp_path / "stays.csv").write_text("hospital,born,cost\nnorth,1996,7\n")
-    read = import_by_name(settings(mine)["reader"])
+    read = import_by_name(settings(mine)["reader"].partition(" ")[0])
     dataset = read(tmp_path / "stays.csv", Numbers(), schema=str(tmp_path / "schema.toml"))
     assert dataset.features.tolist() == [[30]]
 

@@ -182,7 +182,8 @@ def test_what_umbel_imports_comes_with_it() -> None:
     for room in [*(ROOT / "umbel").iterdir(), ROOT / LAB]:
         more = {"datasets": extras["recipes"]}.get(room.name, [])
         there = installed_with(*project["dependencies"], *more)
-        own = {file.stem for file in room.glob("*.py")} if room.name == "datasets" else {"."}
+        scripts = [*(ROOT / "umbel" / "datasets").glob("*.py"), *(ROOT / LAB / "datasets").glob("*.py")]
+        own = {"."} | ({file.stem for file in scripts} if room.name in ("datasets", "umbel_lab") else set())
         for file in room.rglob("*.py") if room.is_dir() else [room]:
             for name in packages_imported(file) - sys.stdlib_module_names - {"umbel", "umbel_lab", *optional, *own}:
                 assert there & {canonicalize_name(home) for home in homes[name]}, f"{file} imports {name}"
