@@ -95,10 +95,10 @@ def start_guarded(command: list[str]) -> tuple[list[str], Rules]:
 
 def parse(command: list[str]) -> None:
     """Have Flower parse a command's options."""
-    executes = command[:3] in (EXECUTOR, SERVERS_EXECUTOR)
-    program, *arguments = ["flower-superexec", *command[3:]] if executes else command
-    if command[:3] == PACED:
-        program, arguments = "flower-supernode", command[3:]
+    executes = command[:4] in (EXECUTOR, SERVERS_EXECUTOR)
+    program, *arguments = ["flower-superexec", *command[4:]] if executes else command
+    if command[:4] == PACED:
+        program, arguments = "flower-supernode", command[4:]
     if command[:3] == GUARDED:
         program, arguments = "flower-superlink", start_guarded(command)[0]
     PARSERS[program]().parse_args(arguments)
@@ -118,7 +118,7 @@ def test_flower_takes_every_command(services: dict[str, Any]) -> None:
 
 
 def test_sites_run_the_images_own_app(services: dict[str, Any]) -> None:
-    assert {name for name, service in services.items() if service["command"][:3] == EXECUTOR} == APPS
+    assert {name for name, service in services.items() if service["command"][:4] == EXECUTOR} == APPS
 
 
 def test_only_the_server_publishes_a_port(services: dict[str, Any]) -> None:
@@ -195,7 +195,7 @@ def test_one_network_alone_leads_out(services: dict[str, Any]) -> None:
 
 
 def test_all_are_confined_watched_and_restarted(services: dict[str, Any]) -> None:
-    for service in services.values():
+    for name, service in services.items():
         assert service["read_only"]
         assert service["cap_drop"] == ["ALL"]
         assert service["security_opt"] == ["no-new-privileges:true"]
@@ -205,7 +205,7 @@ def test_all_are_confined_watched_and_restarted(services: dict[str, Any]) -> Non
         assert service["healthcheck"]["start_period"] == "15m0s"
         assert service["pull_policy"] == "never"
         assert (service["mem_limit"], service["pids_limit"], service["tmpfs"]) == (
-            str((2 if "super" in service["command"][0] or "server" in service["command"] else 4) << 30), 512,
+            str((2 if name in SERVER else 4) << 30), 512,
             ["/tmp:size=512m"],
         )  # fmt: skip
         assert service["logging"]["options"] == {"max-file": "3", "max-size": "10m"}
@@ -215,7 +215,7 @@ def test_all_are_confined_watched_and_restarted(services: dict[str, Any]) -> Non
 @pytest.mark.parametrize("policy", ["", POLICY, 'role="split" budget=16.0'])
 def test_the_site_reads_its_policy(policy: str) -> None:
     service = compose("client", env={"POLICY": policy} if policy else {})["supernode"]
-    node_config = parse_config_args([vars(supernode().parse_args(service["command"][3:]))["node_config"]])
+    node_config = parse_config_args([vars(supernode().parse_args(service["command"][4:]))["node_config"]])
     site = Site.of(node_config)
     assert str(site.data_path) == "/data"
     limits = site.limits

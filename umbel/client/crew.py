@@ -14,7 +14,6 @@ from queue import SimpleQueue
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from umbel.client.learner import Learner, one_thread
 from umbel.client.loop import LoopLearner
@@ -39,21 +38,12 @@ class Crew:
 
     def __init__(self, node: Node, clients: Sequence[ClientInDataset], together: bool = True) -> None:
         self._single = _one_thread_each(node)
-        # A simulation computes all clients at once.
-        learners: Sequence[Learner] = [node.learner]
-        self.apart = Apart([slice(0, len(clients))])
+        batches: list[Some] = [slice(0, len(clients))]  # a simulation computes all clients at once
+        learners = [node.learner]
         if not node.site.simulated:
-            self.apart, learners = self._divide(node, np.asarray(clients, np.int64), together)
-        self._idle: SimpleQueue[Learner] = SimpleQueue()
-        for learner in learners:
-            self._idle.put(learner)
-
-    def _divide(self, node: Node, asked: NDArray[np.int64], together: bool) -> tuple[Apart, Sequence[Learner]]:
-        """Return the batches in which a site computes the asked clients, and a learner for each thread."""
-        offsets, learners = node.dataset.offsets, [node.learner]
-        lengths = offsets[asked + 1] - offsets[asked]
-        alone: list[Some] = [slice(c, c + 1) for c in range(len(asked))]
-        batches = node.learner.batches(lengths) if together else alone
+            offsets, asked = node.dataset.offsets, np.asarray(clients, np.int64)
+            lengths = offsets[asked + 1] - offsets[asked]
+            batches = node.learner.batches(lengths) if together else [slice(c, c + 1) for c in range(len(asked))]
         if self._single:
             size = training_bytes(node.model, node.dataset.features.shape[1:], int(lengths.max(initial=1)))
             # The longest first, so that all threads end at about the same time.
@@ -61,7 +51,10 @@ class Crew:
             most = min(torch.get_num_threads(), len(batches), CPU_CHUNK_BYTES // size)
             # Copies alone: a thread that has not ended in the site's time still computes on its network.
             learners = (_copies(node.learner, most) if most > 1 else []) or learners
-        return Apart(batches, len(learners)), learners
+        self.apart = Apart(batches, len(learners))
+        self._idle: SimpleQueue[Learner] = SimpleQueue()
+        for learner in learners:
+            self._idle.put(learner)
 
     @property
     def threads(self) -> AbstractContextManager[None]:
