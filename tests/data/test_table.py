@@ -342,7 +342,7 @@ def test_a_table_without_a_client_column_is_one_client(site: dict[str, Path]) ->
 
 
 def test_a_site_says_which_schema(site: dict[str, Path]) -> None:
-    with raises(SiteError, "site.no-schema", '"schema=/path/to/schema.toml"'):
+    with raises(SiteError, "site.no-schema", "schema=/path/to/schema.toml"):
         read(site["path"], Numbers())
     site["path"].write_text(CSV.splitlines()[0] + "\n")
     register = Numbers()

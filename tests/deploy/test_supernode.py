@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from tests.helpers.errors import ended
 from umbel.cli.main import app as umbel
+from umbel.cli.main import parts
 from umbel.deploy import supernode
 from umbel.simulation.superlink import free_port
 
@@ -51,7 +52,8 @@ def test_what_a_site_lacks_is_told_in_one_line_before_anything_starts(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = str(other.getsockname()[1])
-        told = CliRunner().invoke(umbel, ["site", command, *(word.format(taken=taken) for word in options)])
+        group, words = (umbel, ["site", command]) if command == "start" else (parts, [command])
+        told = CliRunner().invoke(group, [*words, *(word.format(taken=taken) for word in options)])
     ended(told.exit_code, told.output, code, part.format(taken=taken))
 
 

@@ -32,6 +32,7 @@ def table(clients: int) -> pd.DataFrame:
     return frame.assign(cost=(2_000 + 90 * frame["age"] + 2_500 * (frame["smoker"] == "yes") + noise).round())
 
 
+@pytest.mark.rest
 def test_the_lines_for_a_table_work_as_they_stand(
     tmp_path: Path, umbel_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
