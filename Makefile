@@ -34,7 +34,7 @@ test: $(READY) ## Run the tests that guard every promise, and say how much proce
 	$(BIN)/python tools/suite.py $(PARALLEL)
 
 test-all: $(READY) ## Run all tests: also faults, a simulated year, experiments, pages, wheels, and ten times the examples
-	UMBEL_EXAMPLES=10 $(BIN)/python -m pytest $(PARALLEL) -m ""
+	TEST_EXAMPLES=10 $(BIN)/python -m pytest $(PARALLEL) -m ""
 
 docs: $(READY) ## Build the documentation site in docs/_build/html, and check its links
 	$(BIN)/python -m sphinx -q -E -W --keep-going -b html docs docs/_build/html

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-FACTOR = int(os.environ.get("UMBEL_EXAMPLES", "1"))
+FACTOR = int(os.environ.get("TEST_EXAMPLES", "1"))
 
 
 def examples(number: int) -> int:
