@@ -14,7 +14,7 @@ from typer import Typer
 from typer.testing import CliRunner
 
 import umbel
-from benchmarks import capacity, scale
+from benchmarks import scale
 
 
 def invoked(main: Callable[..., None], *options: str) -> Result:
@@ -27,8 +27,7 @@ def invoked(main: Callable[..., None], *options: str) -> Result:
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No processes apart, which import everything again; this one is left as it was."""
-    for module in (capacity, scale):
-        monkeypatch.setattr(module, "apart", lambda work, *args: work(*args))
+    monkeypatch.setattr(scale, "apart", lambda work, *args: work(*args))
     logger, threads = logging.getLogger("flwr"), torch.get_num_threads()
     level = logger.level
     yield

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import benchmarks.__main__ as bench
-from benchmarks import parts, peak
+from benchmarks import parts
 from benchmarks.peers.__main__ import OURS
 from benchmarks.peers.rivals import PEERS
 from benchmarks.peers.tasks import TASKS
@@ -34,7 +34,6 @@ EXPECTED: dict[tuple[str, str], Iterable[str]] = {
     },
     **{("parts", f"{task}:"): {*parts.PARTS, parts.BETWEEN} for task in TASKS},
     **{("peers", f"{task}:"): PEER_ROWS for task in TASKS},
-    ("peak", "One thing again and again"): peak.steps(),
 }
 
 
