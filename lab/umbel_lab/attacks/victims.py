@@ -106,8 +106,7 @@ def compared(choosing: bool = False) -> tuple[Mode, ...]:
         "mechanisms": Gaussian.name,
         "min-noise-multiplier": formal,
         "max-choice-epsilon": CHOICE_EPSILON,
-        "budget": EPSILON,
-        "delta": DELTA,
+        "budget": f"{EPSILON!r} delta={DELTA!r}",
     }
     public, by_site = Clipping.PUBLIC, ReleaseBy.SITE
     sums = {"release": "site", "min-clients": SITE}

@@ -384,7 +384,7 @@ def test_femnist_shows_eight_fresh_seeds_with_and_without_rebirth(tmp_path: Path
 
 
 def test_collapse_is_told_seed_by_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handwriting, "_figure", lambda *_: None)
+    monkeypatch.setattr(handwriting, "draw", lambda *_: None)
 
     def measures(config: dict[str, Any]) -> dict[str, Any]:
         index = 0.0 if "respawn" not in config["strategy"] else 1.0 if config["seed"] < 2007 else 0.3
