@@ -105,7 +105,7 @@ def private_ray() -> dict[str, str]:
         # The paths of sockets must be short, and macOS's folder for temporary files has a long one.
         "RAY_TMPDIR": str(private_scratch("/tmp" if sys.platform == "darwin" else "")),
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-        # Ray's monitor would serve metrics to everybody here, where prometheus_client is installed. No port is negative.
+        # Else Ray's monitor serves metrics to everybody here, as prometheus_client is installed. No port is negative.
         "AUTOSCALER_METRIC_PORT": "-1",
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
