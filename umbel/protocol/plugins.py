@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from importlib.machinery import PathFinder
 from itertools import dropwhile
 from typing import Any, TypeVar
@@ -264,7 +265,8 @@ def options_of(kind: type[T], given: Mapping[str, str], key: str) -> T:
             there = f"did you mean {near[0]}?" if near else options
             raise ConfigError(f"{key}: there is no option {name}; {there}", code="config.unknown-option")
     try:
-        return TypeAdapter(kind).validate_strings(pairs)
+        parsed: T = _adapter(dataclass).validate_strings(pairs)
+        return parsed
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0]) if first["loc"] else ""
@@ -273,3 +275,9 @@ def options_of(kind: type[T], given: Mapping[str, str], key: str) -> T:
         raise ConfigError(
             f"{key}: {name} {fault_text(first)}, got {pairs.get(name)!r}", code="config.option-value"
         ) from None
+
+
+@lru_cache(maxsize=64)
+def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
+    """Return what reads options of a kind: to make it takes longer than to read, and rounds read theirs again."""
+    return TypeAdapter(kind)
