@@ -37,13 +37,14 @@ from numpy.typing import NDArray
 
 from tests.deploy.audit import audit
 from tests.helpers.forks import flwr
+from tests.helpers.ports import free_port
 from umbel.deploy import certs
 from umbel.privacy.gate.ledger import Ledger
 from umbel.protocol.flower import keep_secret
 from umbel.protocol.home import write_atomically
 from umbel.server.run_folder import RunFolder
 from umbel.simulation.launch import unpacked
-from umbel.simulation.superlink import free_port, tool
+from umbel.simulation.superlink import tool
 
 APP = Path(__file__).resolve().parent.parent.parent
 CONNECTION = "deployment"

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from flwr.supercore.grpc_health import health_server, run_health_server_grpc_no_tls
 
+from tests.helpers.ports import free_port
 from umbel.deploy.certs import make
 from umbel.deploy.health import healthy
 from umbel.protocol.flower import _readiness
-from umbel.simulation.superlink import free_port
 
 
 class Health(BaseHTTPRequestHandler):

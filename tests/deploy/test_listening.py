@@ -7,9 +7,9 @@ import socket
 import pytest
 
 from tests.helpers.errors import raises
+from tests.helpers.ports import free_port
 from umbel.deploy.listening import check_port, option
 from umbel.protocol.errors import ServerError, SiteError
-from umbel.simulation.superlink import free_port
 
 
 @pytest.mark.parametrize(

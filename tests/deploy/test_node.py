@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.errors import raises
+from tests.helpers.ports import free_port
 from umbel.deploy import certs, node
 from umbel.privacy.gate.site import NODE_CONFIG, SERVER_CA
 from umbel.protocol.errors import SiteError
-from umbel.simulation.superlink import free_port
 
 
 @pytest.mark.parametrize("option", ["--isolation=subprocess", "--superexec-auth-secret-file"])

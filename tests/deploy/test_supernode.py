@@ -13,10 +13,10 @@ from typer import Exit
 from typer.testing import CliRunner
 
 from tests.helpers.errors import ended
+from tests.helpers.ports import free_port
 from umbel.cli.main import app as umbel
 from umbel.cli.main import parts
 from umbel.deploy import supernode
-from umbel.simulation.superlink import free_port
 
 
 def test_flower_waits_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:

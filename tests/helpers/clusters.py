@@ -19,11 +19,11 @@ from typing import Any
 import psutil
 from flwr.app import Message
 
+from tests.helpers.ports import free_port
 from umbel.data import open_dataset, shard, write_dataset
 from umbel.simulation.cluster import Machine
 from umbel.simulation.hosts import Host, Line, Lost, without_arrays
 from umbel.simulation.places import Place, look, places
-from umbel.simulation.superlink import free_port
 
 # A dead machine, at which nobody listens, is found soon; one that is only slow to answer is not taken for dead.
 _FAST = {"RAY_health_check_period_ms": "500", "RAY_health_check_timeout_ms": "300000"}

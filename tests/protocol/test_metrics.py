@@ -19,10 +19,10 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from prometheus_client.metrics_core import Metric
 
 from tests.helpers.errors import raises
+from tests.helpers.ports import free_port
 from tests.helpers.series import values_of
 from umbel.protocol.errors import MetricsError
 from umbel.protocol.metrics import exposition, machine, metric, publish, watched
-from umbel.simulation.superlink import free_port
 
 SOME = [
     metric("a_total", "Grows.", 3),

@@ -20,9 +20,9 @@ import pytest
 
 from tests.deploy.processes import wait_until
 from tests.helpers.commands import blocks
+from tests.helpers.ports import free_port
 from tests.helpers.sources import ROOT
 from umbel.simulation.reaper import end, started
-from umbel.simulation.superlink import free_port
 
 COMMAND = [str(Path(sys.executable).parent / "umbel"), "run", "rounds=100000", "restarts=1"]
 OWN = """

@@ -11,7 +11,7 @@ from tests.privacy.secure.conftest import Federation
 from umbel.privacy.secure import party, seeds
 from umbel.privacy.secure.terms import Terms
 
-_LENGTH, _DEVIATION = 8, 300.0
+_LENGTH, _DEVIATION = 400, 300.0
 
 
 def some_of(generator: np.random.Generator, names: list[str], most: int) -> set[str]:
@@ -19,7 +19,7 @@ def some_of(generator: np.random.Generator, names: list[str], most: int) -> set[
     return set(generator.permutation(names)[: generator.integers(0, most + 1)].tolist())
 
 
-@pytest.mark.parametrize("sums", [200, pytest.param(10_000, marks=pytest.mark.rest)])
+@pytest.mark.parametrize("sums", [200, pytest.param(2_000, marks=pytest.mark.rest)])
 def test_whoever_falls_silent_the_honest_leave_the_promised_noise(sums: int) -> None:
     """Three to seven parties, of which some collude, and some fall silent at each stage.
 
@@ -27,12 +27,14 @@ def test_whoever_falls_silent_the_honest_leave_the_promised_noise(sums: int) -> 
     divided by the deviation that the server is told, has a variance of 1, within three standard errors (a false alarm
     in 370 runs; the draws are the same in each).
     """
-    generator, away = np.random.default_rng(5), []
+    generator, secrets, away = np.random.default_rng(5), np.random.default_rng(6), []
     for number in range(sums):
         size = int(generator.integers(3, 8))
         colluding = int(generator.integers(0, size - 2)) if size > 3 else 0
         terms = Terms(f"run {number}", _LENGTH, 40, _DEVIATION, colluding, least=size)
         federation, t = Federation(terms, size), terms.threshold(size)
+        for member in federation.parties.values():
+            member.random = secrets.bytes
         names = sorted(federation.parties)
         gone = some_of(generator, names, size - t)
         left = [name for name in names if name not in gone]
