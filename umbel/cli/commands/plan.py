@@ -64,7 +64,7 @@ def command(
         list[str] | None,
         typer.Argument(
             metavar="[CONFIG|DATASET] [KEY=VALUE...]",
-            help="A TOML file with run-config values, its name in configs/, or a dataset. With --epsilon or --write, "
+            help="A TOML file with run-config values, its name in configs/, or a dataset. With --epsilon or --out, "
             "KEY=VALUE overrides the plan. Otherwise the words are figures: noise-multiplier and rounds, or "
             "target-epsilon and participations; choice-epsilon; and, without a configuration, parameters, hypotheses, "
             "clients, clients-per-round and mechanism. With --rows: local-steps, row-rate and row-noise-multiplier.",
@@ -75,7 +75,10 @@ def command(
         float | None,
         typer.Option(help="Plan the whole run for this guarantee, as umbel run --epsilon does."),
     ] = None,
-    write: Annotated[Path | None, typer.Option(help="File for the planned run config, for umbel run FILE.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="File for the planned run config, for umbel run FILE, or flwr run . --run-config FILE."),
+    ] = None,
     release: Annotated[
         ReleaseName | None,
         typer.Option(
@@ -115,12 +118,12 @@ def command(
         if len(named) > 1:
             raise ConfigError(f"{named[-1]!r} is not KEY=VALUE", code="config.two-configurations")
         config = named[0] if named else ""
-        if epsilon is not None or write is not None or (rows is not None and named):
+        if epsilon is not None or out is not None or (rows is not None and named):
             if public_data:
                 text = "--public-data does not go with the plan of a whole run; leave it out"
                 raise ConfigError(text, code="config.both-ways")
             own = strategy_of(release, sites, pairs(pairs_of))
-            _whole_run(config, own, Wanted(epsilon, delta, row_epsilon, rows), write, sites)
+            _whole_run(config, own, Wanted(epsilon, delta, row_epsilon, rows), out, sites)
             return
         delta = DELTA if delta is None else delta
         given = parse_options(Figures, " ".join(pairs_of), "umbel plan without --epsilon").given
@@ -194,22 +197,26 @@ def _steps(rate: float) -> int:
     return math.ceil(1 / exact(rate)) if 0 < rate <= 1 else 1
 
 
-def _whole_run(name: str, values: dict[str, Any], wanted: Wanted, write: Path | None, sites: int) -> None:
+def _whole_run(name: str, values: dict[str, Any], wanted: Wanted, out: Path | None, sites: int) -> None:
     """Plan a whole run, print it, and write its run config if wanted."""
     if not name:
         raise ConfigError("name a configuration or dataset to plan its run", code="config.missing-figure")
+    if out is not None and out.suffix != ".toml":
+        text = f"flwr run reads a run config only from a file that ends with .toml, not from {out}; rename it"
+        raise ConfigError(text, code="config.unwritable")
     planned = values_of(name, values, wanted, sites)
-    if write is not None:
+    if out is not None:
         try:
-            write.write_text(as_toml(planned), encoding="utf-8")
+            out.write_text(as_toml(planned), encoding="utf-8")
         except OSError as error:
-            raise ConfigError(f"{write} cannot be written: {error.strerror}", code="config.unwritable") from None
+            raise ConfigError(f"{out} cannot be written: {error.strerror}", code="config.unwritable") from None
     for line in planned.words:
         typer.echo(line)
-    if write is None:
+    if out is None:
         typer.echo(tomli_w.dumps(planned.values), nl=False)
         return
-    typer.echo(f"Next: umbel run {shlex.quote(str(write))}")
+    file = shlex.quote(str(out))
+    typer.echo(f"Next: umbel run {file}, or in Flower's simulation: flwr run . --run-config {file} --stream")
 
 
 _WHOSE_NOISE = {
