@@ -50,9 +50,9 @@ def write_report(run: str | Path, against: Sequence[str | Path] = (), baselines:
         if one == FEDAVG:
             others.append(_baseline(setup))
         elif one != LOCAL_ONLY:
-            beside, theirs, other, _ = _open(one)
+            beside, _, other, _ = _open(one)
             check(view, other)
-            if not _alike(folder, setup, beside, theirs):
+            if not _alike(folder, beside):
                 text = f"{other.name} has other rows than {view.name}, though their datasets have the same name"
                 raise ConfigError(f"{text}; compare runs of the same data", code="config.compare")
             others.append(other)
@@ -117,7 +117,7 @@ def named(against: Sequence[str]) -> list[str | Path]:
 
 def _same_data(folder: RunFolder, setup: Setup) -> bool:
     """Return whether a simulation's data are here unchanged: another dataset of the same name may be here."""
-    if setup.manifest is None or setup.manifest.part or not _simulated(folder):
+    if setup.manifest is None or not _simulated(folder):
         return False
     return bool(folder.read_config().get("data") == setup.digests["data"])
 
@@ -148,11 +148,9 @@ def _needs_data(folder: RunFolder, setup: Setup, what: str) -> None:
     raise ConfigError(text, code="config.no-data-here")
 
 
-def _alike(one: RunFolder, setup: Setup, other: RunFolder, theirs: Setup) -> bool:
-    """Return whether two runs had the same rows, as far as their folders tell: parts of a dataset differ."""
-    digests = {str(folder.read_config().get("data", "")) for folder in (one, other)} - {""}
-    parts = [bool(each.manifest and each.manifest.part) for each in (setup, theirs)]
-    return len(digests) < 2 or any(parts)
+def _alike(one: RunFolder, other: RunFolder) -> bool:
+    """Return whether two runs had the same rows, as far as their folders tell."""
+    return len({str(folder.read_config().get("data", "")) for folder in (one, other)} - {""}) < 2
 
 
 def _measured(setup: Setup, view: View) -> Measured | None:

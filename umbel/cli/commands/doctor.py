@@ -129,7 +129,7 @@ def findings(machine: Machine) -> Iterator[Finding]:
     yield (
         Finding(State.GOOD, f"Ray {machine.ray}")
         if machine.ray
-        else Finding(State.NOTE, "Ray is missing, so umbel run --ray and flwr run fail: pip install 'flwr[simulation]'")
+        else Finding(State.NOTE, "Ray is missing, so flwr run fails: pip install 'flwr[simulation]'")
     )
     yield (
         Finding(State.GOOD, f"Docker {machine.docker}")
