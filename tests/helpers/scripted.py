@@ -9,12 +9,12 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from umbel import models
+from umbel.nodes.fleet import Fleet
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.records import from_array_record
 from umbel.protocol.releases import Scores
 from umbel.protocol.run_config import RunConfig
 from umbel.server.history import State
-from umbel.server.nodes.fleet import Fleet
 from umbel.server.observer import Observer, Run
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid

@@ -15,9 +15,9 @@ from tests.helpers.forks import in_own_process
 from tests.helpers.grids import PaperGrid
 from tests.helpers.paper import paper_task
 from umbel import strategies
+from umbel.nodes.fleet import Fleet
 from umbel.protocol.messages import training_reply
 from umbel.protocol.records import to_array_record
-from umbel.server.nodes.fleet import Fleet
 from umbel.strategies.base import HypothesisStrategy
 
 pytestmark = pytest.mark.rest

@@ -13,12 +13,12 @@ from flwr.app import Context, Message
 
 from tests.helpers.scripted import LINEAR, After, Scripted, SpyGrid, run_of, setup, theta, value_of
 from umbel.models import load
+from umbel.nodes.fleet import Fleet
 from umbel.protocol.arrays import flatten
 from umbel.protocol.messages import evaluation_reply, hosting_reply, hypotheses_in
 from umbel.protocol.releases import Scores
 from umbel.protocol.tasks import Hosting
 from umbel.server.history import Round, State
-from umbel.server.nodes.fleet import Fleet
 from umbel.server.observer import Observer, Run
 from umbel.server.rounds import _median, distances, draw_hypotheses, initial_hypotheses, ratios, run_rounds
 from umbel.simulation import in_process

@@ -16,6 +16,7 @@ from tests.helpers.errors import raises
 from tests.helpers.grids import PaperGrid, error_reply, failing, stack, vectors
 from tests.helpers.runs import run_app
 from umbel import models, strategies
+from umbel.nodes.fleet import Fleet
 from umbel.protocol.arrays import Labels, Matrix, Vectors, mean_of
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.messages import hypotheses_in, training_in
@@ -24,7 +25,6 @@ from umbel.protocol.release import Clipping, ClipSchedule
 from umbel.protocol.releases import Releases
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import TrainingSpec
-from umbel.server.nodes.fleet import Fleet
 from umbel.server.rounds import draw_hypotheses
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
@@ -171,7 +171,7 @@ def test_fewer_releases_than_the_least_leave_the_hypotheses(released: int, moved
     assert sum(rehearsal.strategy.fleet.participations) == released, "they count even where the hypotheses stay"
 
 
-# --- replies that are of no use, of which `tests/server/nodes/test_replies.py` knows more
+# --- replies that are of no use, of which `tests/nodes/test_replies.py` knows more
 
 
 @pytest.mark.parametrize("lost", [1, 2])

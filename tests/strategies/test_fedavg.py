@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.strategies.conftest import one_round
-from umbel.server.nodes.fleet import Fleet
+from umbel.nodes.fleet import Fleet
 from umbel.strategies.fedavg import FedAvg
 
 

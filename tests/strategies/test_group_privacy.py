@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from tests.strategies.conftest import one_round
-from umbel.server.nodes.fleet import Fleet
+from umbel.nodes.fleet import Fleet
 from umbel.strategies.group_privacy import GroupOptions, GroupPrivacy, nearest, relocating_kmeans, seeded_kmeans
 
 

@@ -15,10 +15,10 @@ from tests.helpers.errors import raises
 from tests.helpers.runs import run_app
 from umbel import strategies
 from umbel.data import Manifest, write_leaf
+from umbel.nodes.fleet import Fleet
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Clipping
 from umbel.protocol.run_config import RunConfig
-from umbel.server.nodes.fleet import Fleet
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
 from umbel.simulation.in_process import play

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.strategies.conftest import one_round
-from umbel.server.nodes.fleet import Fleet
+from umbel.nodes.fleet import Fleet
 from umbel.strategies.ifca import IFCA
 
 HYPOTHESES = [(0, 0, 0), (10, 10, 10)]

@@ -12,11 +12,11 @@ import pytest
 
 from tests.helpers.errors import raises
 from umbel import strategies
+from umbel.nodes.fleet import Fleet
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.plugins import LAB
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.uncalled import refuse_uncalled
-from umbel.server.nodes.fleet import Fleet
 from umbel.strategies.fedavg import FedAvg
 from umbel.strategies.group_privacy import GroupPrivacy
 from umbel.strategies.ifca import IFCA

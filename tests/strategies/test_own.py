@@ -18,9 +18,9 @@ from tests.helpers.disk import Killed, kill_when
 from tests.helpers.errors import raises
 from tests.helpers.runs import AppRun, run_app
 from umbel import strategies
+from umbel.nodes.fleet import Fleet
 from umbel.protocol.arrays import Matrix
 from umbel.protocol.errors import ConfigError
-from umbel.server.nodes.fleet import Fleet
 from umbel.simulation.grid import InProcessGrid
 from umbel.strategies import GroupPrivacy
 

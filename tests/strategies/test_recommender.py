@@ -9,10 +9,10 @@ import pytest
 
 from tests.helpers.errors import raises
 from umbel import models
+from umbel.nodes.fleet import Fleet
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.releases import Releases
 from umbel.protocol.run_config import RunConfig
-from umbel.server.nodes.fleet import Fleet
 from umbel.server.setup import Setup
 from umbel.simulation.in_process import play
 from umbel.strategies.recommender import Recommender

@@ -10,9 +10,9 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.helpers.errors import raises
+from umbel.nodes.fleet import Fleet
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.plugins import parse_options
-from umbel.server.nodes.fleet import Fleet
 from umbel.server.setup import Setup
 from umbel.simulation.in_process import play
 from umbel.strategies.group_privacy import GroupOptions, GroupPrivacy

@@ -10,11 +10,11 @@ import pytest
 from tests.helpers.errors import raises
 from tests.helpers.noise import sanitise
 from umbel import models, strategies
+from umbel.nodes.fleet import Fleet
 from umbel.protocol.arrays import Matrix
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Clipping
 from umbel.protocol.run_config import RunConfig
-from umbel.server.nodes.fleet import Fleet
 from umbel.strategies import GeometricMedian, GroupPrivacy, TrimmedMean
 from umbel.strategies.robust import HostileOptions, Robust
 

@@ -19,6 +19,7 @@ from tests.helpers.paper import ACCEPTED
 from tests.helpers.runs import run_app
 from tests.helpers.sources import ROOT
 from umbel import strategies
+from umbel.nodes.fleet import Fleet
 from umbel.protocol.arrays import flatten
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.messages import site_reply, training_in
@@ -27,7 +28,6 @@ from umbel.protocol.release import Clipping, ClipSchedule, Kind, ReleaseBy
 from umbel.protocol.releases import Sums
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import TrainingSpec
-from umbel.server.nodes.fleet import Fleet
 from umbel.server.observer import Run
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid

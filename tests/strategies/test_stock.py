@@ -18,9 +18,9 @@ from tests.helpers.errors import raises
 from tests.helpers.runs import AppRun, run_app
 from tests.strategies.conftest import one_round
 from umbel import models, strategies
+from umbel.nodes.fleet import Fleet
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.run_config import RunConfig
-from umbel.server.nodes.fleet import Fleet
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
 from umbel.strategies import Stock

@@ -1,7 +1,7 @@
 """The rounds of a run: train, evaluate, keep the best, until all are done or an observer stops it.
 
 The strategy (`umbel.strategies.base`) says what to ask and makes the next hypotheses of the replies.
-`umbel.server.nodes.fleet` samples the clients, and sends and reads the messages.
+`umbel.nodes.fleet` samples the clients, and sends and reads the messages.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from umbel.models.model import Model
+from umbel.nodes.exchange import Exchange
+from umbel.nodes.transport import transport_of
 from umbel.protocol import logs
 from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.flower import log
 from umbel.protocol.records import to_array_record
 from umbel.protocol.words import count_of
 from umbel.server.history import Round, State
-from umbel.server.nodes.exchange import Exchange
-from umbel.server.nodes.transport import transport_of
 from umbel.server.observer import Observer, Run
 from umbel.server.setup import Setup
 

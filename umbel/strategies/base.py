@@ -132,7 +132,7 @@ class HypothesisStrategy(Strategy):
     Parameters
     ----------
     fleet : Clients
-        The run's nodes and their clients (`umbel.server.nodes.fleet.Fleet`).
+        The run's nodes and their clients (`umbel.nodes.fleet.Fleet`).
     hypotheses : int
         k, or the maximum if the strategy changes their number.
     min_releases : int

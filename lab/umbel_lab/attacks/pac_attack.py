@@ -25,6 +25,8 @@ from umbel.client.node import Node
 from umbel.data import Dataset
 from umbel.models.factors import BiasedFactors, Factors
 from umbel.models.model import Model
+from umbel.nodes.fleet import Fleet
+from umbel.nodes.roster import TRAIN, Roster, sample
 from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.errors import ConfigError
@@ -36,8 +38,6 @@ from umbel.protocol.releases import Releases
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.simulated import in_process
 from umbel.protocol.tasks import TrainingSpec
-from umbel.server.nodes.fleet import Fleet
-from umbel.server.nodes.roster import TRAIN, Roster, sample
 from umbel.server.observer import Observer, Run, Section
 from umbel.simulation.grid import InProcessGrid
 from umbel.strategies.base import Outcome

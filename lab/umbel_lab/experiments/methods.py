@@ -17,6 +17,7 @@ import torch
 from umbel import models, strategies
 from umbel.data import find_dataset, open_dataset
 from umbel.models.optimizers import descent_of
+from umbel.nodes.fleet import Fleet
 from umbel.privacy.accounting.guarantee import DELTA
 from umbel.privacy.accounting.plan import Task, plan_for, usual_choice
 from umbel.privacy.accounting.row_plan import RowTask, row_plan_for
@@ -24,7 +25,6 @@ from umbel.privacy.gate.policy import Personal
 from umbel.privacy.mechanisms.discrete_gaussian import DiscreteGaussian
 from umbel.protocol.release import LAPLACE
 from umbel.protocol.run_config import RowSettings, RunConfig
-from umbel.server.nodes.fleet import Fleet
 from umbel.server.setup import Setup
 from umbel.simulation import in_process
 from umbel.simulation.baselines import local_only, personalised

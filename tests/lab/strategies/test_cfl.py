@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from tests.helpers.errors import raises
 from tests.strategies.test_how_many import GROUPS, dataset
 from umbel import strategies
+from umbel.nodes.fleet import Fleet
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.releases import Releases
 from umbel.protocol.run_config import RunConfig
-from umbel.server.nodes.fleet import Fleet
 from umbel.server.setup import Setup
 from umbel.simulation.in_process import play
 from umbel_lab.strategies import ClusteredFL

@@ -14,11 +14,11 @@ from tests.strategies.conftest import one_round
 from tests.strategies.test_how_many import GROUPS, dataset
 from umbel import strategies
 from umbel.data import Manifest, write_leaf
+from umbel.nodes.fleet import Fleet
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Clipping, ClipSchedule
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import TrainingSpec
-from umbel.server.nodes.fleet import Fleet
 from umbel.server.setup import Setup
 from umbel.simulation.baselines import rand_index
 from umbel.simulation.in_process import play

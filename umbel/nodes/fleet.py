@@ -1,6 +1,6 @@
 """The clients of a run, as a strategy sees them: sampling, messages and replies.
 
-`umbel.server.nodes.exchange` sends the messages and waits, and `umbel.server.nodes.replies` checks the replies. On the
+`umbel.nodes.exchange` sends the messages and waits, and `umbel.nodes.replies` checks the replies. On the
 node a message comes to `umbel.client.app`, behind the gate (`umbel.privacy.gate.own_app`).
 """
 
@@ -20,6 +20,14 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from umbel.models.prior import Prior
+from umbel.nodes.bounds import count_deviation, furthest, furthest_sum
+from umbel.nodes.exchange import Answer, Exchange
+from umbel.nodes.presence import Absence
+from umbel.nodes.replies import Asked, read_releases, read_scores, read_sums
+from umbel.nodes.roster import MORE_NODES, TRAIN, VALIDATION, Roster, check_enough, gather, hosting_of
+from umbel.nodes.secure import NO_REPORTS, Together, summed, terms_of
+from umbel.nodes.transport import transport_of
+from umbel.nodes.words import Names, code_in, told
 from umbel.protocol.arrays import Arrays, as_matrix
 from umbel.protocol.clients import ClientInRun, ClientOnNode
 from umbel.protocol.durations import at_time, in_time
@@ -41,14 +49,6 @@ from umbel.protocol.release import ReleaseBy
 from umbel.protocol.releases import Releases, Scores, Sums, Total
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import EvaluationSpec, Hosting, TrainingSpec
-from umbel.server.nodes.bounds import count_deviation, furthest, furthest_sum
-from umbel.server.nodes.exchange import Answer, Exchange
-from umbel.server.nodes.presence import Absence
-from umbel.server.nodes.replies import Asked, read_releases, read_scores, read_sums
-from umbel.server.nodes.roster import MORE_NODES, TRAIN, VALIDATION, Roster, check_enough, gather, hosting_of
-from umbel.server.nodes.secure import NO_REPORTS, Together, summed, terms_of
-from umbel.server.nodes.transport import transport_of
-from umbel.server.nodes.words import Names, code_in, told
 
 # Keys that separate the server's draws for different purposes.
 _SAMPLE_TRAIN, _SAMPLE_VALIDATION = 1, 2

@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from tests.helpers.messages import instead, sent
 from tests.helpers.paper import paper_task
 from umbel import models
+from umbel.nodes.fleet import Fleet
+from umbel.nodes.roster import admitted
 from umbel.protocol.arrays import flatten
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.messages import (
@@ -33,8 +35,6 @@ from umbel.protocol.records import pack, to_array_record, unpack
 from umbel.protocol.run_config import MAX_CLIENTS, RunConfig
 from umbel.protocol.tasks import VERSION, Hosting
 from umbel.server.history import State
-from umbel.server.nodes.fleet import Fleet
-from umbel.server.nodes.roster import admitted
 from umbel.server.observer import Run
 from umbel.server.rounds import run_rounds
 from umbel.server.setup import Setup

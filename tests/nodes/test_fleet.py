@@ -15,19 +15,19 @@ from flwr.app import Context, Error, Message
 from scipy.stats import chi2
 
 import umbel.client.app
-import umbel.server.nodes.fleet
-import umbel.server.nodes.presence
-import umbel.server.nodes.roster
+import umbel.nodes.fleet
+import umbel.nodes.presence
+import umbel.nodes.roster
 from tests.helpers.errors import raises
 from tests.helpers.grids import ListeningGrid, PaperGrid, error_reply, failing, stack, vectors
 from tests.helpers.paper import paper_task
+from umbel.nodes.fleet import Fleet
 from umbel.protocol.arrays import flatten
 from umbel.protocol.errors import FleetError
 from umbel.protocol.flower import ErrorCode
 from umbel.protocol.messages import evaluation_in, hypotheses_in, merged, training_in
 from umbel.protocol.records import to_array_record
 from umbel.protocol.tasks import EvaluationSpec, Hosting
-from umbel.server.nodes.fleet import Fleet
 from umbel.simulation.grid import InProcessGrid
 
 COMMON = paper_task(local_epochs=3)
@@ -101,9 +101,9 @@ def paused(
 
     fleet.roster(grid)
     clock = SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0], sleep=sleep)
-    monkeypatch.setattr(umbel.server.nodes.fleet, "time", clock)
-    monkeypatch.setattr(umbel.server.nodes.roster, "time", clock)
-    monkeypatch.setattr(umbel.server.nodes.presence, "time", clock)
+    monkeypatch.setattr(umbel.nodes.fleet, "time", clock)
+    monkeypatch.setattr(umbel.nodes.roster, "time", clock)
+    monkeypatch.setattr(umbel.nodes.presence, "time", clock)
     fleet.participations[0] = 1
     return fleet, grid, slept
 
