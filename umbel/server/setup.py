@@ -59,7 +59,8 @@ class Setup:
         """
         run = RunConfig.parse(run_config)
         fleet = Fleet(run)
-        strategy = strategies.make(run, fleet)
+        strategy = strategies.make(run)
+        strategy.nodes = fleet
         # Opening checks it here too: a simulation should fail before its nodes start.
         dataset = _open(run, part=True)
         manifest = dataset.manifest if dataset else None
