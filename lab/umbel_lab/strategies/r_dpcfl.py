@@ -14,8 +14,8 @@ import numpy as np
 from scipy import special
 
 from umbel.models.model import Model
-from umbel.nodes.fleet import Fleet
 from umbel.nodes.differences import noise_variance
+from umbel.nodes.fleet import Fleet
 from umbel.protocol.arrays import Labels, Matrix, Vectors, in_blocks
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.run_config import AUTO, RunConfig
