@@ -11,7 +11,7 @@ from pydantic import Field
 from umbel.models.model import Model
 from umbel.protocol.arrays import Labels, Matrix, Vectors, distances, in_blocks
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.release import exact
+from umbel.protocol.prices import exact
 from umbel.protocol.run_config import RunConfig
 from umbel.strategies.group_privacy import GroupPrivacy, nearest
 

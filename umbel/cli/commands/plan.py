@@ -23,7 +23,8 @@ from umbel.privacy.accounting.rows import needed_budget
 from umbel.protocol.cli import errors_in_one_line
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.plugins import parse_options
-from umbel.protocol.release import ReleaseBy, exact
+from umbel.protocol.prices import exact
+from umbel.protocol.release import ReleaseBy
 from umbel.simulation.start import values_of
 from umbel.simulation.wanted import Wanted
 
