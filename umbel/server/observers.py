@@ -24,7 +24,6 @@ from umbel.server.history import State, collapsed, last_rounds
 from umbel.server.observer import Observer, Run, Section, load_observers
 from umbel.server.report.alarms import why_collapsed
 from umbel.server.setup import Setup
-from umbel.server.snapshots import Snapshots
 from umbel.server.status import RunState, status_of
 from umbel.server.summary import Summary
 from umbel.server.tracking import load_tracker
@@ -235,17 +234,9 @@ class Checkpoints(Observer):
 
     A thread writes a large model while the next round runs. The end of that round waits for the thread, and so does the
     end of the run. Both raise the error of a failed write. Leaving the context waits too.
-
-    Parameters
-    ----------
-    snapshots : Snapshots
-        Saved too.
     """
 
-    def __init__(self, snapshots: Snapshots) -> None:
-        super().__init__()
-        self._snapshots = snapshots
-        self._written: Future[None] | None = None
+    _written: Future[None] | None = None
 
     def __enter__(self) -> Self:
         """Return the observer."""
@@ -276,13 +267,10 @@ class Checkpoints(Observer):
         if (folder := run.folder) is None:
             return
         nodes = run.fleet.roster(run.grid).nodes
-        releases = self._snapshots.to_bytes() if self._snapshots.add(run.state, run.outcome) else b""
 
         def write(state: State, participations: NDArray[np.int64], kept: Arrays) -> None:
             folder.write_nodes(nodes)
             folder.write_round(state, participations, release, kept)
-            if releases:
-                folder.write_releases(releases)
 
         state, participations, release = run.state, run.fleet.participations, run.setup.release
         kept = run.strategy.state

@@ -74,14 +74,6 @@ def command(
             "same number of nodes, the result is bit-identical.",
         ),
     ] = False,
-    against: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Another run of the same data, to compare in the report. fedavg or local-only makes that baseline; "
-            "fedavg takes about as long as the run. May be repeated.",
-            show_default=False,
-        ),
-    ] = None,
     baselines: Annotated[
         bool,
         typer.Option(
@@ -99,7 +91,6 @@ def command(
         if strict and not baselines:
             text = "--strict needs the run's worth; leave out --no-baselines"
             raise ConfigError(text, code="config.strict-alone")
-        others = beside(against) if against else []
         values, words = asked(what or [], resume, Wanted(epsilon, delta, row_epsilon, rows), nodes)
         for line in words:
             typer.echo(line)
@@ -108,20 +99,8 @@ def command(
             folder = done(values, nodes, relay, ray or on_cluster(), baselines)
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
-        if others:
-            from umbel.simulation.report import write_report
-
-            write_report(folder, others, baselines)
-            typer.echo("The report compares it with the other runs.")
         if strict:
             demand(folder)
-
-
-def beside(against: list[str]) -> list[str | Path]:
-    """Return the runs for comparison in the report; errors as for `umbel.simulation.report.named`."""
-    from umbel.simulation.report import named  # it imports PyTorch
-
-    return named(against)
 
 
 def done(values: dict[str, Any], nodes: int, relay: Relay, ray: bool, baselines: bool) -> Path:
