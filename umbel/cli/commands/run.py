@@ -145,13 +145,8 @@ def asked(
 
     Errors are those of `umbel.simulation.start.values_of`.
     """
-    named = [word for word in words if "=" not in word]
-    if len(named) > 1:
-        raise ConfigError(
-            f"{named[-1]!r} is not KEY=VALUE, and one configuration is given already", code="config.two-configurations"
-        )
-    given = pairs([word for word in words if "=" in word])
-    source = named[0] if named else ""
+    source, some = parted(words)
+    given = pairs(some)
     if not resume:
         planned = values_of(source, given, wanted, nodes or 1)
         return planned.values, planned.words
@@ -163,6 +158,16 @@ def asked(
             "name the run to resume: umbel run RUN --resume; umbel runs list shows them", code="config.no-run"
         )
     return resumed(source, given), []
+
+
+def parted(words: list[str]) -> tuple[str, list[str]]:
+    """Return the configuration in words of a command line, or nothing, and the ``key=value`` words."""
+    named = [word for word in words if "=" not in word]
+    if len(named) > 1:
+        raise ConfigError(
+            f"{named[-1]!r} is not KEY=VALUE, and one configuration is given already", code="config.two-configurations"
+        )
+    return "".join(named), [word for word in words if "=" in word]
 
 
 def pairs(words: list[str]) -> dict[str, Any]:
