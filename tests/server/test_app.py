@@ -554,9 +554,8 @@ def test_a_run_that_goes_on_says_that_simulated_clients_have_lost_their_local_pa
     assert "new local parameters" not in caplog.text + report_of(short)
     play(rounds=1, start_from=str(short.folder), seed=1, **headed)
     assert "Clients start with new local parameters" in caplog.text, "as does one that starts from it"
-    resumed = play(rounds=2, resume=str(short.folder), **headed)
-    for told in (caplog.text, report_of(resumed)):
-        assert "After round 1 clients start with new local parameters, so the result differs" in told
+    play(rounds=2, resume=str(short.folder), **headed)
+    assert "Its clients start with new local parameters: the result differs" in caplog.text
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
@@ -571,8 +570,7 @@ def test_limits_of_simulated_nodes_begin_anew_unless_their_ledger_is_on_disk(
     assert max(often for often, _ in short.ledger.values()) == 1
     resumed = play(rounds=3, clients_per_round=60, resume=str(short.folder))
     assert max(often for often, _ in resumed.ledger.values()) == (1 if on_disk else 2)
-    for told in (caplog.text, report_of(resumed)):
-        assert "start from 0 again, unless UMBEL_LEDGER_PATH names a ledger on disk" in told
+    assert "start from 0 again, unless UMBEL_LEDGER_PATH names a ledger on disk" in caplog.text
 
 
 def test_turns_that_the_run_config_limits_go_on(play: Play) -> None:

@@ -16,11 +16,10 @@ from tests.helpers.errors import raises
 from tests.helpers.scripted import Scripted, run_of
 from umbel.protocol.durations import in_time
 from umbel.protocol.errors import DiskError
-from umbel.protocol.release import Clipping, Kind, Release
 from umbel.server import observers, run_folder
 from umbel.server.history import State
 from umbel.server.observer import Observer, Run
-from umbel.server.observers import Checkpoints, Log, Released, Spending
+from umbel.server.observers import Checkpoints, Log, Released
 from umbel.server.rounds import run_rounds
 from umbel.server.run_folder import RunFolder
 from umbel.server.setup import Setup
@@ -88,23 +87,6 @@ def test_each_round_gets_a_line_with_the_time_left_from_the_second_on(
     caplog.clear()
     patient = logged(caplog, run_config, Scripted([9, 8, 7, 6, 5]), rounds=4, patience=3)
     assert patient[1].endswith("5 min 0 s, at most 2 min 0 s left"), "it may end early"
-
-
-@pytest.mark.parametrize(
-    ("capped", "rounds", "told"),
-    [(False, 8, [2, 4, 6]), (False, 5, [2, 3, 4]), (False, 1, []), (True, 8, [2]), (True, 2, [1]), (True, 1, [])],
-)
-def test_the_guarantee_is_told_once_and_without_a_maximum_of_participations_after_each_quarter(
-    capped: bool, rounds: int, told: list[int], run_config: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    setup = Setup.parse(run_config)
-    release = Release(Kind.TRAIN, 2, 400.0, Clipping.PUBLIC)
-    spending = Spending(Summary(setup.model, setup.manifest, release, most=rounds, capped=capped))
-    log = Log(Summary(setup.model, setup.manifest, release))
-    with caplog.at_level(logging.INFO, "flwr"):
-        run_rounds(run_of(Scripted([1.0] * (rounds + 1)), log, spending, rounds=rounds))
-    after = [caplog.messages[i - 1] for i, line in enumerate(caplog.messages) if "epsilon" in line]
-    assert [int(line.split()[1].partition("/")[0]) for line in after] == told
 
 
 def test_a_long_run_gets_a_hundred_lines_of_rounds_that_were_validated(

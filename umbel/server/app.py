@@ -20,7 +20,7 @@ from umbel.protocol.plugins import trust
 from umbel.protocol.release import Clipping
 from umbel.server.history import State
 from umbel.server.observer import Observer, Run
-from umbel.server.observers import Checkpoints, Log, Released, Resumed, Sites, Spending, named
+from umbel.server.observers import Checkpoints, Log, Released, Sites, named
 from umbel.server.report import View, render
 from umbel.server.rounds import initial_hypotheses, run_rounds
 from umbel.server.run_folder import RunFolder, Section, versions
@@ -97,9 +97,7 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int, watching: Se
             state = State(hypotheses=start, best=start)
         checkpoints = held.enter_context(Checkpoints())
         sites = Sites()
-        observers += [Log(summary), Spending(summary), checkpoints, sites, Released(), *watching]
-        if setup.config.resume:
-            observers.append(Resumed())
+        observers += [Log(summary), checkpoints, sites, Released(), *watching]
         run = Run(setup, grid, state, observers, folder.path.name, folder)
         held.enter_context(sites.until_end(run))
         try:
@@ -156,6 +154,15 @@ def _resume(setup: Setup, grid: Grid) -> State:
     saved.folder.write_latest(saved.state, saved.kept)
     log(INFO, "The run continues after round %d", len(saved.state.history))
     log(INFO, "Results go to %s", saved.folder.path)
+    if setup.fleet.roster(grid).simulated:  # a site keeps all that on its disk
+        text = (
+            "Its simulated nodes are new: their counts for their policy's limits (UMBEL_MAX_PARTICIPATIONS, "
+            "UMBEL_BUDGET, ...) start from 0 again, unless UMBEL_LEDGER_PATH names a ledger on disk. The run config's "
+            "max-participations is not reset."
+        )
+        log(WARNING, text)
+        if setup.model.local_shapes:
+            log(WARNING, "Its clients start with new local parameters: the result differs from an uninterrupted run's")
     return saved.state
 
 

@@ -21,7 +21,7 @@ from umbel.protocol.flower import log
 from umbel.protocol.home import LAST_ROOM, LEAST_ROOM, check_room
 from umbel.protocol.words import count_of
 from umbel.server.history import State, collapsed, last_rounds
-from umbel.server.observer import Observer, Run, Section, load_observers
+from umbel.server.observer import Observer, Run, load_observers
 from umbel.server.report.alarms import why_collapsed
 from umbel.server.setup import Setup
 from umbel.server.status import RunState, status_of
@@ -30,7 +30,6 @@ from umbel.server.tracking import load_tracker
 
 _FIRST = 3  # rounds; a node without a reply in a single round may only be slow
 _LINES = 100
-_QUARTERS = 4
 _COPIES = 3  # of the state, while the new one takes the place of the latest and of the best
 _LARGE = 1 << 24  # bytes of hypotheses and strategy's state; writing fewer takes a few hundredths of a second
 
@@ -109,36 +108,6 @@ class Sites(Observer):
             run.folder.write_status(status_of(run.setup.config, roster, number, participations, paused, ends, state))
 
 
-class Resumed(Observer):
-    """Says, in the log and in the report, which state of its nodes a resumed simulation has lost.
-
-    A site keeps it on its disk; a simulated node keeps it in memory, only while it runs.
-    """
-
-    def begin(self, run: Run) -> None:
-        """Write it to the log, where nodes are simulated."""
-        self._told: tuple[str, ...] = ()
-        if not run.fleet.roster(run.grid).simulated:
-            return
-        done = len(run.state.history)
-        self._told = (
-            f"After round {done} the run continues with new simulated nodes. Their counts for their policy's limits "
-            "(UMBEL_MAX_PARTICIPATIONS, UMBEL_BUDGET, ...) start from 0 again, unless UMBEL_LEDGER_PATH names a ledger "
-            "on disk. The run config's max-participations is not reset.",
-        )
-        if run.setup.model.local_shapes:
-            self._told += (
-                f"After round {done} clients start with new local parameters, so the result differs from that of "
-                "an uninterrupted run.",
-            )
-        for text in self._told:
-            log(WARNING, "%s", text)
-
-    def section(self) -> Section | None:
-        """Return the same for the report."""
-        return Section("Resumed simulation", self._told) if self._told else None
-
-
 class Log(Observer):
     """Logs the progress of a run, with the remaining time.
 
@@ -199,30 +168,6 @@ class Log(Observer):
             most = "at most" if run.setup.config.patience else "about"
             line += f", {most} {in_time((now - first_end) / (entry.number - first) * left)} left"
         log(INFO, line)
-
-
-class Spending(Observer):
-    """Logs the guarantee after the first quarter of a run's rounds, and after later ones if it has changed.
-
-    It is the planned one. A run without a maximum of participations has spent some epsilon to date, which holds at all
-    times at once (`umbel.privacy.accounting.odometer`), so such a run may be stopped because of it. It counts the
-    releases that the server knows; a site's ledger counts all.
-    """
-
-    def __init__(self, summary: Summary) -> None:
-        super().__init__()
-        self._summary = summary
-        self._told: list[str] = []
-
-    def after_round(self, run: Run) -> None:
-        """Log it, if a quarter has ended and there is a guarantee."""
-        entry, rounds = run.state.history[-1], run.setup.config.rounds
-        quarters = [entry.number * _QUARTERS // rounds, (entry.number - 1) * _QUARTERS // rounds]
-        if entry.asked and quarters[0] != quarters[1] and entry.number < rounds:
-            lines = self._summary.spent_lines(entry.max_participations)
-            for line in lines if lines != self._told else []:
-                log(INFO, "%s", line)
-            self._told = lines
 
 
 def _size(state: State, kept: Arrays) -> int:
