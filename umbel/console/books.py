@@ -90,8 +90,6 @@ class Books:
         Its limits decide what part of its budget a client has used.
     delta : float
         Of the epsilons that are shown, if the site's budget has no delta.
-    node_config : str
-        The text that describes the site, if they are to follow it (`now`).
     to_date : bool
         Whether to show the epsilons that hold for releases that were not planned in advance.
     """
@@ -99,7 +97,6 @@ class Books:
     ledger: Path
     site: Site | None = None
     delta: float = DELTA
-    node_config: str = ""
     to_date: bool = False
 
     @classmethod
@@ -108,11 +105,7 @@ class Books:
         site = Site.of(entries_of(node_config))
         if site.ledger_path is None:
             raise SiteError("a simulated site has no ledger; name the site's data", code="site.no-data")
-        return cls(site.ledger_path, site, node_config=node_config)
-
-    def now(self) -> Self:
-        """Return the books as they are now: ledger, log, and the policy, whose file a node reads for each message."""
-        return type(self).of(self.node_config) if self.node_config else replace(self)
+        return cls(site.ledger_path, site)
 
     @cached_property
     def limits(self) -> Limits:

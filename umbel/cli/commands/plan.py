@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from umbel.cli.commands.run import pairs, parted
+from umbel.cli.commands.run import Delta, Epsilon, RowEpsilon, Rows, pairs, parted
 from umbel.cli.plans import Figures, Priced, ReleaseName, as_toml, plan, price
 from umbel.privacy.accounting.guarantee import DELTA, amount, gap, guarantee, in_words
 from umbel.protocol.cli import errors_in_one_line
@@ -36,21 +36,10 @@ def command(
             show_default="none",
         ),
     ] = None,
-    epsilon: Annotated[
-        float | None,
-        typer.Option(help="Plan the whole run for this guarantee, as umbel run --epsilon does."),
-    ] = None,
-    delta: Annotated[
-        float | None,
-        typer.Option(min=0, max=0.999, help="Delta of the (epsilon, delta) guarantee.", show_default=f"{DELTA:g}"),
-    ] = None,
-    row_epsilon: Annotated[
-        float | None,
-        typer.Option(help="Plan the whole run, with noise in training (DP-SGD), for this guarantee of each row."),
-    ] = None,
-    rows: Annotated[
-        int | None, typer.Option(min=1, help="With --row-epsilon: rows of a typical client.", show_default="none")
-    ] = None,
+    epsilon: Epsilon = None,
+    delta: Delta = None,
+    row_epsilon: RowEpsilon = None,
+    rows: Rows = None,
     write: Annotated[Path | None, typer.Option(help="File for the planned run config, for umbel run FILE.")] = None,
     release: Annotated[
         ReleaseName | None,

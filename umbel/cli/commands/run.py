@@ -19,6 +19,32 @@ from umbel.simulation.wanted import NOTHING, Wanted
 
 app = typer.Typer(add_completion=False)
 
+Epsilon = Annotated[
+    float | None,
+    typer.Option(
+        help="Plan noise, rounds and clip norms for this guarantee, which holds between any two data sets of a client "
+        "over the whole run.",
+        show_default="the configuration's noise, if any",
+    ),
+]
+Delta = Annotated[
+    float | None,
+    typer.Option(
+        min=0, max=0.999, help="Delta of the guarantee; 0 for a pure epsilon of clients.", show_default=f"{DELTA:g}"
+    ),
+]
+RowEpsilon = Annotated[
+    float | None,
+    typer.Option(
+        help="Plan noise in training (DP-SGD) for this guarantee of each row of a client, with --rows.",
+        show_default="none",
+    ),
+]
+Rows = Annotated[
+    int | None,
+    typer.Option(min=1, help="With --row-epsilon: rows of a typical client. They decide the batch, not the guarantee."),
+]
+
 
 @app.command()
 def command(
@@ -31,36 +57,10 @@ def command(
             show_default="synthetic data, with a guarantee",
         ),
     ] = None,
-    epsilon: Annotated[
-        float | None,
-        typer.Option(
-            help="Plan noise, rounds and clip norms for this guarantee, which holds between any two data sets of a "
-            "client over the whole run.",
-            show_default="the configuration's noise, if any",
-        ),
-    ] = None,
-    delta: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            max=0.999,
-            help="Delta of --epsilon or --row-epsilon; 0 for a pure epsilon of clients.",
-            show_default=f"{DELTA:g}",
-        ),
-    ] = None,
-    row_epsilon: Annotated[
-        float | None,
-        typer.Option(
-            help="Plan noise in training (DP-SGD) for this guarantee of each row of a client, with --rows.",
-            show_default="none",
-        ),
-    ] = None,
-    rows: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="With --row-epsilon: rows of a typical client. They decide the batch, not the guarantee."
-        ),
-    ] = None,
+    epsilon: Epsilon = None,
+    delta: Delta = None,
+    row_epsilon: RowEpsilon = None,
+    rows: Rows = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume RUN after its last finished round.")] = False,
     nodes: Annotated[
         int,
