@@ -72,12 +72,12 @@ class Run(Result):
             Columns for client, its name if it has one, row, hypothesis, and prediction and target in the target's unit.
             For a table, client is the name, and row counts from 1 below the header.
         """
-        found = self.predicted(rows, clients, personalise, schema)
+        found = self.predict_with_notes(rows, clients, personalise, schema)
         if found.warning:
             warnings.warn(found.warning, stacklevel=2)
         return found.rows
 
-    def predicted(
+    def predict_with_notes(
         self,
         rows: str | Path | Dataset | pd.DataFrame,
         clients: Sequence[int | str] | int | str | None = None,

@@ -54,7 +54,7 @@ def command(
         if out is not None:
             _check_out(out.expanduser().absolute())
         path = find_run(run)
-        made = Run(path).predicted(rows, client or None, personalise, schema)
+        made = Run(path).predict_with_notes(rows, client or None, personalise, schema)
     found, notes = made.rows, [*made.notes, *([f"Warning: {made.warning}"] if made.warning else [])]
     for column in found.columns.intersection(_NUMBERS):
         found[column] = found[column].map(_text, na_action="ignore")
