@@ -72,7 +72,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Priced:
-    """What a run costs its clients, or the noise for a wanted guarantee.
+    """The cost of a run for its clients, or the noise for a wanted guarantee.
 
     Attributes
     ----------
