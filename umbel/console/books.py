@@ -187,7 +187,7 @@ class Books:
             "delta": self.delta,
             "clients": [asdict(one) for one in self.clients],
             "runs": [asdict(one) for one in self.runs],
-            "requests": [with_prices(one) for one in self.requests],
+            "requests": [asdict(one) | {"prices": dict(prices(one))} for one in self.requests],
         }
 
     @cached_property
@@ -203,11 +203,6 @@ def _part(account: Account, budget: Fraction, covers: Callable[[Account, Fractio
         middle = (low + high) / 2
         low, high = (low, middle) if covers(account, Fraction(middle) * budget) else (middle, high)
     return high
-
-
-def with_prices(request: Request) -> dict[str, Any]:
-    """Return a request and its prices as plain values."""
-    return asdict(request) | {"prices": dict(prices(request))}
 
 
 def prices(request: Request) -> list[tuple[str, str]]:
