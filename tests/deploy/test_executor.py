@@ -21,8 +21,8 @@ from tests.client.test_bundle import OWN
 from tests.deploy.conftest import write_site
 from tests.helpers.paper import paper_run
 from tests.helpers.sources import ROOT
-from umbel.client import executor
-from umbel.client.executor import WarmProcess, load
+from umbel.deploy import executor
+from umbel.deploy.executor import WarmProcess, load
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.site import NODE_CONFIG
 from umbel.privacy.gate.site_log import SiteLog
@@ -195,7 +195,7 @@ def test_another_app_that_the_site_has_installed_answers_in_its_place(
 PROBE = """
 import json, os, sys
 from types import SimpleNamespace
-from umbel.client import executor
+from umbel.deploy import executor
 
 def run_task(*task):
     home = os.environ["FLWR_HOME"]
@@ -276,5 +276,5 @@ def test_a_task_needs_no_room_for_its_folder(monkeypatch: pytest.MonkeyPatch) ->
     def full(prefix: str) -> str:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("umbel.client.executor.tempfile.mkdtemp", full)
+    monkeypatch.setattr("umbel.deploy.executor.tempfile.mkdtemp", full)
     assert not Path(executor._home()).exists()
