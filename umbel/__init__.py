@@ -18,7 +18,8 @@ _HOMES = {
         "umbel.privacy.mechanisms": "Mechanism",
         "umbel.simulation.sweeps": "sweep",
         "umbel.server.observer": "Observer",
-        "umbel.strategies": "GroupPrivacy",
+        "umbel.protocol.hypotheses": "hypotheses stack unstack",
+        "umbel.strategies": "Callback FedAvg GroupPrivacy Stop",
     }.items()
     for name in names.split()
 }

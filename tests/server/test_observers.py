@@ -160,7 +160,7 @@ def test_a_run_is_saved_after_each_round_and_at_its_end(tmp_path: Any, monkeypat
     folder = RunFolder(tmp_path / "run")
     strategy = Scripted([9, 8, 7])
     strategy.state = {"steps": np.array(3)}
-    monkeypatch.setattr(strategy.fleet, "roster", lambda grid: type("Empty", (), {"nodes": [], "simulated": True}))
+    monkeypatch.setattr(strategy.nodes, "roster", lambda grid: type("Empty", (), {"nodes": [], "simulated": True}))
     looking = Looking(folder)
     run = run_of(strategy, rounds=2)
     run.observers = [Checkpoints(Snapshots(run.state)), looking]
@@ -219,7 +219,7 @@ def saved(folder: RunFolder, *observers: Observer, patch: pytest.MonkeyPatch, **
         def before_round(self, run: Run, number: int) -> None:
             strategy.state["steps"] += 1  # in place, as momentum is
 
-    patch.setattr(strategy.fleet, "roster", lambda grid: type("Empty", (), {"nodes": [], "simulated": True}))
+    patch.setattr(strategy.nodes, "roster", lambda grid: type("Empty", (), {"nodes": [], "simulated": True}))
     run = run_of(strategy, **({"rounds": 3} | changes))
     with Checkpoints(Snapshots(run.state)) as checkpoints:
         run.observers, run.folder = [Stepping(), checkpoints, *observers], folder

@@ -13,6 +13,7 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from umbel.nodes.differences import prior_of
 from umbel.protocol import logs
 from umbel.protocol.errors import DiskError
 from umbel.protocol.flower import log
@@ -29,7 +30,6 @@ from umbel.server.saved import Saved
 from umbel.server.setup import Setup
 from umbel.server.snapshots import Snapshots
 from umbel.server.summary import Summary
-from umbel.strategies.differences import prior_of
 
 app = ServerApp()
 
@@ -61,7 +61,9 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int, watching: Se
     """
     setup = Setup.parse(run_config)
     observers = [*named(setup)]
-    setup.strategy.summary()
+    name, config = type(setup.strategy).__name__, setup.config
+    text = "%s: k = %d hypotheses, %d clients a round, clipping %s"
+    log(INFO, text, name, setup.strategy.hypotheses, config.clients_per_round, config.schedule.mode)
     if setup.config.protect.clients and not setup.config.noise_multiplier and setup.config.clipping is Clipping.PUBLIC:
         neither = "clipping=update choice-epsilon=0"
         log(WARNING, "Without noise, updates are still clipped and choices still randomised. To stop both: %s", neither)

@@ -17,6 +17,7 @@ import torch
 from umbel import models, strategies
 from umbel.data import find_dataset, open_dataset
 from umbel.models.optimizers import descent_of
+from umbel.nodes.differences import prior_of
 from umbel.privacy.accounting.guarantee import DELTA
 from umbel.privacy.accounting.plan import Task, plan_for, usual_choice
 from umbel.privacy.accounting.row_plan import RowTask, row_plan_for
@@ -24,13 +25,11 @@ from umbel.privacy.gate.policy import Personal
 from umbel.privacy.mechanisms.discrete_gaussian import DiscreteGaussian
 from umbel.protocol.release import LAPLACE
 from umbel.protocol.run_config import RowSettings, RunConfig
-from umbel.server.nodes.fleet import Fleet
 from umbel.server.setup import Setup
 from umbel.simulation import in_process
 from umbel.simulation.baselines import local_only, personalised
 from umbel.simulation.measured import Finished, Spec
 from umbel.simulation.sweep import FIRST_SEED, Result
-from umbel.strategies.differences import prior_of
 from umbel_lab.experiments.runs import drawn, seeds_won
 from umbel_lab.experiments.shipped_tables import imported
 from umbel_lab.experiments.tables import by_arm, page
@@ -172,7 +171,7 @@ def _protected(
     if release == NONE:
         return dict(config)
     run, times = RunConfig.parse(config), config["max-participations"]
-    hypotheses = strategies.make(run, Fleet(run)).fewest_hypotheses
+    hypotheses = strategies.make(run).fewest_hypotheses
     choice = usual_choice(epsilon, times) if hypotheses > 1 else 0.0
     found = dict(config) | {"choice-epsilon": choice}
     if release == ROWS:

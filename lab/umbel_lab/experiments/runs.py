@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from umbel.data import Dataset, find_dataset, offsets_of, open_dataset, write_dataset
+from umbel.nodes.differences import prior_of
 from umbel.privacy.gate.policy import Personal
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.home import make_folder, umbel_home
@@ -23,7 +24,6 @@ from umbel.simulation.baselines import local_only, personalised
 from umbel.simulation.in_process import play
 from umbel.simulation.measured import LOCAL_ONLY, STATES, Finished, dataset_of
 from umbel.simulation.sweep import alone, made_by
-from umbel.strategies.differences import prior_of
 
 FINE_TUNE, INTERPOLATE = Personal.FINE_TUNE.value, Personal.INTERPOLATE.value
 HELD_OUT_ALONE = (LOCAL_ONLY, FINE_TUNE, INTERPOLATE)

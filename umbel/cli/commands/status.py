@@ -9,10 +9,10 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from umbel.nodes.presence import Presence
 from umbel.protocol.cli import command_line, console, errors_in_one_line, printable
 from umbel.protocol.durations import at_time, in_time
 from umbel.protocol.words import count_of
-from umbel.server.nodes.presence import Presence
 from umbel.server.run_folder import RunFolder
 from umbel.server.runs import LAST, find_run, reading
 from umbel.server.status import SiteStatus, Status
