@@ -259,17 +259,23 @@ def test_its_health_tells_whether_the_ledger_beside_it_can_be_used(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """In a separate container, where the SuperNode cannot look."""
-    started: list[Any] = []
+    served: list[Any] = []
+    given: list[Any] = []
     monkeypatch.setattr(executor, "WarmProcess", lambda: SimpleNamespace(launch=None))
-    monkeypatch.setattr(executor, "run_superexec", lambda *arguments: started.append(arguments[2]))
-    executor.run([])
+    monkeypatch.setattr(executor, "serve_health", lambda *arguments: served.append(arguments))
+    monkeypatch.setattr(executor, "run_superexec", lambda arguments, _: given.append(arguments))
+    options = ["--insecure", "--health-server-address=127.0.0.1:9095", "--parent-pid", "1"]
+    executor.run(options)
     monkeypatch.setenv("UMBEL_LEDGER_PATH", str(tmp_path / "ledger.sqlite"))
-    executor.run([])
-    without, beside_it = started
-    assert without()
-    assert not beside_it()
+    executor.run(["--health-server-address", "127.0.0.1:9095", *options[:1], *options[2:]])
+    executor.run(["--insecure", "--parent-pid", "1"])
+    assert given == [["--insecure", "--parent-pid", "1"]] * 3
+    (address, without), (_, beside_it) = served
+    assert address == "127.0.0.1:9095"
+    assert without() is None
+    assert beside_it().code == "ledger.missing"
     Ledger.create(tmp_path / "ledger.sqlite")
-    assert beside_it()
+    assert beside_it() is None
 
 
 def test_a_task_needs_no_room_for_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
