@@ -30,9 +30,10 @@ def test_flower_waits_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def exit_code() -> int:
     """Run a node to its end, at which nothing in the process is waited for."""
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as end:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "_exit", sys.exit)
-        supernode.run(["--insecure"])
+        with pytest.raises(SystemExit) as end:
+            supernode.run(["--insecure"])
     return int(end.value.code or 0)
 
 
