@@ -20,6 +20,7 @@ from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from tests.client.test_bundle import OWN
 from tests.deploy.conftest import write_site
 from tests.helpers.paper import paper_run
+from tests.helpers.paper import sites_accept_the_paper as sites_accept_the_paper
 from tests.helpers.sources import ROOT
 from umbel.deploy import executor
 from umbel.deploy.executor import WarmProcess, load

@@ -65,27 +65,30 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     asked: dict[str, Any] = {}
     monkeypatch.setattr(uvicorn, "run", lambda **options: asked.update(options))
     monkeypatch.setattr(command, "uvicorn", uvicorn)
-    monkeypatch.setattr("umbel.deploy.server.subprocess.Popen", lambda command, **_: asked.update(executor=command))
-    for module, name in (
-        ("supercore.routers.health.router", "router"),
-        ("superlink.routers.fleet.router", "fleet_handlers"),
-    ):
-        changed = importlib.import_module(f"flwr.{module}")
-        monkeypatch.setattr(changed, name, getattr(changed, name))  # undone after the test
-    routes = importlib.import_module("flwr.supercore.routers.health").router.routes
-    before = [*routes]
+    monkeypatch.setattr(
+        "umbel.deploy.server.subprocess.Popen",
+        lambda command, **_: asked.update(executor=command) or SimpleNamespace(terminate=lambda: None),
+    )
+    router = importlib.import_module("flwr.superlink.routers.fleet.router")
+    monkeypatch.setattr(router, "fleet_handlers", router.fleet_handlers)  # undone after the test
     monkeypatch.setattr(sys, "argv", ["pytest"])
     monkeypatch.setattr(command, "event", lambda *_: None)
     monkeypatch.setenv("FLWR_DISABLE_UPDATE_CHECK", "1")
     for logger in (FLOWER_LOGGER, logging.getLogger("uvicorn.access")):
         monkeypatch.setattr(logger, "filters", [])
     yield asked
-    routes[:] = before
+    ROUTES[:] = BEFORE
     for listener in (one for database in watching for one in database.listeners):
-        event.remove(*listener)
+        if event.contains(*listener):
+            event.remove(*listener)
+
+
+ROUTES = importlib.import_module("flwr.supercore.routers.health").router.routes
+BEFORE = (*ROUTES,)
 
 
 def start(*options: str) -> Any:
+    ROUTES[:] = BEFORE  # as in a process of its own
     return CliRunner().invoke(
         umbel, ["server", "start", "--insecure", "--host", "127.0.0.1", "--port", "21999", *options]
     )

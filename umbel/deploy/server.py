@@ -13,6 +13,7 @@ sign-ins: ``credentials.yaml`` beside ``config.toml``, which no other user can r
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import subprocess
@@ -141,7 +142,7 @@ def _start_executor(arguments: list[str]) -> None:
         command += [_EXECUTORS_SECRET, secret]
     if "--disable-runtime-dependency-installation" not in arguments and os.environ.get(_NO_INSTALLS) != "1":
         command += ["--allow-runtime-dependency-installation"]
-    subprocess.Popen(command, start_new_session=True)
+    atexit.register(subprocess.Popen(command, start_new_session=True).terminate)
 
 
 def _in_one_line(record: logging.LogRecord) -> bool:
