@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 from flwr.app import Context, Message, MetricRecord
 
+from tests.helpers.errors import raises
 from tests.helpers.scripted import LINEAR, After, Scripted, SpyGrid, on, run_of, setup, theta, value_of
 from umbel.models import load
 from umbel.nodes.fleet import Fleet
 from umbel.protocol.arrays import flatten
+from umbel.protocol.errors import FleetError
 from umbel.protocol.messages import evaluation_reply, hosting_reply, hypotheses_in
 from umbel.protocol.records import to_array_record
 from umbel.protocol.tasks import Hosting
@@ -341,10 +343,15 @@ def test_one_initial_set_is_taken_as_it_is() -> None:
     assert grid.exchanges == []
 
 
-@pytest.mark.parametrize("grid", [judge(validation=0), judge(fails=True)], ids=["nobody validates", "nobody answers"])
-def test_where_no_set_is_scored_the_first_is_taken(grid: SpyGrid) -> None:
-    chosen = initial_hypotheses(setup(on(Fleet(clients_per_round=7), GroupPrivacy()), restarts=4), grid)
+def test_where_nobody_validates_the_first_set_is_taken() -> None:
+    one = setup(on(Fleet(clients_per_round=7), GroupPrivacy()), restarts=4)
+    chosen = initial_hypotheses(one, judge(validation=0))
     np.testing.assert_array_equal(chosen["weight"], draw_hypotheses(LINEAR, 2, 0, 0)["weight"])
+
+
+def test_where_no_reply_is_usable_the_run_ends_before_anybody_trains() -> None:
+    with raises(FleetError, "nodes.no-scores"):
+        initial_hypotheses(setup(on(Fleet(clients_per_round=7), GroupPrivacy()), restarts=4), judge(fails=True))
 
 
 def test_each_hypothesis_is_measured_against_the_nearest_other_one() -> None:

@@ -22,6 +22,7 @@ from umbel.nodes.exchange import Exchange
 from umbel.nodes.transport import transport_of
 from umbel.protocol import logs
 from umbel.protocol.arrays import Arrays, flatten
+from umbel.protocol.errors import FleetError
 from umbel.protocol.flower import log
 from umbel.protocol.records import to_array_record
 from umbel.protocol.releases import Scores
@@ -79,6 +80,12 @@ def initial_hypotheses(setup: Setup, grid: Grid, name: str = "") -> Arrays:
     for r in range(len(sets)):
         scores = setup.fleet.scores(reply for reply in replies if reply.metadata.group_id == f"restart-{r}")
         losses.append(scores.loss if scores else math.inf)
+    if messages and losses == [math.inf] * len(sets):
+        raise FleetError(
+            f"{len(messages)} messages asked for scores of {len(sets)} first sets, and none got a usable reply; the "
+            "sites' logs say why, and restarts=1 begins without scores",
+            code="nodes.no-scores",
+        )
     return sets[int(np.argmin(losses))]
 
 

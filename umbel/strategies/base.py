@@ -165,7 +165,7 @@ class HypothesisStrategy(Strategy):
         Of the samples of nodes.
     foreign_loop : bool
         Whether another loop than `start` may run k > 1 hypotheses: Flower's own, within a wrapper, evaluates and trains
-        in exchanges of their own.
+        in separate exchanges.
     **options
         Fields of `Options`.
     """
@@ -217,7 +217,7 @@ class HypothesisStrategy(Strategy):
         self.state: dict[str, NDArray[Any]] = {}
         """Arrays that the strategy keeps from round to round, by name; a run's folder keeps them too."""
         self.history: list[Outcome] = []
-        """What each round of training came to, beyond what Flower's `Result` can hold."""
+        """The outcome of each round of training; Flower's `Result` cannot hold it."""
         self.how_many: HowMany | None = None
         """Chooses k, if the run leaves that to it."""
         self.may_differ = foreign_loop
