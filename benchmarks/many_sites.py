@@ -236,7 +236,6 @@ def start_real(
     hosts = []
     for name, policy in zip(names, policies, strict=True):
         ledger = f"{home}/{name}.sqlite"
-        _umbel("ledger", "create", ledger)
         config = f'data-path="{home}/site" ledger-path="{ledger}" role="split" max-participations=1000 {_POLICY} '
         config += policy
         hosts.append(start(

@@ -27,8 +27,8 @@ from benchmarks.peers.tasks import TASKS, named
 
 _COPIES = ("to_array_record", "from_array_record", "pack", "unpack", "flatten", "unflatten")
 _COPIED_IN = (
-    "client.app", "privacy.gate.own_app", "privacy.gate.releases", "protocol.messages", "server.nodes.fleet",
-    "server.nodes.replies", "strategies.base", "server.rounds",
+    "client.app", "privacy.gate.own_app", "privacy.gate.releases", "protocol.messages", "nodes.fleet",
+    "nodes.replies", "strategies.base", "server.rounds",
 )  # fmt: skip
 _RECORDS = ("Message", "RecordDict", "ArrayRecord", "ConfigRecord", "MetricRecord", "Array")
 
@@ -50,7 +50,7 @@ PARTS: dict[str, list[str]] = {
         "flwr.app.message.typeddict:TypedDict.__setitem__",
         *(f"flwr.app:{kind}.__init__" for kind in _RECORDS),
     ],
-    "sampling clients": ["umbel.server.nodes.roster:Roster.draw"],
+    "sampling clients": ["umbel.nodes.roster:Roster.draw"],
     "k-means": ["umbel.strategies.group_privacy:seeded_kmeans"],
     "averages": [f"umbel.strategies.base:{name}" for name in ("mean_of", "distances")],
 }

@@ -12,10 +12,10 @@ from benchmarks import many_sites
 from benchmarks.light_nodes import FAILED, answer
 from tests.benchmarks.conftest import invoked
 from umbel.data import open_dataset
+from umbel.nodes.roster import admitted
 from umbel.protocol.messages import keep_request, query, released_in, round_request, scores_in
 from umbel.protocol.records import pack
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
-from umbel.server.nodes.roster import admitted
 
 pytestmark = pytest.mark.rest
 

@@ -23,16 +23,16 @@ from tests.helpers.paper import paper_run
 from tests.helpers.sources import ROOT
 from umbel.client import executor
 from umbel.client.executor import WarmProcess, load
+from umbel.nodes import words
+from umbel.nodes.exchange import Answer
+from umbel.nodes.roster import hosting_of
+from umbel.nodes.words import Names
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.site import NODE_CONFIG
 from umbel.privacy.gate.site_log import SiteLog
 from umbel.privacy.gate.store import beside
 from umbel.protocol import messages
 from umbel.protocol.messages import hosting_in, query
-from umbel.server.nodes import words
-from umbel.server.nodes.exchange import Answer
-from umbel.server.nodes.roster import hosting_of
-from umbel.server.nodes.words import Names
 
 
 @pytest.fixture

@@ -32,12 +32,12 @@ from umbel.deploy.listening import check_port, option
 from umbel.deploy.programs import THROUGH
 from umbel.deploy.ready import Asgi, Ready
 from umbel.deploy.validity import check_validity
+from umbel.nodes.words import told
 from umbel.protocol import logs
 from umbel.protocol.cli import PASSES_ON, command_line, errors_in_one_line
 from umbel.protocol.errors import GuardError, ServerError
 from umbel.protocol.flower import FLOWER_LOGGER, keep_secret, log, run_superlink
 from umbel.protocol.home import umbel_home
-from umbel.server.nodes.words import told
 
 
 def _start(

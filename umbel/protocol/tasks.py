@@ -119,7 +119,7 @@ class TrainingSpec(_Spec):
 
     One object from the run config to the noise: `umbel.protocol.run_config.RunConfig.training` makes a template without
     round and clients. The strategy replaces the fields that it decides (`HypothesisStrategy.task`).
-    `umbel.server.nodes.fleet` sets round and clients, and the gate sanitises by the task
+    `umbel.nodes.fleet` sets round and clients, and the gate sanitises by the task
     (`umbel.privacy.gate.releases.Sanitiser`). Fields not listed here are the run config's keys of the same names.
 
     Attributes

@@ -14,6 +14,7 @@ from umbel.data import Dataset, Manifest, digest_of, find_dataset, open_dataset
 from umbel.models.fit import misfit
 from umbel.models.model import Model
 from umbel.models.optimizers import descent_of
+from umbel.nodes.fleet import Fleet
 from umbel.privacy import mechanisms
 from umbel.privacy.accounting.guarantee import released_by
 from umbel.protocol.arrays import Arrays, all_finite, flatten
@@ -21,7 +22,6 @@ from umbel.protocol.errors import ConfigError, Refused
 from umbel.protocol.release import Protect, Release, ReleaseBy
 from umbel.protocol.run_config import MAX_HYPOTHESES, RunConfig
 from umbel.protocol.tasks import TrainingSpec
-from umbel.server.nodes.fleet import Fleet
 from umbel.server.run_folder import RunFolder
 from umbel.server.runs import DAMAGE, run_named
 from umbel.strategies import HypothesisStrategy
@@ -59,7 +59,8 @@ class Setup:
         """
         run = RunConfig.parse(run_config)
         fleet = Fleet(run)
-        strategy = strategies.make(run, fleet)
+        strategy = strategies.make(run)
+        strategy.nodes = fleet
         # Opening checks it here too: a simulation should fail before its nodes start.
         dataset = _open(run, part=True)
         manifest = dataset.manifest if dataset else None

@@ -49,7 +49,7 @@ FIRST_SEED = 2000
 # Inputs of a result besides its configuration.
 _CODE = (
     "umbel/protocol", "umbel/data", "umbel/client", "umbel/models", "umbel/privacy", "umbel/strategies",
-    "umbel/server/nodes", "umbel/server/setup.py", "umbel/server/rounds.py", "umbel/server/history.py",
+    "umbel/nodes", "umbel/server/setup.py", "umbel/server/rounds.py", "umbel/server/history.py",
     "umbel/server/observer.py", "umbel/server/observers.py", "umbel/server/run_folder.py", "umbel/simulation/grid.py",
     "umbel/simulation/in_process.py", "umbel/simulation/measured.py", "umbel/simulation/baselines.py",
 )  # fmt: skip

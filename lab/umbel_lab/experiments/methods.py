@@ -22,6 +22,7 @@ import torch
 from umbel import models, strategies
 from umbel.data import find_dataset, open_dataset
 from umbel.models.optimizers import descent_of
+from umbel.nodes.differences import prior_of
 from umbel.privacy.accounting.guarantee import DELTA
 from umbel.privacy.accounting.plan import Task, plan_for, usual_choice
 from umbel.privacy.accounting.row_plan import RowTask, row_plan_for
@@ -30,13 +31,11 @@ from umbel.privacy.mechanisms.discrete_gaussian import DiscreteGaussian
 from umbel.protocol.errors import ConfigError, SweepError
 from umbel.protocol.release import LAPLACE
 from umbel.protocol.run_config import RowSettings, RunConfig
-from umbel.server.nodes.fleet import Fleet
 from umbel.server.setup import Setup
 from umbel.simulation import in_process
 from umbel.simulation.baselines import local_only, personalised
 from umbel.simulation.measured import Finished, Spec
 from umbel.simulation.sweep import Result
-from umbel.strategies.differences import prior_of
 from umbel_lab.experiments import scaffold
 from umbel_lab.output import Page, Row, Section, mean, plus_minus
 
@@ -118,7 +117,7 @@ def _protected(
     if release == NONE:
         return config
     run, times = RunConfig.parse(config), config["max-participations"]
-    hypotheses = strategies.make(run, Fleet(run)).fewest_hypotheses
+    hypotheses = strategies.make(run).fewest_hypotheses
     choice = usual_choice(epsilon, times) if hypotheses > 1 else 0.0
     found = config | {"choice-epsilon": choice}
     if release == ROWS:

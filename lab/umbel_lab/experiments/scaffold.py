@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from umbel.data import Dataset, Manifest, find_dataset, offsets_of, open_dataset, write_dataset
+from umbel.nodes.differences import prior_of
 from umbel.privacy.gate.policy import Personal
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import SweepError
@@ -33,7 +34,6 @@ from umbel.simulation.baselines import LOCAL_EPOCHS, local_only, personalised
 from umbel.simulation.in_process import play
 from umbel.simulation.measured import LOCAL_ONLY, STATES, Finished, Spec, dataset_of
 from umbel.simulation.sweep import HISTORY, PACKAGES, RESULT, Result, alone, made_by
-from umbel.strategies.differences import prior_of
 from umbel_lab.output import Page, Row, Section, plus_minus
 
 FINE_TUNE, INTERPOLATE = Personal.FINE_TUNE.value, Personal.INTERPOLATE.value

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from umbel.client.cohort import Cohort
 from umbel.client.trial import try_out
 from umbel.data import Dataset
+from umbel.nodes.differences import prior_of
 from umbel.privacy.gate.randomness import streams
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.flower import log
@@ -23,7 +24,6 @@ from umbel.server.summary import Summary, why_stuck
 from umbel.server.worth import Arm, LeftOut, Level, Way, Worth
 from umbel.simulation.baselines import halves, worst_decile
 from umbel.simulation.worth.ways import MOST_ALONE, Row, Ways, numbers_of_a_row
-from umbel.strategies.differences import prior_of
 
 MOST_CLIENTS, LEAST_CLIENTS = 1000, 10
 """Maximum number of measured clients, and the least for which a network is not too large to train by each."""

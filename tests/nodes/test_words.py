@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from umbel.server.nodes.words import told
+from umbel.nodes.words import told
 
 
 @pytest.mark.parametrize(

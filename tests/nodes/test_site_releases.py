@@ -17,7 +17,10 @@ from tests.helpers.grids import PaperGrid, stack
 from tests.helpers.messages import stacked
 from tests.helpers.paper import paper_task
 from tests.helpers.sites import simulated
-from tests.server.nodes.test_hostile import spoilt
+from tests.nodes.test_hostile import spoilt
+from umbel.nodes.bounds import furthest, furthest_sum, near
+from umbel.nodes.exchange import Answer
+from umbel.nodes.fleet import Fleet, _released
 from umbel.privacy.gate.releases import sanitise
 from umbel.privacy.gate.site_releases import SiteSanitiser
 from umbel.privacy.mechanisms import Gaussian, Laplace
@@ -28,9 +31,6 @@ from umbel.protocol.records import to_array_record
 from umbel.protocol.release import Clipping
 from umbel.protocol.releases import Sums
 from umbel.protocol.run_config import RunConfig
-from umbel.server.nodes.bounds import furthest, furthest_sum, near
-from umbel.server.nodes.exchange import Answer
-from umbel.server.nodes.fleet import Fleet, _released
 
 RECORD = to_array_record(stack([(0, 0, 0), (10, 10, 10)]))
 TASK = paper_task(clipping="public", clip_norm=1.0, choice_epsilon=1.0, release_by="site")

@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from tests.helpers.grids import SUPERLINK, PaperGrid, error_reply, stack
 from tests.helpers.messages import instead
 from tests.helpers.paper import paper_task
+from umbel.nodes.fleet import Fleet
+from umbel.nodes.replies import Asked, read_releases, read_scores
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.messages import evaluation_reply, training_reply
 from umbel.protocol.records import in_steps, pack, to_array_record, unpack
 from umbel.protocol.releases import Releases, Scores
 from umbel.protocol.tasks import EvaluationSpec
-from umbel.server.nodes.fleet import Fleet
-from umbel.server.nodes.replies import Asked, read_releases, read_scores
 
 RECORD = to_array_record(stack([(0, 0, 0), (10, 10, 10)]))
 TASK = paper_task()

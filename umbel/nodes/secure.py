@@ -13,6 +13,9 @@ import numpy as np
 from flwr.app import Message, RecordDict
 from numpy.typing import NDArray
 
+from umbel.nodes.exchange import Answer, Exchange
+from umbel.nodes.replies import Asked
+from umbel.nodes.words import told
 from umbel.privacy.accounting.guarantee import report_deviation
 from umbel.privacy.mechanisms.discrete_gaussian import FINE, DiscreteGaussian, check_fine
 from umbel.privacy.secure import seeds
@@ -28,9 +31,6 @@ from umbel.protocol.messages import SECURE, shared_in
 from umbel.protocol.releases import Scores, Sums, Total
 from umbel.protocol.signatures import PublicKey, line_of, public_key, verifies
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
-from umbel.server.nodes.exchange import Answer, Exchange
-from umbel.server.nodes.replies import Asked
-from umbel.server.nodes.words import told
 
 _KIND = "query.secure"
 _LEEWAY_S = 5.0

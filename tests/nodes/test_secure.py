@@ -13,15 +13,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Message, RecordDict
 
 from tests.privacy.secure.conftest import TERMS, identity, listed
+from umbel.nodes import secure
+from umbel.nodes.exchange import Answer
+from umbel.nodes.secure import Together, terms_of
 from umbel.privacy.secure.party import Party
 from umbel.privacy.secure.terms import LARGEST, Terms
 from umbel.privacy.secure.wire import Introduction
 from umbel.protocol.messages import SECURE
 from umbel.protocol.signatures import line_of
 from umbel.protocol.tasks import TrainingSpec
-from umbel.server.nodes import secure
-from umbel.server.nodes.exchange import Answer
-from umbel.server.nodes.secure import Together, terms_of
 
 NAMES = [f"site {number}" for number in range(5)]
 

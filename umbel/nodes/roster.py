@@ -14,6 +14,9 @@ import numpy as np
 from flwr.app import Message, RecordDict
 from numpy.typing import NDArray
 
+from umbel.nodes.exchange import Answer, Exchange
+from umbel.nodes.presence import Absence, NodeState, Presence
+from umbel.nodes.words import PASSING, Names, code_in, moves, told
 from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.durations import at_time
 from umbel.protocol.errors import ConfigError, FleetError, ProtocolError
@@ -23,9 +26,6 @@ from umbel.protocol.polling import pause
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import Hosting
 from umbel.protocol.words import count_of
-from umbel.server.nodes.exchange import Answer, Exchange
-from umbel.server.nodes.presence import Absence, NodeState, Presence
-from umbel.server.nodes.words import PASSING, Names, code_in, moves, told
 
 TRAIN, VALIDATION = "training", "validation"
 MORE_NODES = "umbel run --nodes, or num-supernodes in Flower's --federation-config"
@@ -307,7 +307,7 @@ def gather(exchange: Exchange, run: RunConfig) -> Roster:
 
     A node starts a process and imports PyTorch before its first reply, which takes minutes on a slow machine. So a
     query lives as long as the run waits, and a node is asked again only after Flower reports that its query is lost, or
-    after a refusal that may pass (`umbel.server.nodes.words.PASSING`).
+    after a refusal that may pass (`umbel.nodes.words.PASSING`).
 
     Parameters
     ----------

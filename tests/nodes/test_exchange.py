@@ -14,13 +14,13 @@ import httpx
 import pytest
 from flwr.app import DEFAULT_TTL, ConfigRecord, Error, Message, RecordDict
 
-import umbel.server.nodes.exchange
-import umbel.server.nodes.transport
+import umbel.nodes.exchange
+import umbel.nodes.transport
 from tests.helpers.errors import raises
+from umbel.nodes.exchange import Answer, Exchange
+from umbel.nodes.transport import SuperLink, transport_of
 from umbel.protocol.errors import DiskError
 from umbel.protocol.flower import ErrorCode
-from umbel.server.nodes.exchange import Answer, Exchange
-from umbel.server.nodes.transport import SuperLink, transport_of
 from umbel.simulation.grid import InProcessGrid
 
 
@@ -215,7 +215,7 @@ def test_other_pulls_take_over_from_those_that_are_stuck_and_not_from_slow_ones(
     now, rest = [0.0], Event()
     grid = Silent()
     grid.pull_messages = lambda _: [rest.wait()]  # type: ignore
-    monkeypatch.setattr(umbel.server.nodes.transport, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(umbel.nodes.transport, "time", SimpleNamespace(monotonic=lambda: now[0]))
     transport = SuperLink(grid)
 
     def under_way(second: float) -> int:
@@ -299,7 +299,7 @@ def test_a_reply_that_names_anothers_message_is_not_taken_for_the_others() -> No
 def test_answers_that_are_not_there_teach_how_slow_a_server_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """No node can make them slow; a reply is ten requests."""
     now = [0.0]
-    monkeypatch.setattr(umbel.server.nodes.transport, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(umbel.nodes.transport, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     class Slow(Silent):
         def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -389,7 +389,7 @@ def test_a_node_is_late_until_it_replies_or_its_message_expires(monkeypatch: pyt
     exchange.run([to(1), to(2), to(3, "query")], timeout=0.02, keep_late=["query"])
     assert exchange.late(keep_late=["query"]) == set(), "Flower delivers it no longer than the round waits"
     now = time.monotonic()
-    monkeypatch.setattr(umbel.server.nodes.exchange.time, "monotonic", lambda: now - 60)
+    monkeypatch.setattr(umbel.nodes.exchange.time, "monotonic", lambda: now - 60)
     assert exchange.late(keep_late=["query"]) == {2}
     grid.arrived.append(answers_of(grid.sent[1]))
     exchange.run([], timeout=0)
@@ -416,7 +416,7 @@ def test_an_answer_in_another_nodes_name_does_not_stand_in_for_its_own() -> None
 def test_a_long_round_tells_how_many_nodes_have_replied(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(umbel.server.nodes.exchange, "_TELL_S", 0.02)
+    monkeypatch.setattr(umbel.nodes.exchange, "_TELL_S", 0.02)
     invited = to(3, "query")
     with caplog.at_level(logging.INFO, "flwr"):
         exchange_on(Answering([2, 3])).run([to(1), to(2), invited], 0.1, keep_late=("query",), name="round 7")
@@ -434,7 +434,7 @@ def test_a_long_round_may_be_ended_by_whoever_watches_the_disk(monkeypatch: pyte
     def full() -> None:
         raise DiskError("the disk is full", code="disk.full")
 
-    monkeypatch.setattr(umbel.server.nodes.exchange, "_TELL_S", 0.02)
+    monkeypatch.setattr(umbel.nodes.exchange, "_TELL_S", 0.02)
     exchange = exchange_on(Answering([2]))
     exchange.watch = full
     with raises(DiskError, "disk.full"):

@@ -13,19 +13,19 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import chisquare
 
-import umbel.server.nodes.exchange
-import umbel.server.nodes.presence
-import umbel.server.nodes.roster
+import umbel.nodes.exchange
+import umbel.nodes.presence
+import umbel.nodes.roster
 from tests.helpers.errors import raises
 from tests.helpers.grids import PaperGrid
+from umbel.nodes.exchange import Exchange
+from umbel.nodes.roster import TRAIN, VALIDATION, Roster, admitted, fellows, largest_share, sample
+from umbel.nodes.transport import transport_of
 from umbel.protocol.errors import FleetError, ProtocolError
 from umbel.protocol.flower import ErrorCode
 from umbel.protocol.messages import hosting_reply
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import VERSION, Hosting
-from umbel.server.nodes.exchange import Exchange
-from umbel.server.nodes.roster import TRAIN, VALIDATION, Roster, admitted, fellows, largest_share, sample
-from umbel.server.nodes.transport import transport_of
 
 
 def gather(
@@ -35,7 +35,7 @@ def gather(
         min_nodes=min_nodes, node_wait=wait_s, clients_per_round=clients[0], validation_clients_per_round=clients[1],
         per_node=f"clients={max_clients}",
     )  # fmt: skip
-    return umbel.server.nodes.roster.gather(Exchange(transport_of(grid)), run)
+    return umbel.nodes.roster.gather(Exchange(transport_of(grid)), run)
 
 
 REFUSED = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "refused")
@@ -64,7 +64,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Wait without waiting."""
     clock = Clock()
-    for module in (umbel.server.nodes.roster, umbel.server.nodes.exchange, umbel.server.nodes.presence):
+    for module in (umbel.nodes.roster, umbel.nodes.exchange, umbel.nodes.presence):
         monkeypatch.setattr(module, "time", clock)
     return clock
 
@@ -333,7 +333,7 @@ def test_of_a_thousand_slow_nodes_none_is_forgotten() -> None:
 def test_who_is_not_waited_for_is_not_asked_again_and_answers_all_the_same() -> None:
     grid = PaperGrid({5: Hosting(2, 0), 6: Hosting(1, 0)}, slow={6: 1})
     exchange = Exchange(transport_of(grid))
-    assert umbel.server.nodes.roster.gather(exchange, RunConfig(clients_per_round=1, node_wait=60)).train == 2
+    assert umbel.nodes.roster.gather(exchange, RunConfig(clients_per_round=1, node_wait=60)).train == 2
     assert exchange.awaited("query") == {6}
     (late,) = exchange.run([], timeout=1, keep_late=("query",))
     assert (late.node, exchange.awaited("query")) == (6, set())

@@ -12,14 +12,14 @@ import numpy as np
 from flwr.app import Message
 from numpy.typing import NDArray
 
+from umbel.nodes.bounds import near, pulled_in
+from umbel.nodes.words import Names, told
 from umbel.privacy.accounting.guarantee import report_deviation
 from umbel.protocol.arrays import Arrays, Matrix, Vectors, all_finite, as_matrix, distances, flatten
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.flower import log
 from umbel.protocol.messages import let_go, noise_of_reports, released_in, reports_exactly, scores_in, site_sums_in
 from umbel.protocol.releases import SPREAD, Releases, Scores, Sums
-from umbel.server.nodes.bounds import near, pulled_in
-from umbel.server.nodes.words import Names, told
 
 Average = Literal["mean", "median"]
 """Aggregates of many clients' losses."""
@@ -61,7 +61,7 @@ def read_releases(
     hypotheses : dict of ndarray, each (k, \\*shape)
         The hypotheses that were sent.
     furthest : float
-        Maximum distance of a release from the nearest of them (`umbel.server.nodes.bounds.furthest`).
+        Maximum distance of a release from the nearest of them (`umbel.nodes.bounds.furthest`).
     """
     sent = flatten(hypotheses)
     taken = [one for node, reply in answers.items() if (one := _take(node, reply, asked, hypotheses, sent, furthest))]
@@ -215,7 +215,7 @@ def read_sums(
     hypotheses : dict of ndarray, each (k, \\*shape)
         The hypotheses that were sent.
     furthest : callable
-        Maximum norm of a sum over so many clients (`umbel.server.nodes.bounds.furthest_sum`).
+        Maximum norm of a sum over so many clients (`umbel.nodes.bounds.furthest_sum`).
     """
     sums, counts, inside, outside = [], [], [], []
     lost = len(asked.positions) - len(answers)

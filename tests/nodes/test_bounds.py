@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from tests.helpers.examples import examples
 from tests.helpers.paper import paper_task
+from umbel.nodes.bounds import LARGEST_UPDATE, furthest, near, pulled_in
 from umbel.privacy.gate.releases import min_radius, resolution, round_to_grid, sanitise
 from umbel.privacy.mechanisms import Gaussian, Laplace, Mechanism
 from umbel.protocol.release import Clipping
-from umbel.server.nodes.bounds import LARGEST_UPDATE, furthest, near, pulled_in
 
 # --- releases
 

@@ -9,11 +9,11 @@ from logging import INFO, WARNING
 
 from flwr.app import Message
 
+from umbel.nodes.transport import Transport
+from umbel.nodes.words import Names
 from umbel.protocol.durations import in_time
 from umbel.protocol.flower import ErrorCode, log
 from umbel.protocol.polling import pause
-from umbel.server.nodes.transport import Transport
-from umbel.server.nodes.words import Names
 
 # Number of messages without a reply to remember, from rounds that are over.
 _REMEMBERED = 1000
