@@ -13,7 +13,7 @@ import umbel
 from umbel.privacy.mechanisms import Mechanism
 from umbel.privacy.mechanisms.base import each
 from umbel.privacy.mechanisms.loss import RandomisedResponse
-from umbel.protocol.release import quotient
+from umbel.protocol.prices import quotient
 
 
 class Coordinates(Mechanism):

@@ -9,7 +9,7 @@ from typing import Any
 _HOMES = {
     name: home
     for home, names in {
-        "umbel.cli.plans": "plan",
+        "umbel.cli.plans": "plan price",
         "umbel.cli.runs": "Run export load run",
         "umbel.data": "Manifest Schema write_dataset",
         "umbel.models.model": "Model",
@@ -20,7 +20,8 @@ _HOMES = {
         "umbel.privacy.mechanisms": "Mechanism",
         "umbel.simulation.sweeps": "sweep",
         "umbel.server.observer": "Observer",
-        "umbel.strategies": "GroupPrivacy",
+        "umbel.protocol.hypotheses": "hypotheses stack unstack",
+        "umbel.strategies": "Callback FedAvg GroupPrivacy Stop",
     }.items()
     for name in names.split()
 }
