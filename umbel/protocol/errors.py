@@ -19,7 +19,6 @@
     ├── GuardError          the guard in front of the server cannot be set up
     ├── MetricsError        metrics cannot be collected or served
     ├── ServerError         the server cannot start
-    ├── DemoError           the demonstration cannot continue
     ├── DiskError           a file cannot be written, because its disk is full
     └── WorthError          under ``--strict``, a run is not shown to be worth it
 
@@ -126,10 +125,6 @@ class MetricsError(UmbelError, kind="metrics", exit_code=2):
 
 class ServerError(UmbelError, kind="server"):
     """The server cannot start."""
-
-
-class DemoError(UmbelError, kind="demo"):
-    """The demonstration cannot continue."""
 
 
 class DiskError(UmbelError, OSError, kind="disk"):

@@ -22,7 +22,6 @@ from umbel.server.rounds import initial_hypotheses, run_rounds
 from umbel.server.run_folder import RunFolder
 from umbel.server.saved import Saved
 from umbel.server.setup import Setup
-from umbel.server.snapshots import Snapshots
 from umbel.simulation.grid import InProcessGrid
 
 _SAVED_EVERY = 25  # rounds
@@ -41,9 +40,9 @@ class _Place(Observer):
 class _Saves(Observer):
     """Saves a run at regular intervals."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._checkpoints = Checkpoints(Snapshots(state))
+        self._checkpoints = Checkpoints()
 
     def after_round(self, run: Run) -> None:
         """Save the run, if it is time."""
@@ -167,7 +166,7 @@ def play(
     if saved_in is not None:
         folder = RunFolder(saved_in)
         folder.write_config(config, **setup.digests)
-        watching.append(_Saves(state))
+        watching.append(_Saves())
     run = Run(setup, grid, state, watching, folder=folder)
     run_rounds(run)
     return run

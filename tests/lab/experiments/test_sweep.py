@@ -34,9 +34,7 @@ from umbel.simulation.sweep import (
 )
 from umbel_lab.experiments import centaur, frontier, synthetic
 from umbel_lab.experiments.__main__ import app
-from umbel_lab.experiments.packed import unpack
-from umbel_lab.experiments.runs import resumable
-from umbel_lab.experiments.tables import page
+from umbel_lab.experiments.scaffold import page, resumable, unpack
 
 pytestmark = pytest.mark.rest
 

@@ -19,6 +19,32 @@ from umbel.simulation.wanted import NOTHING, Wanted
 
 app = typer.Typer(add_completion=False)
 
+Epsilon = Annotated[
+    float | None,
+    typer.Option(
+        help="Plan noise, rounds and clip norms for this guarantee, which holds between any two data sets of a client "
+        "over the whole run.",
+        show_default="the configuration's noise, if any",
+    ),
+]
+Delta = Annotated[
+    float | None,
+    typer.Option(
+        min=0, max=0.999, help="Delta of the guarantee; 0 for a pure epsilon of clients.", show_default=f"{DELTA:g}"
+    ),
+]
+RowEpsilon = Annotated[
+    float | None,
+    typer.Option(
+        help="Plan noise in training (DP-SGD) for this guarantee of each row of a client, with --rows.",
+        show_default="none",
+    ),
+]
+Rows = Annotated[
+    int | None,
+    typer.Option(min=1, help="With --row-epsilon: rows of a typical client. They decide the batch, not the guarantee."),
+]
+
 
 @app.command()
 def command(
@@ -31,46 +57,12 @@ def command(
             show_default="synthetic data, with a guarantee",
         ),
     ] = None,
-    epsilon: Annotated[
-        float | None,
-        typer.Option(
-            help="Plan noise, rounds and clip norms for this guarantee, which holds between any two data sets of a "
-            "client over the whole run.",
-            show_default="the configuration's noise, if any",
-        ),
-    ] = None,
-    delta: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            max=0.999,
-            help="Delta of --epsilon or --row-epsilon; 0 for a pure epsilon of clients.",
-            show_default=f"{DELTA:g}",
-        ),
-    ] = None,
-    row_epsilon: Annotated[
-        float | None,
-        typer.Option(
-            help="Plan noise in training (DP-SGD) for this guarantee of each row of a client, with --rows.",
-            show_default="none",
-        ),
-    ] = None,
-    rows: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="With --row-epsilon: rows of a typical client. They decide the batch, not the guarantee."
-        ),
-    ] = None,
+    epsilon: Epsilon = None,
+    delta: Delta = None,
+    row_epsilon: RowEpsilon = None,
+    rows: Rows = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume RUN after its last finished round.")] = False,
     nodes: Annotated[int, typer.Option(min=1, help="Number of simulated nodes, which share the clients.")] = 1,
-    against: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Another run of the same data, to compare in the report. fedavg or local-only makes that baseline; "
-            "fedavg takes about as long as the run. May be repeated.",
-            show_default=False,
-        ),
-    ] = None,
     baselines: Annotated[
         bool,
         typer.Option(
@@ -87,7 +79,6 @@ def command(
         if strict and not baselines:
             text = "--strict needs the run's worth; leave out --no-baselines"
             raise ConfigError(text, code="config.strict-alone")
-        others = beside(against) if against else []
         values, words = asked(what or [], resume, Wanted(epsilon, delta, row_epsilon, rows), nodes)
         for line in words:
             typer.echo(line)
@@ -96,20 +87,8 @@ def command(
                 folder = in_this_process(values, nodes, baselines)
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
-        if others:
-            from umbel.simulation.report import write_report
-
-            write_report(folder, others, baselines)
-            typer.echo("The report compares it with the other runs.")
         if strict:
             demand(folder)
-
-
-def beside(against: list[str]) -> list[str | Path]:
-    """Return the runs for comparison in the report; errors as for `umbel.simulation.report.named`."""
-    from umbel.simulation.report import named  # it imports PyTorch
-
-    return named(against)
 
 
 def demand(folder: Path) -> None:
@@ -133,13 +112,8 @@ def asked(
 
     Errors are those of `umbel.simulation.start.values_of`.
     """
-    named = [word for word in words if "=" not in word]
-    if len(named) > 1:
-        raise ConfigError(
-            f"{named[-1]!r} is not KEY=VALUE, and one configuration is given already", code="config.two-configurations"
-        )
-    given = pairs([word for word in words if "=" in word])
-    source = named[0] if named else ""
+    source, some = parted(words)
+    given = pairs(some)
     if not resume:
         planned = values_of(source, given, wanted, nodes)
         return planned.values, planned.words
@@ -151,6 +125,16 @@ def asked(
             "name the run to resume: umbel run RUN --resume; umbel runs list shows them", code="config.no-run"
         )
     return resumed(source, given), []
+
+
+def parted(words: list[str]) -> tuple[str, list[str]]:
+    """Return the configuration in words of a command line, or nothing, and the ``key=value`` words."""
+    named = [word for word in words if "=" not in word]
+    if len(named) > 1:
+        raise ConfigError(
+            f"{named[-1]!r} is not KEY=VALUE, and one configuration is given already", code="config.two-configurations"
+        )
+    return "".join(named), [word for word in words if "=" in word]
 
 
 def pairs(words: list[str]) -> dict[str, Any]:
