@@ -7,7 +7,6 @@ the command ``umbel audit``, which the table shows. Faults that the audits find 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -16,7 +15,7 @@ import subprocess
 import sys
 import venv
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,11 +24,10 @@ from rich.progress import track
 
 from umbel.privacy.accounting.guarantee import amount
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.home import make_folder, write_atomically
+from umbel.protocol.home import write_atomically
 from umbel.protocol.project import source
 from umbel.server.run_folder import versions
 from umbel.simulation.sweep import PACKAGES
-from umbel_lab.attacks import defences
 from umbel_lab.experiments import scaffold
 from umbel_lab.output import Page, Section
 
@@ -51,13 +49,14 @@ class Peer:
 
 @dataclass(frozen=True)
 class Audit:
-    """A target of ``audits.toml``, and its result."""
+    """A target of ``audits.toml``; with its report, and the command's words, once it is audited."""
 
     name: str
     peer: str
     target: str
     options: Sequence[str] = ()
-    result: Mapping[str, Any] = field(default_factory=dict)  # its ``words``, and the ``report`` if there is one
+    words: Sequence[str] = ()
+    report: Mapping[str, Any] = field(default_factory=dict)
 
 
 _DATA = scaffold.read("audits")
@@ -66,9 +65,9 @@ TARGETS = [Audit(**entry) for entry in _DATA["targets"]]
 
 
 def page(seed: int, folder: Path, quick: bool = False, canaries: int = CANARIES) -> Page:
-    """Audit all targets that have no result in the folder yet, and return the tables.
+    """Audit all targets, and return the tables.
 
-    The packages' virtual environments are in the folder as well; those that are there are used.
+    The packages' virtual environments are in the folder; those that are there are used.
 
     Raises
     ------
@@ -80,11 +79,9 @@ def page(seed: int, folder: Path, quick: bool = False, canaries: int = CANARIES)
         raise ConfigError(text, code="config.not-done")
     canaries = QUICK_CANARIES if quick else canaries
     chosen = [one for one in TARGETS if not quick or one.peer == "umbel"]
-    audits = [
-        Audit(one.name, one.peer, one.target, one.options, _audited(one, canaries, seed, folder))
-        for one in track(chosen, "Audits", transient=True)
-    ]
-    done = [audit for audit in audits if "report" in audit.result]
+    environments = folder / "environments"
+    audits = [_audited(one, canaries, seed, environments) for one in track(chosen, "Audits", transient=True)]
+    done = [audit for audit in audits if audit.report]
     rows = [row for audit in done for row in _rows(audit)]
     shown = [row | _texts(row) for row in rows]
     sections = [
@@ -112,19 +109,13 @@ def interpreter(peer: Peer, environments: Path) -> str:
     return str(python)
 
 
-def _audited(one: Audit, canaries: int, seed: int, folder: Path) -> dict[str, Any]:
-    """Return the saved result of an audit, or run it in a process and save it."""
+def _audited(one: Audit, canaries: int, seed: int, environments: Path) -> Audit:
+    """Return an audit with the command's words and, if the package can be installed, its report."""
     few = min(WRAPPED, canaries) if "strategy" in one.target else canaries
     words = [one.target, *one.options, "--canaries", f"{few}", "--seed", f"{seed}"]
-    saved = folder / "audits" / f"{one.peer}-{one.name.replace(' ', '-').replace(',', '')}.json"
-    result: dict[str, Any] = {"words": words, "requirement": PEERS[one.peer].requirement, "code": _code()}
-    if saved.exists():
-        earlier: dict[str, Any] = json.loads(saved.read_text(encoding="utf-8"))
-        if earlier.items() >= result.items():
-            return earlier
-    python = interpreter(PEERS[one.peer], folder / "environments")
+    python = interpreter(PEERS[one.peer], environments)
     if not python or not one.target:
-        return result
+        return one
     command = [sys.executable, "-m", "umbel", "audit", *words, "--python", python, "--json"]
     # The same umbel, wherever the command runs.
     paths = str(source("umbel/__init__.py").parents[1]), os.environ.get("PYTHONPATH")
@@ -132,21 +123,12 @@ def _audited(one: Audit, canaries: int, seed: int, folder: Path) -> dict[str, An
     run = subprocess.run(command, check=False, capture_output=True, text=True, cwd=source(FOLDER), env=environment)
     if run.returncode not in (0, 1) or not run.stdout:
         raise ConfigError(f"{one.name} was not audited: {run.stderr.strip()[-400:]}", code="config.not-done")
-    (result["report"],) = json.loads(run.stdout)
-    make_folder(saved.parent)
-    write_atomically(saved, json.dumps(result, indent=1).encode())
-    return result
-
-
-def _code() -> str:
-    """Return a digest of the code that audits, and of the scripts that make targets."""
-    folders = (Path(defences.__file__).parent, source(FOLDER))
-    files = [file for folder in folders for file in sorted(folder.rglob("*.py"))]
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+    (report,) = json.loads(run.stdout)
+    return replace(one, words=words, report=report)
 
 
 def _rows(audit: Audit) -> Iterator[dict[str, Any]]:
-    report = audit.result["report"]
+    report = audit.report
     for figures in report["figures"]:
         yield {
             "peer": audit.peer, "target": audit.name, "rows": report["rows"], "rounds": figures["rounds"],
@@ -178,14 +160,14 @@ def _commands(done: list[Audit]) -> Section:
     rows = []
     for audit in done:
         package = PEERS[audit.peer].requirement.partition("==")[0]
-        words = ["umbel", "audit", *audit.result["words"], *(["--python", f"{package}/bin/python"] if package else [])]
+        words = ["umbel", "audit", *audit.words, *(["--python", f"{package}/bin/python"] if package else [])]
         rows.append((audit.peer, audit.name, f"`{shlex.join(words)}`"))
     text = scaffold.say(_DATA, "commands", folder=FOLDER)
     return Section("Commands", text, ("package", "mechanism", "command"), rows)
 
 
 def _versions(audits: list[Audit]) -> Section:
-    failed = {audit.peer for audit in audits if "report" not in audit.result}
+    failed = {audit.peer for audit in audits if not audit.report}
     rows = []
     for name in dict.fromkeys(audit.peer for audit in audits):
         peer = PEERS[name]
@@ -201,7 +183,7 @@ def _write_faults(done: list[Audit], folder: Path) -> None:
     """Write the faults that audits found, for whoever runs the experiment."""
     parts = ["# Faults that the audits found\n"]
     for audit in done:
-        faults = audit.result["report"]["faults"]
+        faults = audit.report["faults"]
         lines = [f"- `{fault['code']}`: {fault['text']}. {fault['mend']}\n" for fault in faults]
         parts.append(f"## {audit.peer}: {audit.name}\n\n{''.join(lines) or 'None.' + chr(10)}")
     write_atomically(folder / "faults.md", "\n".join(parts).encode())

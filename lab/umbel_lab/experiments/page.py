@@ -15,7 +15,7 @@ import re
 import subprocess
 import tomllib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -60,11 +60,11 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     for name, entry in tomllib.loads(Path(__file__).with_name("experiments.toml").read_text("utf-8")).items()
 }
 
-FROZEN = (
-    "attacks-on-sums", "chosen-round", "drift", "fairness", "own", "public-tables", "r-dpcfl", "secure-digits", "when",
-)  # fmt: skip
-"""Experiments whose tables are kept, but whose code is only in the history, up to the commit `LAST`."""
-LAST = "575c2756"
+_RESEARCH = ("attacks-on-sums", "chosen-round", "drift", "own", "public-tables", "r-dpcfl", "secure-digits", "when")
+FROZEN = dict.fromkeys(_RESEARCH, "575c2756") | dict.fromkeys(
+    ("attacks", "fairness", "methods-more", "pac-laplace", "recommender"), "2b1cf5c8"
+)
+"""Experiments whose tables are kept, but whose code is only in the history: the last commit that has it."""
 
 
 def source(name: str) -> Path:
@@ -75,42 +75,24 @@ def source(name: str) -> Path:
 def digest(name: str) -> str:
     """Return a digest of an experiment's settings, of its recipes' settings, and of the numbers of training.
 
-    Settings are the entries of run configs, the constants of modules that are not text, and the literal constants of
-    recipes. Recipes' own tests pin their results.
+    Settings are the entries of TOML files, and the constants of modules and recipes. Recipes' own tests pin their
+    results.
     """
     pinned = source(_PINNED)  # missing in an installed umbel
     content = hashlib.sha256(pinned.read_bytes() if pinned.exists() else b"")
     for pattern in EXPERIMENTS[name].sources:
         files = source(pattern)
         for file in sorted(files.parent.glob(files.name)):
-            text = file.read_text(encoding="utf-8")
-            if file.suffix == ".toml":
-                settings: list[Any] = sorted(item for item in tomllib.loads(text).items() if item[0] not in _STATED)
-            else:
-                settings = list(_constants(text, "/datasets/" in pattern))
-            content.update(repr((file.stem, settings)).encode())
+            content.update(repr((file.stem, _settings(file))).encode())
     return content.hexdigest()[:16]
 
 
-def _constants(text: str, recipe: bool) -> Iterator[str]:
-    """Yield the constants of a module's source that are not text, as code; for a recipe, only literals."""
-    for node in ast.parse(text).body:
-        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
-            continue
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        names = [name for target in targets for name in (target.elts if isinstance(target, ast.Tuple) else [target])]
-        constant = all(isinstance(name, ast.Name) and name.id.isupper() for name in names)
-        is_text = isinstance(node.value, ast.JoinedStr) or isinstance(getattr(node.value, "value", None), str)
-        if constant and not is_text and (not recipe or _is_literal(node.value)):
-            yield ast.unparse(node)
-
-
-def _is_literal(value: ast.expr) -> bool:
-    try:
-        ast.literal_eval(value)
-    except ValueError:
-        return False
-    return True
+def _settings(file: Path) -> list[Any]:
+    text = file.read_text(encoding="utf-8")
+    if file.suffix == ".toml":
+        return sorted(item for item in tomllib.loads(text).items() if item[0] not in _STATED)
+    nodes = [node for node in ast.parse(text).body if isinstance(node, ast.Assign | ast.AnnAssign)]
+    return [ast.unparse(node) for node in nodes if not isinstance(getattr(node.value, "value", None), str)]
 
 
 def stamp(name: str, folder: Path, command: str, seeds: Iterable[int], commit: str) -> None:
@@ -231,7 +213,7 @@ class _Results:
         commit = said["commit"].replace("+", ", with changes that were not committed")
         if name in FROZEN:
             made = f"Made at commit {commit}, seeds {said['seeds']}, by the experiment `{name}`"
-            return f"{made}. The table is frozen: its code is in the history, up to commit {LAST}."
+            return f"{made}. The table is frozen: its code is in the history, up to commit {FROZEN[name]}."
         line = f"Made by `{said['command']}` at commit {commit}, seeds {said['seeds']}."
         if said["settings"] != digest(name):
             line += " **Settings, recipes or pinned numbers have changed since.**"
