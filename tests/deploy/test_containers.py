@@ -25,7 +25,7 @@ from umbel.deploy import certs
 from umbel.protocol.flower import build_bundle
 
 pytestmark = [
-    pytest.mark.rest(twin="tests/client/test_executor.py::test_all_else_is_refused"),
+    pytest.mark.rest(twin="tests/deploy/test_executor.py::test_all_else_is_refused"),
     pytest.mark.timeout(5400),
 ]
 

@@ -169,7 +169,7 @@ SITE: Table = {
 }
 PARTS: Table = {
     "supernode": ("umbel.deploy.supernode:app", "Start only a site's SuperNode, for an executor in another container."),
-    "executor": ("umbel.client.commands:executor", "Start only a site's executor, which runs the site's own app."),
+    "executor": ("umbel.deploy.executor:command", "Start only a site's executor, which runs the site's own app."),
     "metrics": ("umbel.console.metrics:app", "Print a site's metrics for Prometheus, or serve them."),
     "server-metrics": ("umbel.deploy.metrics:app", "Print a server's metrics for Prometheus, or serve them."),
     "server-executor": ("umbel.deploy.programs:app", "Start only the server's executor, which runs the ServerApps."),

@@ -48,9 +48,8 @@ def configure(strangers: bool = False) -> None:
         for handler in handlers:
             handler.format = partial(_plain, handler.format)  # type: ignore[method-assign]
     if form == PLAIN or not sys.stderr.isatty():
-        from umbel.protocol.flower import plain_console  # here, since it takes long: commands use `error` alone
-
-        plain_console()
+        for handler in handlers:  # of Flower's log
+            vars(handler).update(timestamps=True, colored=False)
 
 
 @contextmanager

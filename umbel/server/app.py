@@ -16,7 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 from umbel.nodes.differences import prior_of
 from umbel.protocol import logs
 from umbel.protocol.errors import DiskError
-from umbel.protocol.flower import log, pull_soon
+from umbel.protocol.flower import log
 from umbel.protocol.plugins import trust
 from umbel.protocol.release import Clipping
 from umbel.server.history import State
@@ -36,7 +36,6 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the strategy in the run config."""
-    pull_soon()
     trust(*context.run_config.values())
     conduct(grid, context.run_config, context.run_id)
 

@@ -125,7 +125,7 @@ def test_a_planned_run_is_written_and_run(umbel_home: Path, tmp_path: Path, monk
     [
         ("--epsilon 4", "config.missing-figure", "name a configuration"),
         ("mine strategy=fedavg", "config.unknown-option", "--epsilon"),
-        ("mine rounds=2 --row-epsilon 3", "config.missing-figure", "--rows"),
+        ("mine rounds=2 --row-epsilon 3", "config.missing-figure", "and rows"),
         ("--rows 4 --row-epsilon 3", "config.missing-figure", "name a configuration"),
         ("mine other --epsilon 4", "config.two-configurations", "'other'"),
         ("mine --epsilon 4 --write nowhere/private.toml", "config.unwritable", "nowhere"),

@@ -25,11 +25,11 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from importlib import import_module
 from logging import ERROR, INFO
 from pathlib import Path
 from typing import Any, NoReturn
 
+import typer
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
@@ -38,29 +38,23 @@ from umbel.client.bundle import Bundle, reviewed
 from umbel.client.checks import entries_of
 from umbel.client.readiness import Readiness
 from umbel.client.trial import try_engines
+from umbel.deploy.flower import CLIENT_TASK, Answer, prepare_tasks, run_superexec, run_task
+from umbel.deploy.listening import option, without
+from umbel.deploy.ready import serve_health
 from umbel.privacy.gate.refusals import refuse
 from umbel.privacy.gate.site import NODE_CONFIG, Site
 from umbel.privacy.gate.site_log import record_refusal
 from umbel.protocol import logs
+from umbel.protocol.cli import PASSES_ON, command_line
 from umbel.protocol.errors import Refused, SiteError
-from umbel.protocol.flower import (
-    CLIENT_TASK,
-    Answer,
-    ErrorCode,
-    log,
-    refuse_repeated_parts,
-    run_superexec,
-    run_task,
-    without_proxy,
-)
+from umbel.protocol.flower import ErrorCode, log, refuse_repeated_parts, without_proxy
 from umbel.protocol.plugins import import_by_name
 
 _REQUEST = 1 << 16  # bytes, more than a task needs
 _LOOK_S = 1.0  # seconds between looks for children that have ended
 _LEDGER = "UMBEL_LEDGER_PATH"
 _POLL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
-# Modules that the first message would otherwise import.
-_LATER = ("flwr.supernode.runtime.run_clientapp", "flwr.supercore.tls")
+_HEALTH = "--health-server-address"
 
 
 class WarmProcess:
@@ -197,14 +191,23 @@ def run(arguments: Sequence[str]) -> None:
     """Load everything, then wait for tasks, with the options of ``flower-superexec``."""
     logs.configure(strangers=True)
     refuse_repeated_parts()
-    for module in _LATER:
-        import_module(module)
+    prepare_tasks()
     own = Bundle.installed()
     log(INFO, "This site runs %s", own or "an umbel without a pyproject.toml, so its bundle is unknown; set bundle")
     # Flower's second between looks would be added to every round.
     os.environ.setdefault(_POLL, "0.1")
     os.environ.update(without_proxy())  # before the warm process starts
-    # In another container than the SuperNode, only this process can look at the ledger.
-    ledger = os.environ.get(_LEDGER)
-    readiness = Readiness(Path(ledger)) if ledger else None
-    run_superexec(arguments, WarmProcess().launch, lambda: readiness is None or readiness.fault() is None)
+    warm = WarmProcess()
+    if address := option(arguments, _HEALTH):
+        # In another container than the SuperNode, only this process can look at the ledger.
+        ledger = os.environ.get(_LEDGER)
+        serve_health(address, Readiness(Path(ledger)).fault if ledger else lambda: None)
+    run_superexec(without(arguments, _HEALTH), warm.launch)
+
+
+def main(context: typer.Context) -> None:
+    """Start only the executor, which runs the site's own app. Takes the options of flower-superexec."""
+    run(context.args)
+
+
+command = command_line(main, **PASSES_ON)

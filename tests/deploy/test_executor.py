@@ -20,9 +20,10 @@ from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from tests.client.test_bundle import OWN
 from tests.deploy.conftest import write_site
 from tests.helpers.paper import paper_run
+from tests.helpers.paper import sites_accept_the_paper as sites_accept_the_paper
 from tests.helpers.sources import ROOT
-from umbel.client import executor
-from umbel.client.executor import WarmProcess, load
+from umbel.deploy import executor
+from umbel.deploy.executor import WarmProcess, load
 from umbel.nodes import words
 from umbel.nodes.exchange import Answer
 from umbel.nodes.roster import hosting_of
@@ -195,7 +196,7 @@ def test_another_app_that_the_site_has_installed_answers_in_its_place(
 PROBE = """
 import json, os, sys
 from types import SimpleNamespace
-from umbel.client import executor
+from umbel.deploy import executor
 
 def run_task(*task):
     home = os.environ["FLWR_HOME"]
@@ -259,22 +260,28 @@ def test_its_health_tells_whether_the_ledger_beside_it_can_be_used(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """In a separate container, where the SuperNode cannot look."""
-    started: list[Any] = []
+    served: list[Any] = []
+    given: list[Any] = []
     monkeypatch.setattr(executor, "WarmProcess", lambda: SimpleNamespace(launch=None))
-    monkeypatch.setattr(executor, "run_superexec", lambda *arguments: started.append(arguments[2]))
-    executor.run([])
+    monkeypatch.setattr(executor, "serve_health", lambda *arguments: served.append(arguments))
+    monkeypatch.setattr(executor, "run_superexec", lambda arguments, _: given.append(arguments))
+    options = ["--insecure", "--health-server-address=127.0.0.1:9095", "--parent-pid", "1"]
+    executor.run(options)
     monkeypatch.setenv("UMBEL_LEDGER_PATH", str(tmp_path / "ledger.sqlite"))
-    executor.run([])
-    without, beside_it = started
-    assert without()
-    assert not beside_it()
+    executor.run(["--health-server-address", "127.0.0.1:9095", *options[:1], *options[2:]])
+    executor.run(["--insecure", "--parent-pid", "1"])
+    assert given == [["--insecure", "--parent-pid", "1"]] * 3
+    (address, without), (_, beside_it) = served
+    assert address == "127.0.0.1:9095"
+    assert without() is None
+    assert beside_it().code == "ledger.missing"
     Ledger.create(tmp_path / "ledger.sqlite")
-    assert beside_it()
+    assert beside_it() is None
 
 
 def test_a_task_needs_no_room_for_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(prefix: str) -> str:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("umbel.client.executor.tempfile.mkdtemp", full)
+    monkeypatch.setattr("umbel.deploy.executor.tempfile.mkdtemp", full)
     assert not Path(executor._home()).exists()
