@@ -212,7 +212,7 @@ class _Results:
         said: dict[str, Any] = tomllib.loads(self._read(name, _MADE))
         commit = said["commit"].replace("+", ", with changes that were not committed")
         if name in FROZEN:
-            made = f"Made at commit {commit}, seeds {said['seeds']}, by the experiment `{name}`"
+            made = f"Made at commit {commit}, seeds {said['seeds']}, by the experiment `{said.get('experiment', name)}`"
             return f"{made}. The table is frozen: its code is in the history, up to commit {FROZEN[name]}."
         line = f"Made by `{said['command']}` at commit {commit}, seeds {said['seeds']}."
         if said["settings"] != digest(name):
