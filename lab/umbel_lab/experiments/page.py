@@ -173,8 +173,7 @@ class _Results:
         firsts = [row[0] for row in rows]
         for what, wanted, there in (("row", only, firsts), ("column", without, head)):
             if missing := [one for one in wanted if one not in there]:
-                text = f"results/{name} has no {what} {missing[0]!r} under {heading!r}; it has {', '.join(there)}"
-                raise ConfigError(text, code="config.unknown-table")
+                raise _unknown(name, f"no {what} {missing[0]!r} under {heading!r}; it has {', '.join(there)}")
         kept = [line for one in only for line in lines[2:] if _cells(line)[0] == one] if only else lines[2:]
         left = [at for at, column in enumerate(head) if column not in without]
         return "\n".join(f"| {' | '.join(_cells(line)[at] for at in left)} |" for line in [*lines[:2], *kept])
@@ -187,15 +186,13 @@ class _Results:
         head, _, *rows = map(_cells, self.table(name, heading).splitlines())
         found = [row for row in rows if row[: len(words)] == [*words]]
         if len(found) != 1 or column not in head:
-            text = f"results/{name} has {len(found)} rows {' | '.join(words)} under {heading!r}, and columns {head}"
-            raise ConfigError(text, code="config.unknown-table")
+            raise _unknown(name, f"{len(found)} rows {' | '.join(words)} under {heading!r}, and columns {head}")
         return found[0][head.index(column)]
 
     def sentence(self, name: str, heading: str, words: str) -> str:
         found = [one for one in re.split(r"(?<=\.) (?=[A-Z0-9])", self.text(name, heading)) if words in one]
         if not found:
-            text = f"results/{name} has no sentence with {words!r} under {heading!r}"
-            raise ConfigError(text, code="config.unknown-table")
+            raise _unknown(name, f"no sentence with {words!r} under {heading!r}")
         return found[0]
 
     def answers(self, name: str, heading: str) -> str:
@@ -223,8 +220,7 @@ class _Results:
         sections = re.split(r"^## ", self._read(name, _TABLE), flags=re.MULTILINE)[1:]
         found = {title.strip(): body.strip() for title, _, body in (one.partition("\n") for one in sections)}
         if heading not in found:
-            text = f"results/{name} has nothing under {heading!r}; there are {', '.join(found)}"
-            raise ConfigError(text, code="config.unknown-table")
+            raise _unknown(name, f"nothing under {heading!r}; there are {', '.join(found)}")
         return found[heading]
 
     def _read(self, name: str, file: str) -> str:
@@ -233,6 +229,10 @@ class _Results:
             text = f"there is no {path}; do the experiment, then: umbel experiment page {name}"
             raise ConfigError(text, code="config.not-done")
         return path.read_text(encoding="utf-8")
+
+
+def _unknown(name: str, what: str) -> ConfigError:
+    return ConfigError(f"results/{name} has {what}", code="config.unknown-table")
 
 
 def commit_of(tree: Path = APP, quick: bool = False) -> str:
