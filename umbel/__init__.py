@@ -14,6 +14,8 @@ _HOMES = {
         "umbel.data": "Manifest Schema write_dataset",
         "umbel.models.model": "Model",
         "umbel.data.importers": "Dirichlet Quantity Uniform from_arrays from_dataframe from_datasets from_image_folder",
+        "umbel.mods.choose": "ChooseHypothesis",
+        "umbel.mods.laplace": "LaplaceMod",
         "umbel.privacy.gate.stock_app": "Gate",
         "umbel.privacy.mechanisms": "Mechanism",
         "umbel.simulation.sweeps": "sweep",

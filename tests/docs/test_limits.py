@@ -19,8 +19,9 @@ from umbel.nodes import bounds, presence, words
 from umbel.privacy.accounting.guarantee import guarantee
 from umbel.privacy.gate import runs
 from umbel.privacy.gate.policy import Policy
+from umbel.privacy.mechanisms.sanitise import NOISE_STEPS
 from umbel.protocol import home, messages
-from umbel.protocol.release import NOISE_STEPS, Clipping, Kind, Release
+from umbel.protocol.release import Clipping, Kind, Release
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import LEAST_ROW_RATE, ROW_CLIP_NORMS
 from umbel.simulation import planner

@@ -113,7 +113,7 @@ def _runs() -> None:
 
 
 COMMANDS: Table = {
-    "run": ("umbel.cli.commands.run:app", "Run an experiment in simulation, on this machine or a Ray cluster."),
+    "run": ("umbel.cli.commands.run:app", "Run an experiment in simulation, in this process."),
     "plan": ("umbel.cli.commands.plan:app", "Print a run's cost in privacy, or the noise for a guarantee."),
     "predict": ("umbel.cli.commands.predict:app", "Predict with a run, for clients old and new."),
     "runs": ("umbel.cli.main:runs", "List, show, compare, export and remove runs."),

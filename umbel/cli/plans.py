@@ -34,7 +34,7 @@ _LARGE = 0.1
 
 
 def as_toml(planned: PlannedRun) -> str:
-    """Return a planned run as a file that ``umbel run`` takes."""
+    """Return a planned run as a file that ``umbel run`` and ``flwr run . --run-config`` take."""
     return "".join(f"# {line}\n" for line in planned.words) + tomli_w.dumps(planned.values)
 
 

@@ -29,8 +29,7 @@ from umbel.protocol.plugins import distrust, trust
 from umbel.server.result import Result
 from umbel.server.run_folder import RunFolder
 from umbel.server.runs import find_run, reading
-from umbel.simulation.relay import Relay
-from umbel.simulation.start import in_this_process, launched, on_cluster, values_of
+from umbel.simulation.start import in_this_process, values_of
 from umbel.simulation.wanted import Wanted
 
 if TYPE_CHECKING:
@@ -173,8 +172,7 @@ def run(
     delta: float | None = None,
     row_epsilon: float | None = None,
     rows: int | None = None,
-    nodes: int = 0,
-    ray: bool = False,
+    nodes: int = 1,
     baselines: bool = True,
     **values: Any,
 ) -> Run:
@@ -193,11 +191,7 @@ def run(
         In place of `epsilon`: the wanted guarantee between two data sets of a client that differ by one row, and the
         number of rows of a typical client, which decides the batch. Noise in training is planned for it.
     nodes : int
-        Simulated nodes; 0 for as many as suit this machine. Beyond rounding, the result depends on it only if sites
-        release sums.
-    ray : bool
-        Whether to run in separate processes: in Flower's own simulation, or on the Ray cluster that ``RAY_ADDRESS``
-        names.
+        Simulated nodes. Beyond rounding, the result depends on it only if sites release sums.
     baselines : bool
         Whether to measure the run's worth at the end (`Run.worth`).
     **values
@@ -217,17 +211,10 @@ def run(
     """
     own = {key.replace("_", "-"): value for key, value in values.items()}
     wanted = Wanted(epsilon, delta, row_epsilon, rows)
-    planned = values_of("" if config is None else config, own, wanted, nodes or 1)
+    planned = values_of("" if config is None else config, own, wanted, nodes)
     for line in planned.words:
         log(INFO, "%s", line)
-    if not ray:
-        return Run(in_this_process(planned.values, nodes, baselines))
-    path = launched(planned.values, nodes, Relay(), baselines)
-    if baselines and not on_cluster():
-        from umbel.simulation.report import write_report
-
-        write_report(path)
-    return Run(path)
+    return Run(in_this_process(planned.values, nodes, baselines))
 
 
 def export(

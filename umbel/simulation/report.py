@@ -74,7 +74,7 @@ def _open(run: str | Path) -> tuple[RunFolder, Setup, View, Arrays]:
 
 def _same_data(folder: RunFolder, setup: Setup) -> bool:
     """Return whether a simulation's data are here unchanged: another dataset of the same name may be here."""
-    if setup.manifest is None or setup.manifest.part or not _simulated(folder):
+    if setup.manifest is None or not _simulated(folder):
         return False
     return bool(folder.read_config().get("data") == setup.digests["data"])
 

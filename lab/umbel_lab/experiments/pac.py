@@ -25,8 +25,8 @@ from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.engines import learner_for
 from umbel.client.noisy_messages import noisy_messages
 from umbel.models.losses import SLOPES
-from umbel.privacy.gate.releases import sanitise
 from umbel.privacy.mechanisms import Laplace
+from umbel.privacy.mechanisms.sanitise import sanitise
 from umbel.protocol.release import Clipping
 from umbel.server.run_folder import versions
 from umbel.simulation.sweep import PACKAGES

@@ -13,15 +13,12 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from tests.helpers.datasets import save_plane
 from tests.helpers.errors import ended, raises
 from tests.helpers.paper import paper_run
 from umbel.cli.main import app
 from umbel.client.node import Node
 from umbel.data import find_dataset, open_dataset, read_manifest
 from umbel.data.importers.ranges import enough
-from umbel.data.split import main as parts
-from umbel.protocol.cli import command_line
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.run_config import RunConfig
 from umbel.simulation import in_process
@@ -45,12 +42,6 @@ def refused(code: str, *words: Any) -> str:
     status, output = umbel(*words)
     ended(status, output, code)
     return output
-
-
-def split(*words: Any, code: int = 0) -> str:
-    done = CliRunner().invoke(command_line(parts), [str(word) for word in words])
-    assert done.exit_code == code, done.output
-    return done.output
 
 
 @pytest.fixture
@@ -280,38 +271,6 @@ def test_what_is_there_is_kept(stays: Path) -> None:
     said(*words)
     assert "--replace" in refused("data.exists", *words)
     assert "nowhere.csv" in refused("data.no-file", *words[:2], "nowhere.csv", *words[3:])
-
-
-# --- parts, for the machines of a cluster
-
-
-def test_a_dataset_is_sharded_where_the_user_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    save_plane(tmp_path / "plane", 5, 2)
-    told = split("plane", "--shards", 2, "--out", "plane-shards")
-    assert "plane-shards/part-1/data/plane: the rows of 3 clients" in told
-    monkeypatch.setenv("UMBEL_HOME", str(tmp_path / "plane-shards" / "part-1"))
-    assert read_manifest(find_dataset("plane")).part == "1/2"
-    told = said("data", "show", find_dataset("plane"))
-    assert "part 1/2, with the rows of 3 clients" in told
-    assert "clients 5 training, 2 validation" in told, "of the whole"
-    refused("data.no-schema", "data", "show", tmp_path / "plane", "--schema")
-
-
-def test_one_part_alone_may_be_written(tmp_path: Path) -> None:
-    save_plane(tmp_path / "plane", 5, 2)
-    split(tmp_path / "plane", "--shards", 3, "--only", 2, "--out", tmp_path / "out")
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["part-2"]
-    told = split(tmp_path / "plane", "--shards", 3, "--only", 3, "--out", tmp_path / "out", code=3)
-    assert "0 to 2" in told
-
-
-def test_a_part_is_not_run_without_the_others(tmp_path: Path) -> None:
-    save_plane(tmp_path / "plane", 5, 2)
-    split(tmp_path / "plane", "--shards", 2, "--out", tmp_path / "out")
-    part = tmp_path / "out" / "part-0" / "data" / "plane"
-    told = refused("data", "run", f"dataset={part}", "clients-per-round=2")
-    assert "part 0/2" in told
 
 
 def test_who_adds_what_the_import_says_can_plan_a_guarantee(tmp_path: Path, umbel_home: Path) -> None:

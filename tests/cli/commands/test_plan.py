@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from flwr.common.config import parse_config_args
 from typer.testing import CliRunner
 
 import umbel
@@ -73,7 +74,7 @@ def test_a_whole_run_that_hides_rows_is_planned_and_written(umbel_home: Path, tm
     """Python plans the same."""
     write(umbel_home / "data" / "own", 1)
     file = tmp_path / "rows.toml"
-    code, output = run("own", "--row-epsilon", "3", "--rows", "4", "rounds=2", "--write", str(file))
+    code, output = run("own", "--row-epsilon", "3", "--rows", "4", "rounds=2", "--out", str(file))
     assert code == 0, output
     assert "for each row of a client" in output
     assert 'protect="rows" budget="inf" row-budget="' in output
@@ -105,9 +106,10 @@ def test_a_planned_run_is_written_and_run(umbel_home: Path, tmp_path: Path, monk
     monkeypatch.setattr("umbel.simulation.planner._DROWNED", 1e9)
     write(umbel_home / "data" / "mine", 1)
     file = tmp_path / "private.toml"
-    code, told = run("mine", "--epsilon", "4", "--write", str(file), "rounds=2")
+    code, told = run("mine", "--epsilon", "4", "--out", str(file), "rounds=2")
     assert code == 0, told
-    assert told.splitlines()[-1] == f"Next: umbel run {file}"
+    assert told.splitlines()[-1].startswith(f"Next: umbel run {file}, or")
+    assert parse_config_args([str(file)]) == tomllib.loads(file.read_text(encoding="utf-8")), "flwr run takes it"
     assert file.read_text().startswith("# Planned: pure epsilon 4 for a client over the whole run, with 2 rounds")
     done = CliRunner().invoke(app, ["run", str(file)], prog_name="umbel")
     assert done.exit_code == 0, done.output
@@ -128,7 +130,8 @@ def test_a_planned_run_is_written_and_run(umbel_home: Path, tmp_path: Path, monk
         ("mine rounds=2 --row-epsilon 3", "config.missing-figure", "and rows"),
         ("--rows 4 --row-epsilon 3", "config.missing-figure", "name a configuration"),
         ("mine other --epsilon 4", "config.two-configurations", "'other'"),
-        ("mine --epsilon 4 --write nowhere/private.toml", "config.unwritable", "nowhere"),
+        ("mine --epsilon 4 --out nowhere/private.toml", "config.unwritable", "nowhere"),
+        ("mine --epsilon 4 --out private.txt", "config.unwritable", "flwr run"),
     ],
 )
 def test_what_is_no_plan_of_a_run_is_told(

@@ -208,3 +208,12 @@ def test_a_flower_app_with_its_own_code_is_not_run_as_umbels(tmp_path: Path, mon
     )
     with raises(ConfigError, "config.other-app", "wave.server:app", "flwr run"):
         asked(["."])
+
+
+def test_a_run_says_that_it_ignores_a_ray_cluster(umbel_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["run", "rounds=1", "restarts=1", "clients-per-round=5", "--no-baselines"]
+    assert "RAY_ADDRESS" not in umbel(*words)[1]
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
+    status, told = umbel(*words)
+    assert status == 0, told
+    assert told.count("RAY_ADDRESS") == 1

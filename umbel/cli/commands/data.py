@@ -111,7 +111,7 @@ def show(
                 raise DatasetError(f"{path} was not made from a table, and has no schema", code="data.no-schema")
             typer.echo(tomli_w.dumps(layout.entries()), nl=False)
             return
-        data = open_dataset(path, part=True)
+        data = open_dataset(path)
     _show(data)
     typer.echo(path)
 
@@ -288,7 +288,6 @@ def _show(data: Dataset) -> None:
     lines: dict[str, str] = {
         "name": manifest.name,
         "clients": f"{manifest.split['train']:,} training, {manifest.split['validation']:,} validation",
-        "part": f"{manifest.part}, with the rows of {len(lengths):,} clients" if manifest.part else "",
         "rows": f"{len(data.targets):,}; {_spread(lengths)} a client",
         "features": f"{data.features.dtype} {data.features.shape[1:]}"
         + (f", tokens of a vocabulary of {manifest.tokens:,}" if manifest.tokens else ""),

@@ -50,7 +50,7 @@ def findings() -> Iterator[Finding]:
         yield State.BAD, f"missing, or of another version: pip install {' '.join(missing)}"
     yield from _torch()
     ray, docker = _version("ray"), _said("docker", "version", "--format", "{{.Server.Version}}")
-    fix = "Ray is missing, so umbel run --ray and flwr run fail: pip install 'flwr[simulation]'"
+    fix = "Ray is missing, so flwr run fails: pip install 'flwr[simulation]'"
     yield (State.GOOD, f"Ray {ray}") if ray else (State.NOTE, fix)
     fix = "no Docker engine answers, which only containers need: start it, or see https://docs.docker.com"
     yield (State.GOOD, f"Docker {docker}") if docker else (State.NOTE, fix)

@@ -30,7 +30,7 @@ def command(
         typer.Argument(
             metavar="[CONFIG|DATASET] [KEY=VALUE...]",
             help="A TOML file with run-config values, its name in configs/, or a dataset. With a wanted guarantee or "
-            "--write, KEY=VALUE overrides the plan. Otherwise the words are figures: noise-multiplier and rounds, or "
+            "--out, KEY=VALUE overrides the plan. Otherwise the words are figures: noise-multiplier and rounds, or "
             "target-epsilon and participations; choice-epsilon; and, without a configuration, parameters, hypotheses, "
             "clients, clients-per-round and mechanism.",
             show_default="none",
@@ -40,7 +40,10 @@ def command(
     delta: Delta = None,
     row_epsilon: RowEpsilon = None,
     rows: Rows = None,
-    write: Annotated[Path | None, typer.Option(help="File for the planned run config, for umbel run FILE.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="File for the planned run config, for umbel run FILE, or flwr run . --run-config FILE."),
+    ] = None,
     release: Annotated[
         ReleaseName | None,
         typer.Option(
@@ -53,23 +56,30 @@ def command(
     """Plan a whole run for a guarantee; or print a run's cost in privacy, or the noise that a guarantee needs."""
     with errors_in_one_line():
         config, given = parted(words or [])
-        if epsilon is None and row_epsilon is None and rows is None and write is None:
+        if epsilon is None and row_epsilon is None and rows is None and out is None:
             figures = vars(parse_options(Figures, " ".join(given), "umbel plan without --epsilon"))
             delta = DELTA if delta is None else delta
             _show(price(config, delta=delta, release=release, sites=sites, **figures))
             return
         if not config:
             raise ConfigError("name a configuration or dataset to plan its run", code="config.missing-figure")
+        if out is not None and out.suffix != ".toml":
+            text = f"flwr run reads a run config only from a file that ends with .toml, not from {out}; rename it"
+            raise ConfigError(text, code="config.unwritable")
         wanted = {"epsilon": epsilon, "delta": delta, "row_epsilon": row_epsilon, "rows": rows}
         planned = plan(config, sites=sites, release=release, **wanted, **pairs(given))  # type: ignore[arg-type]
-        if write is not None:
+        if out is not None:
             try:
-                write.write_text(as_toml(planned), encoding="utf-8")
+                out.write_text(as_toml(planned), encoding="utf-8")
             except OSError as error:
-                raise ConfigError(f"{write} cannot be written: {error.strerror}", code="config.unwritable") from None
+                raise ConfigError(f"{out} cannot be written: {error.strerror}", code="config.unwritable") from None
     for line in planned.words:
         typer.echo(line)
-    typer.echo(f"Next: umbel run {shlex.quote(str(write))}" if write else tomli_w.dumps(planned.values), nl=bool(write))
+    if out is None:
+        typer.echo(tomli_w.dumps(planned.values), nl=False)
+        return
+    file = shlex.quote(str(out))
+    typer.echo(f"Next: umbel run {file}, or in Flower's simulation: flwr run . --run-config {file} --stream")
 
 
 _WHOSE_NOISE = {

@@ -1,4 +1,4 @@
-"""``umbel run``: a simulation on this machine or a Ray cluster, from its checks to its results."""
+"""``umbel run``: a simulation in this process, from its checks to its results."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from umbel.privacy.accounting.guarantee import DELTA
 from umbel.protocol.cli import errors_in_one_line
 from umbel.protocol.errors import ConfigError, WorthError
 from umbel.server.run_folder import RunFolder
-from umbel.simulation.relay import Relay
-from umbel.simulation.start import in_this_process, launched, on_cluster, resumed, values_of
+from umbel.simulation.lines import printed
+from umbel.simulation.start import in_this_process, resumed, values_of
 from umbel.simulation.wanted import NOTHING, Wanted
 
 app = typer.Typer(add_completion=False)
@@ -62,18 +62,7 @@ def command(
     row_epsilon: RowEpsilon = None,
     rows: Rows = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume RUN after its last finished round.")] = False,
-    nodes: Annotated[
-        int,
-        typer.Option(min=0, help="Number of simulated nodes, which share the clients.", show_default="as many as fit"),
-    ] = 0,
-    ray: Annotated[
-        bool,
-        typer.Option(
-            "--ray",
-            help="Use Flower's simulation in Ray processes, on the cluster that RAY_ADDRESS names, if any. With the "
-            "same number of nodes, the result is bit-identical.",
-        ),
-    ] = False,
+    nodes: Annotated[int, typer.Option(min=1, help="Number of simulated nodes, which share the clients.")] = 1,
     baselines: Annotated[
         bool,
         typer.Option(
@@ -84,9 +73,8 @@ def command(
     strict: Annotated[
         bool, typer.Option("--strict", help="End with exit code 5 unless the run is shown to be worth it.")
     ] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also print the output of Flower and Ray.")] = False,
 ) -> None:
-    """Run an experiment in simulation: in this process, in Flower's simulation, or on a Ray cluster."""
+    """Run an experiment in simulation, in this process. For Flower's simulation, use flwr run."""
     with errors_in_one_line():
         if strict and not baselines:
             text = "--strict needs the run's worth; leave out --no-baselines"
@@ -94,34 +82,13 @@ def command(
         values, words = asked(what or [], resume, Wanted(epsilon, delta, row_epsilon, rows), nodes)
         for line in words:
             typer.echo(line)
-        relay = Relay(typer.echo, verbose)
         try:
-            folder = done(values, nodes, relay, ray or on_cluster(), baselines)
+            with printed(typer.echo):
+                folder = in_this_process(values, nodes, baselines)
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
         if strict:
             demand(folder)
-
-
-def done(values: dict[str, Any], nodes: int, relay: Relay, ray: bool, baselines: bool) -> Path:
-    """Run, measure the run's worth, and return its folder."""
-    if not ray:
-        with relay.in_this_process():
-            return in_this_process(values, nodes, baselines)
-    relay.holds = baselines and not relay.whole and not on_cluster()
-    try:
-        folder = launched(values, nodes, relay, baselines)
-        if baselines and not on_cluster():
-            from umbel.simulation.report import write_report
-
-            write_report(folder)
-            worth = RunFolder(folder).read_worth()
-            for line in worth.lines() if worth else []:
-                typer.echo(line)
-    finally:
-        for line in relay.closing:
-            typer.echo(line)
-    return folder
 
 
 def demand(folder: Path) -> None:
@@ -139,7 +106,7 @@ def asked(
     words: list[str],
     resume: bool = False,
     wanted: Wanted = NOTHING,
-    nodes: int = 0,
+    nodes: int = 1,
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the run-config values for a command line, and lines that describe them.
 
@@ -148,7 +115,7 @@ def asked(
     source, some = parted(words)
     given = pairs(some)
     if not resume:
-        planned = values_of(source, given, wanted, nodes or 1)
+        planned = values_of(source, given, wanted, nodes)
         return planned.values, planned.words
     if wanted != NOTHING:
         text = "a resumed run keeps its noise; leave out --epsilon, --row-epsilon, --rows and --delta"
