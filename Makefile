@@ -100,7 +100,7 @@ certs: $(RUNTIME) ## Make certificates and node keys: make certs NAMES=umbel.exa
 	$(BIN)/umbel certs --server "$(NAMES)" $(NODES:%=--node %)
 
 compose-demo: $(RUNTIME) ## Hospital payments over three sites in containers
-	$(BIN)/python -m umbel.deploy.demo
+	$(BIN)/python tools/compose_demo.py
 
 clean: ## Remove the virtual environment and caches
 	rm -rf .venv $(NEWEST) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage docs/_build docs/reference/api

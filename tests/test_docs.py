@@ -235,10 +235,10 @@ def test_each_mode_stands_in_the_docs_with_what_the_account_makes_of_it() -> Non
 
 
 def test_what_the_readme_starts_first_stands_on_its_first_screen() -> None:
-    """The run that opens no port, and both of Flower's simulations (see `tests/simulation/test_private.py`)."""
+    """The run that opens no port, and Flower's simulation (see `tests/simulation/test_private.py`)."""
     screen = "\n".join((ROOT / "README.md").read_text(encoding="utf-8").splitlines()[:50])
     shown = [words for words in commands.commands(screen) if words[:2] in (["umbel", "run"], ["flwr", "run"])]
-    assert shown[:3] == [["umbel", "run"], ["umbel", "run", "--ray"], ["flwr", "run", ".", "--stream"]]
+    assert shown[:2] == [["umbel", "run"], ["flwr", "run", ".", "--stream"]]
 
 
 def test_every_strategy_stands_in_the_docs_with_its_options_and_their_defaults() -> None:

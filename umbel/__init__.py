@@ -9,7 +9,7 @@ from typing import Any
 _HOMES = {
     name: home
     for home, names in {
-        "umbel.cli.plans": "plan",
+        "umbel.cli.plans": "plan price",
         "umbel.cli.runs": "Run export load run",
         "umbel.data": "Manifest Schema write_dataset",
         "umbel.models.model": "Model",

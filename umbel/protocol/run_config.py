@@ -312,7 +312,7 @@ class RunConfig(Settings):
             return
         if not self.rows:
             text = f'protect = "{self.protect}" needs rows = "clip=C noise=sigma rate=q batch=B"'
-            raise ValueError(f"{text}; umbel plan --rows finds them")
+            raise ValueError(f"{text}; umbel plan --row-epsilon finds them")
         if self.protect is Protect.ROWS and self.noise_multiplier:
             text = f'protect = "rows" adds no noise to models, and noise-multiplier is {self.noise_multiplier:g}'
             raise ValueError(f'{text}; set noise-multiplier = 0, or protect = "both"')

@@ -305,7 +305,6 @@ def test_other_mistakes_are_told(run: Path, new: Path, tmp_path: Path) -> None:
     told = refused("data.unknown-client", run, new, "--client", "nort")
     assert "'north'" in told
     assert "did you mean 'north'?" in told
-    assert "--features" in refused("config.features-and-table", run, new, "--features", "rows.npy")
     with raises(ConfigError, "config.personalise", "'own'", "calibrate"):
         umbel.load(run).predict(KNOWN, personalise="own")
     with raises(DatasetError, "data.unknown-client", "west", "0 to 1"):

@@ -36,9 +36,9 @@ class Appraisal(Observer):
     """Measures the worth of a finished run, and logs it."""
 
     def at_end(self, run: Run) -> None:
-        """Measure it, if the whole dataset is here."""
+        """Measure it, if the run has a dataset here."""
         manifest = run.setup.manifest
-        if run.folder is None or manifest is None or manifest.part:
+        if run.folder is None or manifest is None:
             return
         if not run.setup.has_rows_of(run.folder.read_config()):
             log(WARNING, "The dataset has changed since the run began, so the run's worth is not measured.")
@@ -55,7 +55,7 @@ def appraise(setup: Setup, state: State, kept: Arrays) -> Worth:
     Parameters
     ----------
     setup : Setup
-        Its dataset must be here as a whole; otherwise `DatasetError`.
+        Its dataset must be here.
     state : State
         The final state of the run.
     kept : dict of ndarray

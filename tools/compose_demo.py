@@ -3,7 +3,7 @@
 A server and three sites talk over TLS. Each site has its hospitals, a key, a ledger and a policy. At the end everything
 is taken down except the volumes with the ledgers: the next run continues to charge them.
 
-    python -m umbel.deploy.demo
+    python tools/compose_demo.py
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from umbel.deploy import certs
 from umbel.deploy.guard import read_secret
 from umbel.deploy.health import healthy
 from umbel.protocol.cli import command_line, errors_in_one_line
-from umbel.protocol.errors import DemoError
+from umbel.protocol.errors import UmbelError
 from umbel.protocol.flower import keep_secret
 from umbel.protocol.home import make_folder, umbel_home, write_atomically
 from umbel.protocol.project import APP, CONFIGS
@@ -54,6 +54,10 @@ _RUN_S = 1800.0
 LOGS = "containers.log"
 
 Run = Callable[..., str]
+
+
+class DemoError(UmbelError, kind="demo"):
+    """The demonstration cannot continue."""
 
 
 def main() -> None:

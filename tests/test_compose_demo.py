@@ -14,8 +14,9 @@ import yaml
 from typer.testing import CliRunner
 
 from tests.helpers.errors import raises
+from tools import compose_demo as demo
 from umbel.data import open_dataset
-from umbel.deploy import certs, demo
+from umbel.deploy import certs
 
 
 def test_its_sites_have_the_hospitals_that_come_with_umbel(umbel_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
