@@ -9,11 +9,11 @@ from typing import Any
 _HOMES = {
     name: home
     for home, names in {
-        "umbel.cli.plans": "plan",
+        "umbel.cli.plans": "costs plan",
         "umbel.cli.runs": "Run export load run",
         "umbel.data": "Manifest Schema write_dataset",
         "umbel.models.model": "Model",
-        "umbel.data.importers": "Dirichlet Quantity Uniform from_arrays from_dataframe from_datasets from_image_folder",
+        "umbel.data.importers": "Dirichlet Uniform from_arrays from_dataframe from_datasets from_image_folder",
         "umbel.privacy.gate.stock_app": "Gate",
         "umbel.privacy.mechanisms": "Mechanism",
         "umbel.simulation.sweeps": "sweep",

@@ -34,7 +34,6 @@ from umbel.protocol.release import RowPrivacy
 from umbel.protocol.run_config import RunConfig
 
 _LENGTHS = (3, 2)  # rows of the artificial clients; unequal, so that one of them is padded
-_MEASURED = 200  # clients whose first updates give a guess of the clip norm
 _SCORES = ("the loss", "the metric")
 _STEP = LocalUpdate(local_epochs=1, step_size=0.01, batch_size=0)
 _LONG_S = 0.05  # seconds whose measurement tells how long more of the same takes
@@ -196,20 +195,16 @@ def check_fit(data: Dataset) -> None:
         raise DatasetError(text, code="data.unfit-model")
 
 
-def first_update(run: RunConfig, model: Model, dataset: Dataset, hypotheses: Arrays) -> float:
-    """Return the median norm of clients' first updates, over some training clients.
-
-    Before any training, it is a first guess of the clip norm.
-    """
-    learner = try_out(model, dataset, run.device)
-    some = range(0, dataset.manifest.train, -(-dataset.manifest.train // _MEASURED))
-    cohort = Cohort.gather(dataset, some, learner.device)
-    local = model.initial_local(streams(run.seed, "local", 0, some))
-    chosen = learner.choose(hypotheses, cohort, local)
+def first_update(run: RunConfig, model: Model, dataset: Dataset) -> float:
+    """Return the median norm of the first updates of a dataset's training clients."""
+    learner, clients = try_out(model, dataset, run.device), range(dataset.manifest.train)
+    cohort = Cohort.gather(dataset, clients, learner.device)
+    start = {name: value[None] for name, value in model.initial(0).items()}
     steps = run.local_epochs, run.step_size, run.batch_size, run.local_steps
     update = LocalUpdate(*steps, descent=descent_of(run.optimizer))
-    trained, _ = learner.train(hypotheses, chosen, cohort, update, streams(run.seed, "shuffle", 1, some), local)
-    moved = flatten(trained, np.float64) - flatten(hypotheses, np.float64)[chosen]
+    local, shuffles = model.initial_local(streams(0, "local", 0, clients)), streams(0, "shuffle", 1, clients)
+    trained, _ = learner.train(start, np.zeros(len(cohort), np.int64), cohort, update, shuffles, local)
+    moved = flatten(trained, np.float64) - flatten(start, np.float64)
     return float(np.median(np.linalg.norm(moved, axis=1)))
 
 

@@ -14,10 +14,7 @@ import umbel
 from tests.helpers.datasets import manifest
 from tests.helpers.errors import ended
 from umbel.cli.main import app
-from umbel.client.trial import first_update
 from umbel.data import offsets_of, write_dataset
-from umbel.server.setup import Setup
-from umbel.simulation.in_process import run_config
 
 CONFIG = Path(__file__).resolve().parents[3] / "configs" / "hospital-epsilon-4.toml"
 
@@ -40,15 +37,14 @@ def run(*command: str) -> tuple[int, str]:
 
 
 def test_the_numbers_come_from_the_config_and_its_dataset(hospitals: None) -> None:
-    """n = 11 and k = 5: 2 * 11/nu + 1 = 4 at nu = 7.333."""
-    code, output = run(str(CONFIG), "target-epsilon=4", "--delta", "0")
+    """n = 11 and k = 5."""
+    code, output = run(str(CONFIG), "noise-multiplier=7.333", "choice-epsilon=1", "--delta", "0")
     assert code == 0, output
-    for text in ("│ 7.33", "│ choice-epsilon", "median 1, most 1", "With half the parameters"):
+    for text in ("│ 7.33", "│ choice-epsilon", "median 1, most 1", "median 4, most 4"):
         assert text in output
-    assert "twice the clients" not in output, "100 of 140 are asked"
 
 
-def test_a_plan_tells_nothing_about_rows_unless_they_are_public(umbel_home: Path, tmp_path: Path) -> None:
+def test_a_plan_tells_nothing_about_rows(umbel_home: Path, tmp_path: Path) -> None:
     """A clip norm of clients' updates would be a release without noise that no ledger counts."""
     told = []
     for scale in (1, 1000):
@@ -56,13 +52,9 @@ def test_a_plan_tells_nothing_about_rows_unless_they_are_public(umbel_home: Path
         config = home / "config.toml"
         write(home / "hospital", scale)
         config.write_text(CONFIG.read_text().replace('"hospital"', f'"{home / "hospital"}"'), encoding="utf-8")
-        told.append([run(str(config), "target-epsilon=4", *public) for public in ([], ["--public-data"])])
-    (private, public), (others, changed) = told
-    assert private == others
-    assert "not measured" in private[1]
-    assert (public[0], changed[0]) == (0, 0)
-    assert "not measured" not in public[1]
-    assert public != changed
+        told.append(run(str(config)))
+    assert told[0] == told[1]
+    assert told[0][0] == 0
 
 
 def test_a_config_that_hides_rows_alone_names_the_command_that_plans_it(umbel_home: Path, tmp_path: Path) -> None:
@@ -100,23 +92,9 @@ def test_a_whole_run_that_hides_rows_is_planned_and_written(umbel_home: Path, tm
 
 
 def test_a_config_without_a_dataset_is_named(hospitals: None) -> None:
-    code, output = run(str(CONFIG.with_name("hospital-sites.toml")), "target-epsilon=4")
+    code, output = run(str(CONFIG.with_name("hospital-sites.toml")))
     assert code == 2
     assert 'dataset = ""' in output
-
-
-def test_the_first_update_is_that_of_the_clients_by_hand(umbel_home: Path) -> None:
-    """From w = 0 a full-batch step s of squared error on rows (1, 0) -> 1 moves w by 2 s along the first axis."""
-    x = np.tile(np.array([[1.0, 0.0]], np.float32), (6, 1))
-    write_dataset(
-        umbel_home / "data" / "ones", manifest(2, 1, model="linear", loss="mse"), x, np.ones(6), offsets_of([2] * 3)
-    )
-    config = run_config("synthetic", dataset="ones", hypotheses=1, step_size=0.25, batch_size=0, local_epochs=1)
-    zeros = {"weight": np.zeros((1, 1, 2), np.float32)}
-    setup = Setup.parse(config)
-    dataset = setup.open_dataset()
-    assert dataset is not None
-    assert first_update(setup.config, setup.model, dataset, zeros) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(("delta", "warned"), [("1e-3", False), ("1.1e-3", True)])
@@ -129,8 +107,7 @@ def test_a_delta_that_may_give_a_client_away_is_warned_of(delta: str, warned: bo
 
 
 def test_a_planned_run_is_written_and_run(umbel_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("umbel.simulation.planner._WORK", 0.0)
-    monkeypatch.setattr("umbel.simulation.planner._DROWNED", 1e9)
+    monkeypatch.setattr("umbel.simulation.client_planner.DROWNED", (1e9, 1e9))
     write(umbel_home / "data" / "mine", 1)
     file = tmp_path / "private.toml"
     code, told = run("mine", "--epsilon", "4", "--write", str(file), "rounds=2")
@@ -151,21 +128,19 @@ def test_a_planned_run_is_written_and_run(umbel_home: Path, tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("words", "code", "part"),
     [
-        ("--epsilon 4", "config.missing-figure", "name a configuration"),
-        ("mine strategy=fedavg", "config.unknown-option", "--epsilon"),
+        ("--epsilon 4", "config.missing-figure", "name a configuration or a dataset, or give parameters"),
+        ("mine strategy=fedavg", "config.unknown-option", "without a guarantee"),
         ("mine rounds=2 --row-epsilon 3", "config.missing-figure", "--rows"),
         ("--rows 4 clients=3", "config.both-ways", "clients"),
         ("--rows 4 rounds=3 participations=3", "config.both-ways", "participations"),
         ("mine other --epsilon 4", "config.two-configurations", "'other'"),
-        ("mine --epsilon 4 --public-data", "config.both-ways", "--public-data"),
         ("mine --epsilon 4 --write nowhere/private.toml", "config.unwritable", "nowhere"),
     ],
 )
 def test_what_is_no_plan_of_a_run_is_told(
     umbel_home: Path, monkeypatch: pytest.MonkeyPatch, words: str, code: str, part: str
 ) -> None:
-    monkeypatch.setattr("umbel.simulation.planner._WORK", 0.0)
-    monkeypatch.setattr("umbel.simulation.planner._DROWNED", 1e9)
+    monkeypatch.setattr("umbel.simulation.client_planner.DROWNED", (1e9, 1e9))
     write(umbel_home / "data" / "mine", 1)
     told = run(*words.split())
     ended(*told, code, part)

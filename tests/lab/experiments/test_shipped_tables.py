@@ -9,7 +9,7 @@ import pytest
 from tests.helpers.errors import raises
 from umbel.data import open_dataset
 from umbel.protocol.errors import ConfigError, SweepError
-from umbel.simulation.proxy import feature_spans
+from umbel.simulation.facts import feature_spans
 from umbel_lab.experiments import shipped_tables
 
 pytestmark = pytest.mark.rest

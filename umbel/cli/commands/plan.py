@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import tomli_w
 import typer
-from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
 from umbel.cli.commands.run import pairs
-from umbel.cli.plans import Planned, ReleaseName, as_toml, costs, strategy_of
+from umbel.cli.plans import Figures, Planned, ReleaseName, as_toml, costs, strategy_of
 from umbel.privacy.accounting.guarantee import DELTA, amount, gap, guarantee, in_words
 from umbel.privacy.accounting.plan import rounded_up
 from umbel.privacy.accounting.row_plan import RowTask, row_plan, row_plan_for
@@ -30,30 +29,6 @@ from umbel.simulation.wanted import Wanted
 app = typer.Typer(add_completion=False)
 
 
-@dataclass(frozen=True)
-class Figures:
-    """Numbers of a run, as words of the command."""
-
-    parameters: int | None = None
-    hypotheses: int | None = None
-    clients: int | None = None
-    clients_per_round: int | None = None
-    noise_multiplier: float | None = None
-    rounds: int | None = None
-    target_epsilon: float | None = None
-    participations: Annotated[int, Field(ge=1)] | None = None
-    choice_epsilon: float | None = None
-    mechanism: str | None = None
-    row_noise_multiplier: float | None = None
-    row_rate: float | None = None
-    local_steps: int | None = None
-
-    @property
-    def given(self) -> dict[str, Any]:
-        """The numbers that are there, by their fields' names."""
-        return {name: value for name, value in vars(self).items() if value is not None}
-
-
 _OF_ROWS = {"row_noise_multiplier", "row_rate", "local_steps"}
 _WITH_ROWS = {*_OF_ROWS, "participations", "rounds", "hypotheses", "choice_epsilon"}
 
@@ -64,16 +39,16 @@ def command(
         list[str] | None,
         typer.Argument(
             metavar="[CONFIG|DATASET] [KEY=VALUE...]",
-            help="A TOML file with run-config values, its name in configs/, or a dataset. With --epsilon or --write, "
-            "KEY=VALUE overrides the plan. Otherwise the words are figures: noise-multiplier and rounds, or "
-            "target-epsilon and participations; choice-epsilon; and, without a configuration, parameters, hypotheses, "
+            help="A TOML file with run-config values, its name in configs/, or a dataset. With a guarantee or --write, "
+            "KEY=VALUE overrides the plan of its run. Otherwise the words are figures: noise-multiplier and rounds, or "
+            "participations for --epsilon; choice-epsilon; and, without a configuration, parameters, hypotheses, "
             "clients, clients-per-round and mechanism. With --rows: local-steps, row-rate and row-noise-multiplier.",
             show_default="none",
         ),
     ] = None,
     epsilon: Annotated[
         float | None,
-        typer.Option(help="Plan the whole run for this guarantee, as umbel run --epsilon does."),
+        typer.Option(help="Plan the whole run for this guarantee, as umbel run does; of figures, only the noise."),
     ] = None,
     write: Annotated[Path | None, typer.Option(help="File for the planned run config, for umbel run FILE.")] = None,
     release: Annotated[
@@ -100,13 +75,6 @@ def command(
     row_epsilon: Annotated[
         float | None, typer.Option(help="With --rows: compute the row-noise-multiplier that reaches this epsilon.")
     ] = None,
-    public_data: Annotated[
-        bool,
-        typer.Option(
-            "--public-data",
-            help="Measure clients' first updates to plan the clip norm. Only for public or synthetic data.",
-        ),
-    ] = False,
 ) -> None:
     """Print a run's cost in privacy before it starts, or the noise that a guarantee needs."""
     with errors_in_one_line():
@@ -115,26 +83,23 @@ def command(
         if len(named) > 1:
             raise ConfigError(f"{named[-1]!r} is not KEY=VALUE", code="config.two-configurations")
         config = named[0] if named else ""
-        if epsilon is not None or write is not None or (rows is not None and named):
-            if public_data:
-                text = "--public-data does not go with the plan of a whole run; leave it out"
-                raise ConfigError(text, code="config.both-ways")
+        if write is not None or (named and (epsilon is not None or rows is not None)):
             own = strategy_of(release, sites, pairs(pairs_of))
             _whole_run(config, own, Wanted(epsilon, delta, row_epsilon, rows), write, sites)
             return
         delta = DELTA if delta is None else delta
-        given = parse_options(Figures, " ".join(pairs_of), "umbel plan without --epsilon").given
+        given = parse_options(Figures, " ".join(pairs_of), "umbel plan without a guarantee").given
         if rows is not None:
-            if release or sites > 1 or public_data:
-                text = "--release, --sites and --public-data do not go with --rows; leave them out"
+            if release or sites > 1 or epsilon is not None:
+                text = "--release, --sites and --epsilon do not go with --rows; leave them out"
                 raise ConfigError(text, code="config.both-ways")
             _of_rows(rows, row_epsilon, delta, given)
             return
         if row_epsilon is not None or _OF_ROWS & given.keys():
             text = f"row-epsilon and {', '.join(sorted(_OF_ROWS))} plan the guarantee of a row; give --rows, too"
             raise ConfigError(text.replace("_", "-"), code="config.missing-figure")
-        planned = costs(config, delta=delta, release=release, sites=sites, public_data=public_data, **given)
-    _show(planned, bool(config))
+        planned = costs(config, epsilon=epsilon, delta=delta, release=release, sites=sites, **given)
+    _show(planned)
 
 
 def _of_rows(rows: int, target: float | None, delta: float, given: dict[str, Any]) -> None:
@@ -218,8 +183,8 @@ _WHOSE_NOISE = {
 }
 
 
-def _show(planned: Planned, from_config: bool) -> None:
-    """Print a plan, changes that would leave less noise, and warnings."""
+def _show(planned: Planned) -> None:
+    """Print a plan, and warnings."""
     figures, delta = planned.figures, planned.delta
     release = figures.release
     (pure, epsilon), (most_pure, most) = in_words(figures.median), in_words(figures.maximum)
@@ -230,10 +195,6 @@ def _show(planned: Planned, from_config: bool) -> None:
     add("noise multiplier", f"{release.noise_multiplier:.4g}", f"of mechanism {release.mechanism}{whose}")
     if release.chooses:
         add("choice-epsilon", f"{release.choice_epsilon:.4g}", "of the randomised choice; 0 leaves it open")
-    if planned.radius is not None:
-        add("clip norm", f"{planned.radius:.3g}", "median norm of first updates; set clip-norm to it, or to half of it")
-    elif from_config:
-        add("clip norm", "not measured", "a measurement would reveal clients' rows; --public-data allows it")
     participations = f"median {figures.median_participations}, most {figures.max_participations}"
     add("participations", participations, "assumed by these figures; set max-participations to the larger number")
     add("pure epsilon", f"median {pure}, most {most_pure}", between)
@@ -250,8 +211,5 @@ def _show(planned: Planned, from_config: bool) -> None:
     add("step size x curvature", f"< {figures.largest_curvature_step:.3g}", "or the rounds diverge")
     console = Console()
     console.print(table)
-    for way, factor in sorted(planned.ways.items(), key=lambda pair: -pair[1]):
-        text = f"With {way}, the noise left would be {factor:.2f} times smaller, at the same guarantee."
-        console.print(text, soft_wrap=True)
     for warning in planned.warnings:
         console.print(f"Warning: {warning}", style="yellow", soft_wrap=True)
