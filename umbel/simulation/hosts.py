@@ -13,7 +13,6 @@ import ray
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 
 import umbel.client.app
-from umbel.client.progress import PASSING
 from umbel.data import find_dataset
 from umbel.protocol.flower import FLOWER_LOGGER, identify
 from umbel.simulation.cluster import Machine, here, last_line, machines, on_each
@@ -148,6 +147,4 @@ class _Lines(logging.Handler):
         self.kept: list[Line] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        if getattr(record, PASSING, False):
-            return  # these lines travel with the reply, and come too late
         self.kept.append((record.levelno, self.format(record)))
