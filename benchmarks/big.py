@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,9 @@ import torch
 from torch import Tensor, nn
 
 import umbel
-from umbel.models.libraries import library_of
 from umbel.protocol.plugins import trust
 
 CLIENTS, VALIDATION, ROWS, BATCH, STEP = 4, 2, 32, 16, 0.01
-_BERT = (
-    "transformers:BertForSequenceClassification hidden_size=256 num_hidden_layers=4 num_attention_heads=4 "
-    "intermediate_size=1024 vocab_size=8000 max_position_embeddings=128 num_labels=3"
-)
 _LONG = 128  # words of a text
 CPU = torch.device("cpu")
 
@@ -36,21 +31,28 @@ class Task:
     classes: int
 
 
+def bert() -> nn.Module:
+    """Return a small BERT."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    sizes: Any = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
+    sizes |= {"vocab_size": 8000, "max_position_embeddings": _LONG, "num_labels": 3}
+    network: nn.Module = BertForSequenceClassification(BertConfig(**sizes))
+    return network
+
+
 def lora() -> nn.Module:
     """Return the small BERT with an adapter of low rank; the rest is frozen."""
     from peft import LoraConfig, get_peft_model
 
-    network: nn.Module = get_peft_model(built(_BERT), LoraConfig("SEQ_CLS", r=8))
+    network: nn.Module = get_peft_model(bert(), LoraConfig("SEQ_CLS", r=8))
     return network
 
 
-def built(name: str) -> nn.Module:
-    """Return a library's network by its name in umbel."""
-    name, *options = name.split(" ")
-    build = library_of(name)
-    assert build is not None
-    values = (option.split("=") for option in options)
-    return build(**{key: int(value) for key, value in values})
+def resnet18() -> nn.Module:
+    """Return torchvision's network for ten classes."""
+    network: nn.Module = import_module("torchvision.models").resnet18(num_classes=10)
+    return network
 
 
 def images(generator: np.random.Generator, count: int) -> Any:
@@ -63,10 +65,9 @@ def texts(generator: np.random.Generator, count: int) -> Any:
     return generator.integers(0, 8000, (count, _LONG))
 
 
-_RESNET = "torchvision:resnet18 num_classes=10"
 TASKS = {
-    "resnet18": Task(_RESNET, partial(built, _RESNET), images, 10),
-    "bert": Task(_BERT, partial(built, _BERT), texts, 3),
+    "resnet18": Task("torchvision.models:resnet18 num_classes=10", resnet18, images, 10),
+    "bert": Task("benchmarks.big:bert", bert, texts, 3),
     "lora": Task("benchmarks.big:lora", lora, texts, 3),
 }
 
