@@ -330,22 +330,27 @@ def test_what_is_declared_of_columns(umbel_home: Path) -> None:
 
 
 def goal(**changes: Any) -> Goal:
-    """Return a goal of pure epsilon 8 for a model of two parameters, and 4,000 clients that each add their noise."""
+    """Return a goal of pure epsilon 8 for a linear model of two parameters, and 1,000 clients that each add noise."""
     own: dict[str, Any] = {
-        "epsilon": 8.0, "delta": 0.0, "run": RunConfig(), "kept": frozenset(), "parameters": 2, "hypotheses": 1,
-        "fewest": 1, "train": 4000, "nodes": 1, "sites": 0,
+        "epsilon": 8.0, "delta": 0.0, "run": RunConfig(), "kept": frozenset(), "linear": True, "parameters": 2,
+        "hypotheses": 1, "fewest": 1, "train": 1000, "nodes": 1, "sites": 0,
     }  # fmt: skip
     return Goal(**own | changes)
 
 
 def test_rounds_are_by_rule() -> None:
-    """A round for each 400 clients, but at least 10 and at most 120, and each client takes part once."""
-    for train, rounds in ((4000, 10), (8000, 20), (800, 10), (100_000, 120), (5, 5)):
-        found = schedule(goal(train=train))
-        assert (found.rounds, found.clients, found.participations) == (rounds, train // rounds, 1)
+    """A round for each 50 clients of a linear model, 100 of a small and 400 of a large one, within limits."""
+    large: dict[str, Any] = {"linear": False, "parameters": 20_000}
+    for changes, rounds in (
+        ({"train": 1000}, 20), ({"train": 300}, 20), ({"train": 5000}, 40), ({"train": 5}, 5),
+        ({"train": 1500, "linear": False}, 15), ({"train": 5000, "linear": False}, 20),
+        ({"train": 8000} | large, 20), ({"train": 800} | large, 10), ({"train": 120_000} | large, 120),
+    ):  # fmt: skip
+        found = schedule(goal(**changes))
+        assert (found.rounds, found.clients, found.participations) == (rounds, changes["train"] // rounds, 1)
     given = RunConfig.parse({"rounds": 4, "clients-per-round": 3})
     found = schedule(goal(run=given, kept=frozenset({"rounds"})))
-    assert (found.rounds, found.clients) == (4, 1000)
+    assert (found.rounds, found.clients) == (4, 250)
     found = schedule(goal(run=given, kept=frozenset({"clients-per-round"}), train=30))
     assert (found.rounds, found.clients) == (10, 3)
 
@@ -357,15 +362,15 @@ LENGTH = 0.5 * math.sqrt(3 / 2)
 def test_sums_of_sites_take_few_rounds_where_their_noise_matters() -> None:
     """Each round has a site's noise anew."""
     few, some, many = (schedule(goal(sites=1, train=train)) for train in (10, 15, 8000))
-    assert (few.rounds, some.rounds, many.rounds) == (3, 5, 20)
-    assert many.noise == pytest.approx(LENGTH / 8000 * math.sqrt(20), rel=1e-3)
+    assert (few.rounds, some.rounds, many.rounds) == (3, 5, 40)
+    assert many.noise == pytest.approx(LENGTH / 8000 * math.sqrt(40), rel=1e-3)
 
 
 def test_the_noise_left_is_that_of_as_many_hypotheses_as_there_may_be() -> None:
     """CFL may split into four, though a choice that is open costs nothing among one."""
     found = schedule(goal(hypotheses=4))
-    assert found.left == pytest.approx(LENGTH / math.sqrt(400 / 4), rel=1e-3)
-    assert found.noise == pytest.approx(LENGTH * 2 / math.sqrt(4000), rel=1e-3)
+    assert found.left == pytest.approx(LENGTH / math.sqrt(50 / 4), rel=1e-3)
+    assert found.noise == pytest.approx(LENGTH * 2 / math.sqrt(1000), rel=1e-3)
 
 
 def test_a_run_of_several_outputs_is_planned(umbel_home: Path) -> None:

@@ -1,7 +1,8 @@
 """Plans of whole runs that hide clients: noise for a wanted epsilon of each client, and rounds by a rule.
 
-Each client takes part once, in small rounds. The first clip norm is the norm of a first update on made-up clients, and
-the last one a twentieth of it. A run whose noise would drown its steps is refused. No row is read.
+Each client takes part once, in small rounds with smaller and smaller clip norms. Together these are twice the norm of a
+first update on made-up clients for a linear model, which is not far from its start; for another model the first is that
+norm. A run whose noise would drown its steps is refused. No row is read.
 """
 
 from __future__ import annotations
@@ -42,9 +43,13 @@ SMALL, DROWNED = 10_000, (0.5, 5.0)
 """Parameters of a small model, and the noise of a whole run in lengths of its steps from which such a model and a
 larger one learn nothing. Most of the larger one's noise is in directions that matter little."""
 
-_ROUND, _ROUNDS = 400, (10, 120)  # clients of a round, and how many rounds there may be
+_Rule = tuple[int, int, int, float, float]
+"""Clients of a round, the least and the most rounds, the last clip norm relative to the first, and the largest sum of
+all clip norms, in norms of a first update."""
+_LINEAR: _Rule = (50, 20, 40, 0.2, 2.0)
+_SMALL: _Rule = (100, 10, 20, 0.2, math.inf)
+_LARGE: _Rule = (400, 10, 120, 0.05, math.inf)  # from handwriting
 _HARMLESS, _FEWEST_ROUNDS = 0.1, 3  # noise of a run in lengths of its steps that sums of sites should stay below
-_LAST = 0.05  # the last clip norm, relative to the first
 _SITE_CHOICE = 2.0  # choice-epsilon that hardly disturbs a site's counts
 _PURE = 1.15  # maximum factor on the noise of the best mechanism at a delta, to get a pure epsilon instead
 _BEARING = (*PRIVACY, "rounds", "max-participations", "hypotheses", "strategy", "clients-per-round")
@@ -66,6 +71,8 @@ class Goal:
     run : RunConfig
     kept : frozenset of str
         Keys that the user gave.
+    linear : bool
+        Whether the model is.
     parameters, hypotheses, fewest : int
         n, k, and the fewest hypotheses among which a client may choose.
     train : int
@@ -78,6 +85,7 @@ class Goal:
     delta: float
     run: RunConfig
     kept: frozenset[str]
+    linear: bool
     parameters: int
     hypotheses: int
     fewest: int
@@ -140,12 +148,13 @@ def with_noise(
     assert wanted.epsilon is not None, "it is asked for"
     _check_given(setup, kept)
     check_declared(setup.model, dataset)
-    by, n = setup.strategy.release_by, setup.model.num_parameters
+    by, model = setup.strategy.release_by, setup.model
     # A secure sum has the noise of one site.
     nodes = max(1, nodes)
     sites = 0 if by is ReleaseBy.CLIENT else nodes if by is ReleaseBy.SITE else 1
     k, fewest, train = setup.strategy.hypotheses, setup.strategy.fewest_hypotheses, dataset.manifest.train
-    goal = Goal(wanted.epsilon, wanted.at_delta, setup.config, kept, n, k, fewest, train, nodes, sites)
+    facts = model.linear, model.num_parameters, k, fewest, train, nodes, sites
+    goal = Goal(wanted.epsilon, wanted.at_delta, setup.config, kept, *facts)
     planned = schedule(goal)
     entries = _entries(goal, planned, setup, dataset)
     found = {**found, **{key: value for key, value in entries.items() if key not in kept}}
@@ -155,7 +164,7 @@ def with_noise(
         # 0 where its pure epsilon is what was wanted
         found["delta"] = 0.0 if pure_spent({release: times}) <= goal.epsilon * (1 + 1e-9) else goal.delta
     if _in_vain(goal, planned):
-        raise _refusal(goal, planned, setup.model, dataset)
+        raise _refusal(goal, planned, model, dataset)
     return found, [*_words(goal, planned, setup, found), *estimated_scales(dataset.manifest)]
 
 
@@ -181,9 +190,10 @@ def _check_given(setup: Setup, kept: frozenset[str]) -> None:
 def schedule(goal: Goal) -> Schedule:
     """Return the noise and the rounds of a run; raise `ConfigError` if no noise reaches the guarantee."""
     run, kept, participations = goal.run, goal.kept, _participations(goal)
+    usual, least, most, *_ = _rule(goal)
     mechanism, multiplier, choice = _noise(goal, participations)
     task, turns = replace(_task(goal, mechanism), hypotheses=goal.hypotheses), goal.train * participations
-    rounds = int(min(max(turns // _ROUND, _ROUNDS[0]), _ROUNDS[1], turns))
+    rounds = min(max(turns // usual, least), most, turns)
     if goal.sites:
         # Each round adds a site's noise again, however few its clients are.
         together = replace(task, clients_per_round=goal.train).noise_left(multiplier) / participations
@@ -195,6 +205,10 @@ def schedule(goal: Goal) -> Schedule:
         rounds = max(1, turns // clients)  # so that all take part
     left = replace(task, clients_per_round=min(clients, goal.train)).noise_left(multiplier)
     return Schedule(mechanism, multiplier, choice, rounds, clients, participations, left)
+
+
+def _rule(goal: Goal) -> _Rule:
+    return _LINEAR if goal.linear else _SMALL if goal.parameters <= SMALL else _LARGE
 
 
 def _participations(goal: Goal) -> int:
@@ -243,12 +257,13 @@ def _noise(goal: Goal, participations: int) -> tuple[str, float, float]:
 
 
 def _entries(goal: Goal, planned: Schedule, setup: Setup, dataset: Dataset) -> dict[str, Any]:
-    run, kept, rounds = goal.run, goal.kept, planned.rounds
+    run, kept, rounds, (*_, last, path) = goal.run, goal.kept, planned.rounds, _rule(goal)
     start, decay = run.clip_norm, run.clip_norm_decay
-    if "clip-norm" not in kept:
-        start = float(f"{first_update(run, setup.model, made_up(setup.model, dataset)):.3g}")
     if "clip-norm-decay" not in kept:
-        decay = float(f"{_LAST ** (1 / max(1, rounds - 1)):.3g}") if rounds > 1 else 1.0
+        decay = float(f"{last ** (1 / (rounds - 1)):.3g}") if rounds > 1 else 1.0
+    if "clip-norm" not in kept:
+        share = min(1.0, path / sum(decay**number for number in range(rounds)))
+        start = float(f"{share * first_update(run, setup.model, made_up(setup.model, dataset)):.3g}")
     return {
         "noise-multiplier": planned.noise_multiplier,
         "mechanism": planned.mechanism,
