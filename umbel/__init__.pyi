@@ -1,6 +1,6 @@
 # What `import umbel` offers, for type checkers: at run time each name is imported when it is asked for.
-from umbel.cli.plans import costs as costs
 from umbel.cli.plans import plan as plan
+from umbel.cli.plans import price as price
 from umbel.cli.runs import Run as Run
 from umbel.cli.runs import export as export
 from umbel.cli.runs import load as load

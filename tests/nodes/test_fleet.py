@@ -217,7 +217,7 @@ def test_a_site_that_refuses_to_report_still_trains(train: int, asked: list[int]
 
     grid, fleet = Silent({5: Hosting(2, 2), 6: Hosting(train, 2)}), Fleet(clients_per_round=2 + train)
     fleet.roster(grid)
-    replies = fleet.exchange(3, grid, fleet.ask_evaluation(3, RECORD, EvaluationSpec(), grid), timeout=60)
+    replies, _ = fleet.exchange(3, grid, fleet.ask_evaluation(3, RECORD, EvaluationSpec(), grid), timeout=60)
     assert fleet.scores(replies) is not None
     assert [message.metadata.dst_node_id for message in fleet.ask_training(3, RECORD, COMMON, grid)] == asked
     validated = fleet.ask_evaluation(4, RECORD, EvaluationSpec(), grid)
@@ -380,7 +380,7 @@ def test_without_validation_clients_nobody_is_asked() -> None:
 def test_training_and_evaluation_of_a_node_travel_together() -> None:
     """Training client 1 and validation client 1 are on node 101, validation client 0 on node 100."""
     grid, fleet = PaperGrid.simulated(train=3, validation=2, nodes=3), Fleet(clients_per_round=1)
-    training = fleet.ask_training(1, RECORD, COMMON, grid, np.array([1]))
+    training = fleet.ask_training(1, RECORD, COMMON, grid, clients=np.array([1]))
     evaluation = fleet.ask_evaluation(1, RECORD, EvaluationSpec(), grid)
     together = merged([*training, *evaluation])
     assert {m.metadata.dst_node_id: (m.metadata.message_type, sorted(m.content)) for m in together} == {
@@ -399,7 +399,8 @@ def play_round(grid: InProcessGrid, fleet: Fleet, round: int = 1, timeout: float
     hypotheses = to_array_record({"weight": np.array([[[5.0, 6.0]], [[4.0, -4.5]]], np.float32)})
     messages = fleet.ask_training(round, hypotheses, COMMON, grid)
     messages += fleet.ask_evaluation(round, hypotheses, EvaluationSpec(), grid)
-    return fleet.exchange(round, grid, messages, timeout)
+    replies, _ = fleet.exchange(round, grid, messages, timeout)
+    return replies
 
 
 def test_each_node_gets_one_message_and_its_one_reply_serves_both(linear_config: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from tests.helpers.messages import instead, sent
 from tests.helpers.paper import paper_task
+from tests.helpers.scripted import on
 from umbel import models
 from umbel.nodes.fleet import Fleet
 from umbel.nodes.roster import admitted
@@ -256,9 +257,9 @@ def test_no_reply_of_a_round_does_harm() -> None:
     while grid.hostile_replies < REPLIES:
         round += 1
         roster._absent.clear()
-        messages = fleet.ask_training(round, record, task, grid, everyone)
+        messages = fleet.ask_training(round, record, task, grid, clients=everyone)
         messages += fleet.ask_evaluation(round, record, task.evaluation, grid)
-        replies = fleet.exchange(round, grid, messages, timeout=0.002)
+        replies, _ = fleet.exchange(round, grid, messages, timeout=0.002)
         releases, scores = fleet.releases(replies), fleet.scores(replies)
         assert honest_clients <= set(releases.clients.tolist())
         assert np.isfinite(releases.vectors).all()
@@ -274,7 +275,7 @@ def test_a_run_goes_on_as_it_should_with_a_fifth_of_its_nodes_hostile_and_more_t
     rounds, size = 30, 50
     grid = HostileGrid(honest_nodes=20, hostile_nodes=5, seed=2)
     fleet = Fleet(clients_per_round=size, max_participations=0, per_node="share=0.04", min_nodes=25, quorum=0.9)
-    strategy = GroupPrivacy(fleet, hypotheses=2)
+    strategy = on(fleet, GroupPrivacy(hypotheses=2))
     setup = Setup(
         RunConfig(rounds=rounds, restarts=1, round_timeout=0.05, clients_per_round=size), strategy, fleet, LINEAR, None
     )

@@ -34,26 +34,28 @@ _LARGE = 0.1
 
 
 def as_toml(planned: PlannedRun) -> str:
-    """Return a planned run as a file that ``umbel run`` takes."""
+    """Return a planned run as a file that ``umbel run`` and ``flwr run . --run-config`` take."""
     return "".join(f"# {line}\n" for line in planned.words) + tomli_w.dumps(planned.values)
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Numbers of a run, in place of a configuration or of some of its entries.
+    """Numbers of a run.
 
     Attributes
     ----------
     parameters, hypotheses, clients, clients_per_round : int
-        n, k, training clients and U.
+        n, k, training clients and U, where no configuration tells them.
     mechanism : str
         By default "laplace".
-    noise_multiplier, rounds, choice_epsilon : float, int, float
-        nu, the number of rounds, and the epsilon of the randomised choice; by default a configuration's.
+    noise_multiplier, rounds : float, int
+        nu and the number of rounds, to compute the cost; by default the configuration's.
+    target_epsilon : float
+        The wanted guarantee, between any two data sets of a client, to compute nu.
     participations : int
-        With a wanted epsilon: maximum participations of a client.
-    row_noise_multiplier, row_rate, local_steps : float, float, int
-        For the guarantee of a row: sigma, the probability of each row to be drawn in a step, and the steps.
+        With `target_epsilon`: maximum participations of a client.
+    choice_epsilon : float
+        Epsilon of the randomised choice; by default open, or a quarter of the target a participation.
     """
 
     parameters: int | None = None
@@ -63,21 +65,14 @@ class Figures:
     mechanism: str | None = None
     noise_multiplier: float | None = None
     rounds: int | None = None
+    target_epsilon: float | None = None
+    participations: Annotated[int, Field(ge=1)] = 1
     choice_epsilon: float | None = None
-    participations: Annotated[int, Field(ge=1)] | None = None
-    row_noise_multiplier: float | None = None
-    row_rate: float | None = None
-    local_steps: int | None = None
-
-    @property
-    def given(self) -> dict[str, Any]:
-        """The numbers that are there, by their fields' names."""
-        return {name: value for name, value in vars(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
-class Planned:
-    """A plan, and its basis.
+class Priced:
+    """The cost of a run for its clients, or the noise for a wanted guarantee.
 
     Attributes
     ----------
@@ -104,17 +99,17 @@ class Planned:
 
 
 def plan(
-    config: str | Path | Mapping[str, Any],
+    config: str | Path | Mapping[str, Any] = "",
     *,
     epsilon: float | None = None,
-    delta: float = DELTA,
+    delta: float | None = None,
     row_epsilon: float | None = None,
     rows: int | None = None,
     sites: int = 1,
     release: ReleaseName | None = None,
     **values: Any,
 ) -> PlannedRun:
-    """Plan a whole run for a guarantee, as ``umbel plan NAME --epsilon`` and ``umbel run NAME --epsilon`` do.
+    """Plan a whole run for a guarantee, as ``umbel plan NAME --epsilon`` does.
 
     Parameters
     ----------
@@ -122,7 +117,7 @@ def plan(
         A configuration by its name in configs/, a TOML file, a dataset, or run-config values.
     epsilon : float, optional
         The guarantee between any two data sets of a client over the whole run.
-    delta : float
+    delta : float, optional
         Delta of the guarantee; 0 for a pure epsilon of clients.
     row_epsilon, rows : float, int, optional
         In place of `epsilon`: the guarantee between two data sets of a client that differ by one row, and the number of
@@ -131,7 +126,7 @@ def plan(
         Number of sites, if these release sums.
     release : str, optional
         The party that adds the noise: ``"client"``, ``"site"`` to the sum of its clients, or ``"secure"``, all sites
-        together to one sum; it names the strategy, which by default decides.
+        together to one sum; by default the strategy decides. It names the strategy.
     **values
         Run-config values that override the plan, with underscores for hyphens.
 
@@ -148,18 +143,13 @@ def plan(
     from umbel.simulation.start import values_of
     from umbel.simulation.wanted import Wanted
 
-    own = strategy_of(release, sites, {key.replace("_", "-"): one for key, one in values.items()})
-    return values_of(config, own, Wanted(epsilon, delta, row_epsilon, rows), sites)
-
-
-def strategy_of(release: ReleaseName | None, sites: int, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return run-config values with the strategy of a release; raise `ConfigError` if they name another."""
     _check_sites(release, sites)
     own = _STRATEGIES[release] if release else {}
-    if twice := next((name for name in own if name in values), ""):
+    given = {key.replace("_", "-"): one for key, one in values.items()}
+    if twice := next((name for name in own if name in given), ""):
         text = f'release = "{release}" decides {twice}; leave {twice} or release out'
         raise ConfigError(text, code="config.both-ways")
-    return own | dict(values)
+    return values_of(config, own | given, Wanted(epsilon, delta, row_epsilon, rows), sites)
 
 
 def _check_sites(release: ReleaseName | None, sites: int) -> None:
@@ -168,30 +158,22 @@ def _check_sites(release: ReleaseName | None, sites: int) -> None:
         raise ConfigError(text, code="config.impossible-figure")
 
 
-def costs(
-    config: str | Path = "",
-    *,
-    epsilon: float | None = None,
-    delta: float = DELTA,
-    release: ReleaseName | None = None,
-    sites: int = 1,
-    **figures: Any,
-) -> Planned:
-    """Compute the cost of a run for its clients, or from figures alone the noise for a wanted guarantee.
+def price(
+    config: str | Path = "", *, delta: float = DELTA, release: ReleaseName | None = None, sites: int = 1, **figures: Any
+) -> Priced:
+    """Compute the cost of a run for its clients, or the noise for a wanted guarantee.
 
     Parameters
     ----------
     config : str or Path
         A TOML file of run-config values, or the name of one in configs/: its model and its dataset give n, k, the
         clients and U.
-    epsilon : float, optional
-        The wanted guarantee, between any two data sets of a client, to compute nu in place of the cost.
     delta : float
         0 for a pure epsilon.
     release, sites : str, int
-        As for `plan`.
+        As for `plan`; by default the configuration's strategy decides, or each client.
     **figures
-        The fields of `Figures`: in place of `config` all, beside it noise, rounds and choice-epsilon.
+        Those of `Figures`.
 
     Raises
     ------
@@ -199,29 +181,29 @@ def costs(
         If a figure is missing, given twice or impossible.
     """
     given = Figures(**figures)
-    nu, rounds, choice = given.noise_multiplier, given.rounds, given.choice_epsilon
-    if epsilon is not None and (nu is not None or rounds is not None or str(config)):
-        text = "give epsilon and participations, or noise-multiplier and rounds, or a configuration; not several"
-        raise ConfigError(text, code="config.both-ways")
+    nu, rounds, target = given.noise_multiplier, given.rounds, given.target_epsilon
+    choice, by, limit = given.choice_epsilon, ReleaseBy.CLIENT, math.inf
+    if target is not None and (nu is not None or rounds is not None):
+        raise ConfigError("give target-epsilon, or noise-multiplier and rounds, not both", code="config.both-ways")
     _check_sites(release, sites)
-    n, k, clients, asked = given.parameters, given.hypotheses, given.clients, given.clients_per_round
-    by, limit = ReleaseBy.CLIENT, math.inf
+    numbers: tuple[Any, Any, Any, Any] = (given.parameters, given.hypotheses, given.clients, given.clients_per_round)
     if str(config):
-        if any(number is not None for number in (n, k, clients, asked, given.mechanism)):
+        if any(number is not None for number in (*numbers, given.mechanism)):
             text = (
                 "the configuration has parameters, hypotheses, clients, clients-per-round and mechanism; leave them out"
             )
             raise ConfigError(text, code="config.given-twice")
-        task, run, by = _configured(config)
+        task, run, by = _task_of(config)
         limit = run.max_participations or math.inf
-        nu = run.noise_multiplier if nu is None else nu
-        choice = run.choice_epsilon if choice is None else choice
-        rounds = run.rounds if rounds is None else rounds
-    elif n is None or k is None or clients is None or asked is None:
+        if target is None:
+            nu = run.noise_multiplier if nu is None else nu
+            choice = run.choice_epsilon if choice is None else choice
+            rounds = run.rounds if rounds is None else rounds
+    elif None in numbers:
         text = "name a configuration or a dataset, or give parameters, hypotheses, clients and clients-per-round"
         raise ConfigError(text, code="config.missing-figure")
     else:
-        task = Task(n, k, clients, asked, given.mechanism or LAPLACE)
+        task = Task(*numbers, mechanism=given.mechanism or LAPLACE)
     if release == "secure":
         if given.mechanism not in (None, DiscreteGaussian.name):
             text = f'secure sums have mechanism "{DiscreteGaussian.name}", not "{given.mechanism}"; leave mechanism out'
@@ -230,34 +212,23 @@ def costs(
     by = ReleaseBy(release or by)
     if by is not ReleaseBy.CLIENT:
         task = replace(task, sites=sites if by is ReleaseBy.SITE else 1)
-    if epsilon is not None:
-        return Planned(plan_for(task, epsilon, delta, given.participations or 1, choice), delta, task.clients, by)
+    if target is not None:
+        return Priced(plan_for(task, target, delta, given.participations, choice), delta, task.clients, by)
     if nu is None or rounds is None:
-        raise ConfigError("give noise-multiplier and rounds, or epsilon", code="config.missing-figure")
-    return Planned(plan_forward(task, nu, choice or 0.0, rounds, delta, limit), delta, task.clients, by)
+        raise ConfigError("give noise-multiplier and rounds, or target-epsilon", code="config.missing-figure")
+    return Priced(plan_forward(task, nu, choice or 0.0, rounds, delta, limit), delta, task.clients, by)
 
 
-def _configured(config: str | Path) -> tuple[Task, RunConfig, ReleaseBy]:
+def _task_of(config: str | Path) -> tuple[Task, RunConfig, ReleaseBy]:
     """Return the task of a configuration, the configuration, and the party that adds the noise."""
-    from umbel.simulation.start import check, read_values  # it takes PyTorch, which figures need not wait for
+    from umbel.simulation.start import check, read_values  # they take PyTorch, which a plan from numbers need not
 
     setup = check(read_values(config))
     run, strategy, manifest = setup.config, setup.strategy, setup.manifest
     if run.protect is Protect.ROWS:
-        text = f'protect = "rows" hides rows, and not clients; run: {_plan_of_rows(run, strategy.fewest_hypotheses)}'
+        text = 'protect = "rows" hides rows, and not clients; plan it for rows: --row-epsilon and --rows'
         raise ConfigError(text, code="config.hides-rows")
     assert manifest is not None, "it was checked"
     asked = min(run.clients_per_round, manifest.train)
     task = Task(setup.model.num_parameters, strategy.fewest_hypotheses, manifest.train, asked, run.mechanism)
     return task, run, strategy.release_by
-
-
-def _plan_of_rows(run: RunConfig, hypotheses: int) -> str:
-    """Return the command that plans the guarantee of a row for a run."""
-    rows = run.training().row_privacy
-    assert rows is not None, "the run hides rows"
-    command = (
-        f"umbel plan --rows {max(1, round(rows.batch / rows.rate))} row-noise-multiplier={rows.noise_multiplier:g} "
-        f"row-rate={rows.rate:g} local-steps={rows.steps} participations={run.most_participations}"
-    )
-    return command + (f" hypotheses={hypotheses} choice-epsilon={run.choice_epsilon:g}" if hypotheses > 1 else "")

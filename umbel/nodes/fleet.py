@@ -9,18 +9,20 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from logging import INFO, WARNING
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Message
+from flwr.app import Array, ArrayRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from umbel.models.prior import Prior
 from umbel.nodes.bounds import count_deviation, furthest, furthest_sum
+from umbel.nodes.differences import look
 from umbel.nodes.exchange import Answer, Exchange
 from umbel.nodes.presence import Absence
 from umbel.nodes.replies import Asked, read_releases, read_scores, read_sums
@@ -28,7 +30,7 @@ from umbel.nodes.roster import MORE_NODES, TRAIN, VALIDATION, Roster, check_enou
 from umbel.nodes.secure import NO_REPORTS, Together, summed, terms_of
 from umbel.nodes.transport import transport_of
 from umbel.nodes.words import Names, code_in, told
-from umbel.protocol.arrays import Arrays, as_matrix
+from umbel.protocol.arrays import Arrays, Labels, Matrix, Vectors, as_matrix
 from umbel.protocol.clients import ClientInRun, ClientOnNode
 from umbel.protocol.durations import at_time, in_time
 from umbel.protocol.errors import FleetError
@@ -111,7 +113,8 @@ class Fleet:
         self.task = TrainingSpec()
         """The task of the last `ask_training` for all clients, without round and clients."""
         self._furthest = 0.0
-        self._outside = 0
+        self._outside = self._earlier = 0
+        self._exchanged = -1
         self._together: Together | None = None
         self._joint: _Joint | None = None
 
@@ -152,8 +155,9 @@ class Fleet:
         self,
         round: int,
         hypotheses: ArrayRecord,
-        task: TrainingSpec,
+        config: TrainingSpec | Mapping[str, Any],
         grid: Grid,
+        decisions: Mapping[str, Any] = MappingProxyType({}),
         clients: NDArray[np.int64] | None = None,
     ) -> list[Message]:
         """Return the messages that ask clients to train, one for each node.
@@ -162,11 +166,14 @@ class Fleet:
         ----------
         hypotheses : ArrayRecord
             The hypotheses to start from.
-        task : TrainingSpec
-            The task of all clients; round and clients are filled in here.
+        config : TrainingSpec or mapping
+            The task of all clients, or some of its fields; clip norm, round and clients are filled in here.
+        decisions : mapping
+            Fields of the task that the strategy decides.
         clients : ndarray of int, optional
             The clients to ask, in increasing order; by default the round's sample.
         """
+        task = config if isinstance(config, TrainingSpec) else self.task_of(round, config, decisions)
         roster = self._look(grid, round)
         if clients is None:
             clients = self._draw(roster, round)
@@ -180,6 +187,11 @@ class Fleet:
             Message(round_request(packed, training=one), node, "train", group_id=str(round))
             for node, one in asked.items()
         ]
+
+    def task_of(self, round: int, config: Mapping[str, Any], decisions: Mapping[str, Any]) -> TrainingSpec:
+        """Return the task for all clients of a round."""
+        clip = {"clipping": str(self.run.schedule.mode), "clip_norm": self.run.schedule.at(round)}
+        return TrainingSpec.of_config({**config, **clip, **decisions})
 
     def together(
         self,
@@ -235,9 +247,15 @@ class Fleet:
         return [message for message in invited if id(message) not in sent]
 
     def ask_evaluation(
-        self, round: int, hypotheses: ArrayRecord, task: EvaluationSpec, grid: Grid, group: str = ""
+        self,
+        round: int,
+        hypotheses: ArrayRecord,
+        config: EvaluationSpec | Mapping[str, Any],
+        grid: Grid,
+        group: str = "",
     ) -> list[Message]:
         """Return messages that ask a sample of the validation clients to score the hypotheses, one for each node."""
+        task = config if isinstance(config, EvaluationSpec) else EvaluationSpec.of_config(config)
         roster = self._look(grid, round)
         seed = [self.run.seed, _SAMPLE_VALIDATION, round]
         clients = roster.draw(VALIDATION, round, seed, self.run.validation_clients_per_round or roster.validation)
@@ -254,10 +272,14 @@ class Fleet:
         ]
 
     def record(self, hypotheses: Arrays) -> ArrayRecord:
-        """Return hypotheses as the record from which a strategy makes a round's messages."""
+        """Return hypotheses as the record from which a round's messages are made."""
         record = to_array_record(hypotheses)
         self._remember(record, hypotheses)
         return record
+
+    def arrays_in(self, record: ArrayRecord) -> Arrays:
+        """Return the hypotheses in a record of `record`, or another."""
+        return self._open(record)[0]
 
     def _remember(self, record: ArrayRecord, hypotheses: Arrays) -> None:
         packed = pack(hypotheses)
@@ -351,8 +373,12 @@ class Fleet:
 
     # --- sending and waiting
 
-    def exchange(self, round: int, grid: Grid, messages: Sequence[Message], timeout: float) -> list[Message]:
-        """Send a round's messages, one for each node, and return the replies that came in time.
+    def exchange(
+        self, round: int, grid: Grid, messages: Sequence[Message], timeout: float
+    ) -> tuple[list[Message], list[Message]]:
+        """Send a round's messages, one for each node; return the replies that came in time, twice.
+
+        A reply may both train and evaluate, so those who read either part read all replies.
 
         The round closes when a `quorum` of its clients has replied, or time is up. New nodes are asked for their
         clients and take part from the next round on; nodes that did not reply are left out for some rounds.
@@ -364,7 +390,7 @@ class Fleet:
         timeout : float
             In seconds.
         """
-        self._outside = 0
+        self._earlier, self._outside, self._exchanged = self.dropped if round == self._exchanged else 0, 0, round
         exchange, messages = self.exchange_on(grid), merged(messages)
         if self._roster is not None:
             self._look(grid, round)
@@ -392,11 +418,12 @@ class Fleet:
                     refused[answer.node] = code_in(reason)
         asked = [answer for answer in answers if answer.kind != "query"]
         replied = {answer.node for answer in asked} - silent - set(refused)
-        self.unanswered = bool(silent) and not replied
+        self.unanswered = bool(silent) and not replied and self.waits(grid)
         self._unanswered_since = min(self._unanswered_since, time.monotonic()) if self.unanswered else math.inf
         if self._roster:
             self._roster.note(round, replied, silent, refused)
-        return [answer.reply for answer in asked]
+        replies = [answer.reply for answer in asked]
+        return replies, replies
 
     def send_best(
         self, grid: Grid, hypotheses: Arrays, timeout: float, run: str = "", prior: Prior | None = None
@@ -409,7 +436,7 @@ class Fleet:
     @property
     def dropped(self) -> int:
         """Number of useless replies in the last round, and of releases too far from the hypotheses."""
-        return (self._exchange.dropped if self._exchange else 0) + self._outside
+        return self._earlier + (self._exchange.dropped if self._exchange else 0) + self._outside
 
     # --- reading
 
@@ -461,6 +488,19 @@ class Fleet:
         self._outside += len(outside)
         for clients in (inside, outside):
             self.participations[clients] += 1
+
+    def train_metrics(self, replies: Iterable[Message]) -> Mapping[str, Any]:
+        """Return nothing: all that leaves umbel's clients is their releases."""
+        return {}
+
+    def look(self, state: dict[str, NDArray[Any]], releases: Vectors, labels: Labels, hypotheses: Matrix) -> None:
+        """Estimate how clients differ from a round's releases (`umbel.nodes.differences`), for the nodes' result."""
+        look(state, releases, labels, hypotheses, self.task)
+
+    def evaluation(self, replies: Iterable[Message]) -> MetricRecord | None:
+        """Return the fields of `scores` as metrics; None without valid replies."""
+        scores = self.scores(replies)
+        return None if scores is None else MetricRecord(asdict(scores))
 
     def scores(self, replies: Iterable[Message]) -> Scores | None:
         """Return the scores in the replies to the last `ask_evaluation`; None without valid replies."""

@@ -59,9 +59,10 @@ class Setup:
         """
         run = RunConfig.parse(run_config)
         fleet = Fleet(run)
-        strategy = strategies.make(run, fleet)
+        strategy = strategies.make(run)
+        strategy.nodes = fleet
         # Opening checks it here too: a simulation should fail before its nodes start.
-        dataset = _open(run, part=True)
+        dataset = _open(run)
         manifest = dataset.manifest if dataset else None
         model = models.load_for(run, manifest)
         strategy.check(run, model)
@@ -99,12 +100,9 @@ class Setup:
         was = folder.read_manifest()
         return replace(setup, manifest=was) if was else setup
 
-    def open_dataset(self, part: bool = False) -> Dataset | None:
-        """Return the dataset, to look at its rows; None if every node serves its own data.
-
-        If only a part of it is here, this raises `DatasetError` unless `part` is set.
-        """
-        return _open(self.config, part)
+    def open_dataset(self) -> Dataset | None:
+        """Return the dataset, to look at its rows; None if every node serves its own data."""
+        return _open(self.config)
 
     @cached_property
     def first(self) -> Arrays:
@@ -214,5 +212,5 @@ def _check_length(hypotheses: Arrays) -> None:
         )
 
 
-def _open(run: RunConfig, part: bool) -> Dataset | None:
-    return open_dataset(find_dataset(run.dataset), part) if run.dataset else None
+def _open(run: RunConfig) -> Dataset | None:
+    return open_dataset(find_dataset(run.dataset)) if run.dataset else None

@@ -74,10 +74,8 @@ def _declared(dataset: Dataset) -> tuple[NDArray[np.float64], NDArray[np.float64
 
 def _sample(dataset: Dataset) -> list[NDArray[np.float64]]:
     """Return the features of some rows of some training clients."""
-    train, shard = dataset.manifest.train, dataset.manifest.shard
-    there = range(shard[0], train, shard[1])
-    some = there[:: -(-len(there) // _SAMPLE)]
-    rows = (dataset.client(client)[0] for client in some)
+    train = dataset.manifest.train
+    rows = (dataset.client(client)[0] for client in range(0, train, -(-train // _SAMPLE)))
     return [np.asarray(own[:: -(-len(own) // _SAMPLE)], np.float64) for own in rows]
 
 

@@ -46,7 +46,6 @@ def plan_run(
     wanted: Wanted,
     sites: int = 1,
     name: str = "",
-    part: bool = False,
 ) -> PlannedRun:
     """Return a run config with the missing entries.
 
@@ -64,8 +63,6 @@ def plan_run(
         Number of nodes that release sums of their clients' updates, if the strategy has sites release.
     name : str
         The user's name for it, for the hint.
-    part : bool
-        Whether a part of the dataset suffices here (see `umbel.data.shard`).
 
     Raises
     ------
@@ -79,7 +76,7 @@ def plan_run(
     if wanted.epsilon is not None:
         found |= {key: value for key, value in PROVISIONAL.items() if key not in kept}
     setup = Setup.parse(found)
-    dataset = setup.open_dataset(part)
+    dataset = setup.open_dataset()
     if dataset is None:
         raise ConfigError('dataset = "" has nothing to plan from; name a dataset', code="config.no-dataset")
     if own:

@@ -237,6 +237,7 @@ class PacAttack(Recommender, Observer):
 
     fleet: Fleet
 
+    nodes: Fleet
     Options = AttackOptions
     options: AttackOptions
 
@@ -264,9 +265,9 @@ class PacAttack(Recommender, Observer):
 
     def begin(self, run: Run) -> None:
         """Draw the victims."""
-        population = self.fleet.roster(run.grid).train
+        population = self.nodes.roster(run.grid).train
         size = min(self.options.victims, population)
-        self._victims = sample([self.fleet.run.seed, _SAMPLE_VICTIMS], population, size)
+        self._victims = sample([self.nodes.run.seed, _SAMPLE_VICTIMS], population, size)
         factors, biases = factors_of(self._model), has_biases(self._model)
         spectral = "spectral" in (self.options.attack, self.options.reading)
         self._phases = iter(
@@ -285,7 +286,7 @@ class PacAttack(Recommender, Observer):
         if server_round <= self.options.after:
             return super().configure_train(server_round, arrays, config, grid)
         self._honest = from_array_record(arrays)
-        task = self.task(server_round, TrainingSpec.of_config(config))
+        task = self.nodes.task_of(server_round, config, self.decisions(server_round))
         task = replace(task, noise_multiplier=self._phase.noise_multiplier)
         if self._restoring:
             task = replace(task, local_epochs=0, local_steps=0)
@@ -296,7 +297,7 @@ class PacAttack(Recommender, Observer):
             else:
                 task = replace(task, local_steps=1) if task.local_steps else replace(task, local_epochs=1)
             arrays = to_array_record({name: self._sent(value, server_round) for name, value in self._honest.items()})
-        return self.fleet.ask_training(server_round, arrays, task, grid, self._victims)
+        return self.nodes.ask_training(server_round, arrays, task, grid, clients=self._victims)
 
     def _stride(self, task: TrainingSpec) -> float:
         """Return the factor on the attack's step, chosen to reveal most and to move the victim least."""
@@ -313,7 +314,7 @@ class PacAttack(Recommender, Observer):
             return honest
         if self.options.attack == "zero":
             return np.zeros_like(honest)
-        generator = np.random.default_rng([self.fleet.run.seed, _JITTER, round])
+        generator = np.random.default_rng([self.nodes.run.seed, _JITTER, round])
         return _JITTERED * generator.standard_normal(honest.shape, np.float32)
 
     def learn(self, round: int, releases: Releases) -> Outcome:
@@ -321,7 +322,7 @@ class PacAttack(Recommender, Observer):
         if round <= self.options.after:
             return super().learn(round, releases)
         if not self._restoring:
-            phase, updates = self._phase, releases.vectors - flatten(self.fleet.sent)
+            phase, updates = self._phase, releases.vectors - flatten(self.nodes.sent)
             for client, update in zip(releases.clients.tolist(), updates, strict=True):
                 rows = update.reshape(self._shape)
                 phase.estimates[client].add(rows)
@@ -366,7 +367,7 @@ class PacAttack(Recommender, Observer):
         """Return the errors of each victim's estimate by `_ERRORS`; empty if the truth is unknown."""
         factors, phase = factors_of(self._model), self._phase
         items = flatten(self._honest).reshape(self._shape)[:, :factors]
-        truth = local_parameters(run.grid, self.fleet.roster(run.grid), self._victims, run.name)
+        truth = local_parameters(run.grid, self.nodes.roster(run.grid), self._victims, run.name)
         known = {
             client: (estimate.vector, truth[client]["user"].astype(np.float64)[:factors])
             for client, estimate in phase.estimates.items()

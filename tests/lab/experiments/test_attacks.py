@@ -21,7 +21,7 @@ from umbel_lab.attacks import reconstruct
 from umbel_lab.attacks.images import ATTACKS, GUESSING, Finding
 from umbel_lab.attacks.quality import VERDICTS
 from umbel_lab.attacks.victims import NO_NOISE, PAPER
-from umbel_lab.experiments import attacks
+from umbel_lab.experiments import attacks, scaffold
 from umbel_lab.experiments.__main__ import app
 
 pytestmark = pytest.mark.rest
@@ -52,7 +52,7 @@ def test_the_attacks_command(umbel_home: Path, in_process: list[str], monkeypatc
 
 
 def test_every_attack_is_made_for_each_seed(tmp_path: Path) -> None:
-    specs = attacks.specs(tmp_path, seeds=2, first=5)
+    specs = scaffold.specs(attacks, tmp_path, [5, 6])
     assert {spec.config["attack"] for spec in specs if "attack" in spec.config} == set(ATTACKS)
     assert len({spec.name for spec in specs}) == len(specs) == 2 * (len(ATTACKS) + 2 + 3)
     assert {spec.config["seed"] for spec in specs} == {5, 6}
@@ -60,7 +60,7 @@ def test_every_attack_is_made_for_each_seed(tmp_path: Path) -> None:
 
 def test_what_seeds_find_is_added_up(tmp_path: Path) -> None:
     wanted = "all-membership", "identify-nu1"
-    specs = [spec for spec in attacks.specs(tmp_path, seeds=2) if spec.name.startswith(wanted)]
+    specs = [spec for spec in scaffold.specs(attacks, tmp_path, [2000, 2001]) if spec.name.startswith(wanted)]
 
     def made_up(name: str, seed: int) -> list[dict[str, Any]]:
         if name.startswith("all"):
@@ -73,7 +73,7 @@ def test_what_seeds_find_is_added_up(tmp_path: Path) -> None:
 
     found = [made_up(spec.name, spec.config["seed"] - 2000) for spec in specs]
     results = [Result(spec, {"found": one}, tmp_path / spec.name) for spec, one in zip(specs, found, strict=True)]
-    attacks.tables(results, tmp_path)
+    attacks.page(results).write(tmp_path)
     page = (tmp_path / "table.md").read_text()
     assert "| membership | 20 of 40 | 39 of 40 (ε ≥ 1) |" in page
     assert "| 1 | spectral | 90 of 100, 91 of 100 | 1, 1 | none, none | 2 |" in page
@@ -81,7 +81,9 @@ def test_what_seeds_find_is_added_up(tmp_path: Path) -> None:
 
 
 def test_images_of_two_seeds_stand_in_one_row(tmp_path: Path) -> None:
-    specs = [spec for spec in attacks.specs(tmp_path, seeds=2) if spec.name.startswith("one-image-lenet")]
+    specs = [
+        spec for spec in scaffold.specs(attacks, tmp_path, [2000, 2001]) if spec.name.startswith("one-image-lenet")
+    ]
 
     def row(nu: float | None, attack: str, psnr: float | None, label: float | None, *verdicts: int) -> dict[str, Any]:
         counts = dict(zip(VERDICTS, verdicts or (None,) * 3, strict=True))
@@ -93,7 +95,7 @@ def test_images_of_two_seeds_stand_in_one_row(tmp_path: Path) -> None:
         [mean, row(0.0, "DLG", 20.0, 1.0, 1, 1, 0)],
     ]
     results = [Result(spec, {"found": one}, tmp_path) for spec, one in zip(specs, both, strict=True)]
-    attacks.tables(results, tmp_path)
+    attacks.page(results).write(tmp_path)
     lines = (tmp_path / "table.md").read_text().splitlines()
     assert "| `lenet` |  | mean image | 17.0 |  | 0 of 4 |" in lines
     assert "| `lenet` | 0 | DLG | 25.0 | 0.75 | 3 of 4 |" in lines

@@ -29,15 +29,11 @@ def _refusals(site: SiteStatus) -> str:
 
 def _status(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run: its name, its path, or last.")] = LAST,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Print a run's round, the time left, and its sites: who is there, what they released, and why they refused."""
     with errors_in_one_line(), reading(run):
         folder = RunFolder(find_run(run))
         status = folder.read_status()
-        if as_json:
-            typer.echo(status.model_dump_json(indent=1))
-            return
         table = Table("", "", title=Text(printable(folder.path.name)), show_header=False)
         for name, value in _lines(folder, status):
             table.add_row(name, Text(value))

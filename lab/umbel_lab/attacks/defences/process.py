@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from inspect import getsource
 from pathlib import Path
 from tempfile import TemporaryFile
 from threading import Event, Timer
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umbel.protocol.errors import ConfigError, NotApplicableError
+from umbel.protocol.flower import identify
 from umbel.protocol.project import OWN_PATH
 from umbel_lab.attacks.defences.worker.frames import Arrays, receive, send
 
@@ -29,13 +31,15 @@ Layout = tuple[tuple[str, tuple[int, ...], str], ...]
 LAYOUT: Layout = (("w", (2, 3), "<f4"), ("b", (2,), "<f4"))
 
 # The worker's folder becomes a package under another name, so that umbel need not be installed where it runs.
-_BOOT = """
+_BOOT = f"""
 import importlib, importlib.util, sys
+{getsource(identify)}
 folder, *own = sys.argv[1:]
 name, start = "audit_worker", folder + "/__init__.py"
 spec = importlib.util.spec_from_file_location(name, start, submodule_search_locations=[folder])
 sys.modules[name] = module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
+module.identify = identify
 importlib.import_module(name + ".serve").serve(own)
 """
 _WORKER = Path(__file__).parent / "worker"

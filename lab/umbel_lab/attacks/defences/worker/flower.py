@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
+from . import identify
 from .kinds import Asked, Kind, Left, Named, Refusal, maker
 
-_SERVER, _CANARY, _RUN = 1, 100, 1  # node ids of the server and of the first client, and the run's id
+_CANARY, _RUN = 100, 1  # node id of the first client, and the run's id
 _CLIENTS = 4  # of a wrapper that does not say how many it samples
 _SMALL = 2.0**-10  # each value of the update of a client that is not the canary: 0 could crash a Mod
 
 
 def _identify() -> None:
-    """Set this process's identity, without which recent versions of Flower make no Message."""
-    # By name: older versions lack the module, and umbel's own door to it is not installed here.
-    with suppress(ImportError, AttributeError):
-        identity = importlib.import_module("flwr.supercore.task_identity").TaskIdentity
-        identity.run_id, identity.node_id, identity.task_id = _RUN, _SERVER, 1
+    with suppress(ImportError, AttributeError):  # older versions need none
+        identify()
 
 
 def _record(arrays: Named) -> Any:
@@ -166,7 +163,6 @@ class Wrapper(Kind):
             # The message that arrives is another than the one that was sent.
             context = self._contexts[node]
             reply = self._mod(message, context, train) if self._mod else train(message, context)
-            reply.metadata.__dict__["_src_node_id"] = node
             replies.append(reply)
         self.clips = self._mod is not None or "config.clipping_norm" not in told
         arrays, metrics = self.target.aggregate_train(asked.round, replies)
