@@ -13,7 +13,7 @@ _HOMES = {
         "umbel.cli.runs": "Run export load run",
         "umbel.data": "Manifest Schema write_dataset",
         "umbel.models.model": "Model",
-        "umbel.data.importers": "Dirichlet Quantity Uniform from_arrays from_dataframe from_datasets from_image_folder",
+        "umbel.data.importers": "Dirichlet Uniform from_arrays from_dataframe from_datasets from_image_folder",
         "umbel.mods.choose": "ChooseHypothesis",
         "umbel.mods.laplace": "LaplaceMod",
         "umbel.mods.gate": "Gate",
