@@ -114,7 +114,7 @@ def test_everything_can_be_read(tmp_path: Path, wide: str, width: int, theme: st
     ratio, words = found["faintest"]
     assert ratio >= CONTRAST, words
     assert found["overlaps"] == []
-    assert len(found["figures"]) == 8
+    assert len(found["figures"]) == 5
     for name, left, right, spill in found["figures"]:
         assert 0 <= left < right, name
         assert spill < 2, f"{name}: a text leaves its figure"
