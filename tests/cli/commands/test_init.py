@@ -17,7 +17,7 @@ from benchmarks.flower import simulation
 from tests.helpers.errors import ended, raises
 from tests.helpers.ports import free_port
 from tests.helpers.sources import ROOT
-from umbel.cli.commands.init import FILES, app, package_of
+from umbel.cli.commands.init import app, files, package_of
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.flower import build_bundle
 from umbel.protocol.run_config import RunConfig
@@ -38,7 +38,7 @@ def project(tmp_path: Path) -> Path:
 
 def test_it_writes_a_fixed_set_of_files_under_the_projects_name(project: Path) -> None:
     found = {str(path.relative_to(project)) for path in project.rglob("*") if path.is_file()}
-    assert found == {path.replace("my_project", "my_study") for path in FILES}
+    assert found == {path.replace("my_project", "my_study") for path in files()}
     for path in project.rglob("*"):
         assert path.is_dir() or not re.search("my_project|my-project|VERSION", path.read_text()), path
 
