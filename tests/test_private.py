@@ -42,6 +42,7 @@ def test_the_list_is_true_and_the_page_is_written_from_it() -> None:
             "def f():\n    m = import_module('flwr.x')\n    _replace(m, m.f, saves_time=True, g=1)",
             {"flwr.x", "flwr.x:g"},
         ),
+        ("logger = getLogger('flwr')\nlogger.level = 1", set()),
         ("message.__dict__['_content'] = 1", {"_content"}),
         ("record.__dict__.get('_data')", {"_data"}),
         ("self.__dict__['value'] = 1", set()),

@@ -80,7 +80,7 @@ def _path(node: ast.expr, known: dict[str, str]) -> str:
             return known.get(name, "")
         case ast.Attribute(value=owner, attr=name) if of := _path(owner, known):
             return f"{of}{'.' if ':' in of else ':'}{name}"
-        case ast.Call(args=[ast.Constant(value=str(module)), *_]) if _MODULE.fullmatch(module):
+        case ast.Call(args=[ast.Constant(value=str(module)), *_]) if _MODULE.fullmatch(module) and "." in module:
             return module  # by import_module, or from sys.modules
         case ast.Call(func=function):
             return _path(function, known)  # an object goes by the name of its class
