@@ -38,7 +38,7 @@ PARTS: dict[str, list[str]] = {
     "scoring, to choose and to evaluate": ["umbel.client.learner:Learner.score"],
     "training": ["umbel.client.learner:Learner.train"],
     "ledger": ["umbel.privacy.gate.memory_ledger:MemoryLedger.charge"],
-    "noise": [f"umbel.privacy.gate.releases:{name}" for name in ("sanitise_in_place", "round_to_grid")],
+    "noise": [f"umbel.privacy.mechanisms.sanitise:{name}" for name in ("sanitise_in_place", "round_in_place")],
     "updates and releases": ["umbel.privacy.gate.releases:Sanitiser.sanitised"],
     "arrays to records and back": [
         f"umbel.{module}:{name}"

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.helpers.examples import examples
 from tests.helpers.paper import paper_task
 from umbel.nodes.bounds import LARGEST_UPDATE, furthest, near, pulled_in
-from umbel.privacy.gate.releases import min_radius, resolution, round_to_grid, sanitise
 from umbel.privacy.mechanisms import Gaussian, Laplace, Mechanism
+from umbel.privacy.mechanisms.sanitise import min_radius, resolution, round_to_grid, sanitise
 from umbel.protocol.release import Clipping
 
 # --- releases

@@ -21,10 +21,10 @@ from tests.nodes.test_hostile import spoilt
 from umbel.nodes.bounds import furthest, furthest_sum, near
 from umbel.nodes.exchange import Answer
 from umbel.nodes.fleet import Fleet, _released
-from umbel.privacy.gate.releases import sanitise
 from umbel.privacy.gate.site_releases import SiteSanitiser
 from umbel.privacy.mechanisms import Gaussian, Laplace
 from umbel.privacy.mechanisms.base import Mechanism
+from umbel.privacy.mechanisms.sanitise import sanitise
 from umbel.protocol.arrays import flatten
 from umbel.protocol.messages import number_released, site_reply, training_reply
 from umbel.protocol.records import to_array_record

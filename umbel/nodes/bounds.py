@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from umbel.privacy import mechanisms
 from umbel.privacy.mechanisms import Mechanism
+from umbel.privacy.mechanisms.sanitise import NOISE_STEPS
 from umbel.protocol.arrays import Vectors, in_blocks
-from umbel.protocol.release import NOISE_STEPS, Clipping, ClipSchedule, NoisePer, ReleaseBy
+from umbel.protocol.release import Clipping, ClipSchedule, NoisePer, ReleaseBy
 from umbel.protocol.tasks import TrainingSpec
 
 LARGEST_UPDATE = 1e6

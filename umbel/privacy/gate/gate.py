@@ -5,7 +5,7 @@ ledger, draws the randomness that hides each client's choice, lets the clients t
 releases. A client over budget does not train. Any failure raises, and then nothing is released.
 
 Two adapters, each a Flower Mod, translate messages for it and fail closed: `umbel.privacy.gate.own_app` for a round's
-message, and `umbel.privacy.gate.stock_app` for any other Flower app.
+message, and `umbel.mods.gate` for any other Flower app.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from umbel.privacy.gate.charges import Account, Charge
 from umbel.privacy.gate.hypotheses import check_hypotheses
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.memory_ledger import MemoryLedger
-from umbel.privacy.gate.releases import Sanitiser, check_noise, round_to_grid, sanitise
+from umbel.privacy.gate.releases import Sanitiser
 from umbel.privacy.gate.runs import Runs
 from umbel.privacy.gate.secure_sums import (
     SecureReports,
@@ -41,6 +41,7 @@ from umbel.privacy.gate.site_log import Entry
 from umbel.privacy.gate.site_releases import SiteSanitiser
 from umbel.privacy.mechanisms import choice
 from umbel.privacy.mechanisms.laplace import Laplace
+from umbel.privacy.mechanisms.sanitise import check_noise, round_to_grid, sanitise
 from umbel.privacy.secure.layout import REPORTS
 from umbel.privacy.secure.party import Masked
 from umbel.privacy.secure.wire import Request, Stage
