@@ -35,7 +35,7 @@ def test_the_list_is_true_and_the_page_is_written_from_it() -> None:
         ("patch('flwr.cli.build:name')", {"flwr.cli.build"}),
         ("from flwr.app import Array\nArray.inflate = None", {"flwr.app:Array.inflate"}),
         ("from flwr.app import Array\nsetattr(Array, 'inflate', None)", {"flwr.app:Array.inflate"}),
-        ("from flwr.app import Array as A\ndef f():\n    a = A(1)\n    a.b, c = 1, 2", {"flwr.app:Array.b"}),
+        ("from flwr.app import Array as A\ndef f():\n    a = A(1)\n    a._b, a.c = 1, 2", {"flwr.app:Array()._b"}),
         ("def f():\n    m = import_module('flwr.x')\n    m.K.f = 1", {"flwr.x", "flwr.x:K.f"}),
         ("def f():\n    m: Any = import_module('flwr.x')\n    m.f += 1", {"flwr.x", "flwr.x:f"}),
         (
