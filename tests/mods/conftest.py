@@ -1,12 +1,15 @@
-"""Each test hears what the Mods say, also what an earlier one has heard."""
+"""What the tests of Mods share."""
 
 from __future__ import annotations
 
 import pytest
 
+from tests.privacy.gate.conftest import node_log as node_log
+from tests.privacy.gate.conftest import sites_accept_the_paper as sites_accept_the_paper
 from umbel.mods import laplace
 
 
 @pytest.fixture(autouse=True)
 def nothing_said() -> None:
+    """Let each test hear what `umbel.LaplaceMod` says once in a process."""
     laplace._say.cache_clear()
