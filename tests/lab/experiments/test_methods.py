@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from umbel.simulation.proxy import feature_spans
 
 from umbel.privacy.accounting.guarantee import DELTA, guarantee
 from umbel.privacy.accounting.rows import row_guarantee
