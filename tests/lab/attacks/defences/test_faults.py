@@ -14,8 +14,7 @@ import pytest
 from tests.helpers.defences import right, wrong
 from tests.helpers.defences.bench import WorkerHere
 from umbel_lab.attacks.defences import report
-from umbel_lab.attacks.defences.faults import MENDS
-from umbel_lab.attacks.defences.probes import LEVEL, TESTS
+from umbel_lab.attacks.defences.probes import LEVEL, MENDS, TESTS
 from umbel_lab.attacks.defences.process import Target
 from umbel_lab.attacks.defences.report import Options, Report, audit
 
@@ -74,8 +73,3 @@ def test_six_right_targets_pass_together_with_the_stated_probability() -> None:
 def test_every_fault_has_a_mend_and_a_wrong_target() -> None:
     assert {*wrong.FAULTS.values()} == MENDS.keys()
     assert all(re.fullmatch(r"[A-Z].*\.|.*: .*", mend) for mend in MENDS.values())
-
-
-def test_the_seed_of_noise_is_told() -> None:
-    (fault,) = found("wrong:Seeded").faults
-    assert "numpy.random.default_rng(7).normal" in fault.text
