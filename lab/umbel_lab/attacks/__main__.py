@@ -8,16 +8,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from click.core import ParameterSource
 
-from umbel.privacy.accounting.guarantee import DELTA, site_release
+from umbel.privacy.accounting.guarantee import DELTA
 from umbel.protocol.cli import command_group, errors_in_one_line
-from umbel.protocol.errors import ConfigError
 from umbel.protocol.home import umbel_home
-from umbel.protocol.release import LAPLACE
+from umbel.protocol.plugins import parse_options
 from umbel_lab.attacks import identify, images, reconstruct
 from umbel_lab.attacks.audit import findings
-from umbel_lab.output import Page, Section
+from umbel_lab.output import Page
 
 app = command_group("Attack releases, to see what they reveal. An attack that fails proves nothing.")
 
@@ -106,36 +104,20 @@ def identify_command(
     _leave(out, name, lambda: identify.audit(dataset, multipliers, defences, options, **changes).page())
 
 
-_COMMANDLINE = ParameterSource.COMMANDLINE
-_OF_ONE_SETTING = (
-    "parameters", "noise_multiplier", "mechanism", "hypotheses", "choice_epsilon", "report_noise_multiplier", "by_site",
-    "participations",
-)  # fmt: skip
-
-
 @app.command("audit")
 def audit_command(
-    context: typer.Context,
-    parameters: Annotated[
-        int | None, typer.Option(min=1, help="n; with --noise-multiplier, audit only this setting.")
-    ] = None,
-    noise_multiplier: Annotated[float | None, typer.Option(help="nu; above 0.")] = None,
-    mechanism: Annotated[
-        str, typer.Option(help="laplace, gaussian, discrete-gaussian, or package.module:Class.")
-    ] = LAPLACE,
-    hypotheses: Annotated[int, typer.Option(min=1, help="k.")] = 1,
-    choice_epsilon: Annotated[float, typer.Option(min=0, help="Epsilon of the randomised choice.")] = 0.0,
-    report_noise_multiplier: Annotated[
-        float, typer.Option(min=0, help="Above 0: canaries also report, with this nu.")
-    ] = 0.0,
-    by_site: Annotated[
-        bool,
-        typer.Option("--by-site/--by-client", help="A site adds noise to sums, or each client to its update."),
-    ] = False,
-    participations: Annotated[int, typer.Option(min=1, help="Participations of each canary.")] = 1,
+    setting: Annotated[
+        str,
+        typer.Argument(
+            help="Such as 'parameters=7 noise-multiplier=20', and: mechanism=laplace, gaussian, discrete-gaussian, or "
+            "package.module:Class; hypotheses=k and choice-epsilon; release=client or site; participations of each "
+            "canary; report-noise-multiplier, with which canaries also report.",
+            show_default="standard settings",
+        ),
+    ] = "",
     canaries: Annotated[
         int, typer.Option(min=100, help="Canaries of each setting. One in four only fixes the number of guesses.")
-    ] = (findings.CANARIES),
+    ] = findings.CANARIES,
     delta: Annotated[float, typer.Option(help="Delta of the (epsilon, delta) claim.")] = DELTA,
     confidence: Annotated[float, typer.Option(help="Confidence of each lower bound.")] = findings.CONFIDENCE,
     as_site: Annotated[
@@ -154,18 +136,11 @@ def audit_command(
     """
     with errors_in_one_line():
         settings = findings.deployed() if as_site else findings.standard()
-        if parameters is not None and noise_multiplier is not None:
-            release = findings.training(parameters, noise_multiplier, hypotheses, choice_epsilon, mechanism)
-            settings = findings.settings_of(
-                site_release(release) if by_site else release, participations, report_noise_multiplier
-            )
-        elif given := [name for name in _OF_ONE_SETTING if context.get_parameter_source(name) is _COMMANDLINE]:
-            text = f"--{given[0].replace('_', '-')} needs a setting; give both --parameters and --noise-multiplier"
-            raise ConfigError(text, code="config.incomplete-setting")
-        found = [findings.audit(setting, canaries, seed, delta, confidence, as_site) for setting in settings]
-    title = f"Claimed epsilon, and shown at a confidence of {confidence:.4g}"
-    Page(title, [Section("", "", findings.columns(delta), [one.cells() for one in found])], []).show()
-    if any(one.verdict is findings.Verdict.EXCEEDS for one in found):
+        if setting:
+            settings = parse_options(findings.SettingOptions, setting, "setting").settings()
+        results = [findings.audit(each, canaries, seed, delta, confidence, as_site) for each in settings]
+    findings.page(results, delta, confidence).show()
+    if any(finding.verdict is findings.Verdict.EXCEEDS for finding in results):
         raise typer.Exit(1)
 
 
