@@ -67,7 +67,7 @@ def play(config: Mapping[str, Any]) -> Finished:
     else:
         options = {name: config[name] for name in ("victims", "interactions")} | {"after": 30}
         done = identify.audit(dataset, [config["nu"]], False, options, seed=seed)
-        against = sum(one.likes >= 0.5 for one in done.plain[0].stolen)
+        against = sum(victim["likes"] >= 0.5 for victim in done.plain[0].stolen)
         found = [one.row | {"against": against} for one in done.plain]
     return Finished({"found": found})
 
