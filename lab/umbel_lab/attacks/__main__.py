@@ -1,4 +1,4 @@
-"""Commands: ``umbel attack all | reconstruct | identify | audit``."""
+"""Commands: ``umbel attack reconstruct | identify | audit``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from umbel.privacy.accounting.guarantee import DELTA
 from umbel.protocol.cli import command_group, errors_in_one_line
 from umbel.protocol.home import umbel_home
 from umbel.protocol.plugins import parse_options
-from umbel_lab.attacks import identify, images, reconstruct
+from umbel_lab.attacks import identify, reconstruct
 from umbel_lab.attacks.audit import findings
 from umbel_lab.output import Page
 
@@ -31,26 +31,6 @@ def _leave(out: Path | None, name: str, attack: Callable[[], Page]) -> None:
         page.write(folder)
     page.show()
     typer.echo(folder / "table.md")
-
-
-@app.command("all")
-def all_command(
-    dataset: Annotated[str, typer.Option(help="Name or path of a dataset of 28x28 images.")] = "femnist",
-    model: Annotated[str, typer.Option(help="Model for all attacks except DLG.")] = "cnn",
-    smooth_model: Annotated[str, typer.Option(help="Model for DLG, which must be twice differentiable.")] = "lenet",
-    attack: Annotated[
-        list[str] | None, typer.Option(help="One of " + ", ".join(images.ATTACKS) + ".", show_default="all")
-    ] = None,
-    count: Annotated[
-        int, typer.Option("--images", min=1, help="Images to attack; yes-or-no attacks use ten times as many clients.")
-    ] = 8,
-    seed: Seed = 0,
-    out: Out = None,
-) -> None:
-    """Run every attack on images in every mode of release, behind the app's own gate, and print one table."""
-    setting = images.Setting(dataset, model, smooth_model, count, seed, tuple(attack or ()))
-    name = "-".join(["all", Path(dataset).name, model, f"{count}-images", f"seed{seed}", *setting.attacks])
-    _leave(out, name, lambda: images.page(setting, images.overview(setting)))
 
 
 @app.command("reconstruct")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 from umbel.data import find_dataset
 from umbel.simulation.measured import Finished, Spec
 from umbel.simulation.sweep import FIRST_SEED, Result
-from umbel_lab.attacks import identify, images, reconstruct
+from umbel_lab.attacks import identify, reconstruct
 from umbel_lab.attacks.quality import FULL_PSNR, VERDICTS
 from umbel_lab.experiments.tables import good, page
 from umbel_lab.output import Section, cell, mean
@@ -21,8 +20,8 @@ from umbel_lab.output import Section, cell, mean
 SEEDS = 2
 CODE = (str(Path(__file__).resolve().parents[1] / "attacks"),)  # what results depend on besides what all experiments do
 
-_ON_IMAGES, _RECONSTRUCT, _IDENTIFY = "all", "one image", "identify"
-_IMAGES, _VICTIMS, _INTERACTIONS = 4, 100, 64
+_RECONSTRUCT, _IDENTIFY = "one image", "identify"
+_VICTIMS, _INTERACTIONS = 100, 64
 # Networks, nu, and starts of DLG: the paper's network, and the one that DLG was published with.
 _NETWORKS: Mapping[str, tuple[tuple[float, ...], int]] = {
     "cnn-sigmoid": ((0.001, 0.1, 1.0), 2),
@@ -35,9 +34,6 @@ def specs(folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool
     """Return one part for each attack and seed: images by dataset ``femnist``, local vectors by ``movielens``."""
     few = 1 if quick else None
     parts: dict[tuple[str, str], dict[str, Any]] = {}
-    for attack in list(images.ATTACKS)[:few]:
-        own = {"dataset": "femnist", "model": "cnn", "attack": attack, "images": few or _IMAGES}
-        parts[_ON_IMAGES, attack] = own
     for model, (nus, restarts) in ({"lenet": ((0.0,), 1)} if quick else _NETWORKS).items():
         own = {"dataset": "femnist", "model": model, "noise_multipliers": list(nus), "restarts": restarts}
         parts[_RECONSTRUCT, model] = own | {"images": few or _FEW}
@@ -57,13 +53,10 @@ def play(config: Mapping[str, Any]) -> Finished:
     """Make one of the attacks of `specs`."""
     dataset, model, seed = str(find_dataset(config["dataset"])), config["model"], config["seed"]
     found: list[dict[str, Any]]
-    if config["strategy"] == _ON_IMAGES:
-        setting = images.Setting(dataset, model, images=config["images"], seed=seed, attacks=(config["attack"],))
-        found = [asdict(one) for one in images.overview(setting)]
-    elif config["strategy"] == _RECONSTRUCT:
+    if config["strategy"] == _RECONSTRUCT:
         nus = tuple(config["noise_multipliers"])
         given = reconstruct.Setting(dataset, model, nus, True, config["images"], config["restarts"], seed)
-        found = reconstruct.rows_of(reconstruct.audit(given))
+        found = reconstruct.audit(given).rows
     else:
         options = {name: config[name] for name in ("victims", "interactions")} | {"after": 30}
         done = identify.audit(dataset, [config["nu"]], False, options, seed=seed)
@@ -75,7 +68,7 @@ def play(config: Mapping[str, Any]) -> Finished:
 def tables(results: Sequence[Result], folder: Path) -> None:
     """Write the table of each kind of attack."""
     done = good(results)
-    parts = ((_ON_IMAGES, _on_images), (_RECONSTRUCT, _reconstructed), (_IDENTIFY, _identified))
+    parts = ((_RECONSTRUCT, _reconstructed), (_IDENTIFY, _identified))
     sections = [make(own) for kind, make in parts if (own := [one for one in done if one.spec.arm[0] == kind])]
     rows = [{"part": result.spec.name, **found} for result in done for found in result.measures["found"]]
     page("What releases show", sections, rows, results).write(folder)
@@ -88,18 +81,6 @@ def _together(results: Sequence[Result], *keys: str) -> dict[tuple[Any, ...], li
         for row in result.measures["found"]:
             found.setdefault((result.spec.arm[1], *(row[key] for key in keys)), []).append(row)
     return found
-
-
-def _on_images(results: Sequence[Result]) -> Section:
-    """Add up what one attack finds over seeds; victims of different seeds are independent draws."""
-    found = [
-        images.Finding.sum([images.Finding(**row) for row in rows])
-        for rows in _together(results, "attack", "mode").values()
-    ]
-    config = results[0].spec.config
-    notes = images.notes(images.Setting(config["dataset"], config["model"], images=config["images"]))
-    text = " ".join([*notes, "Where seeds have different notes, a semicolon is between them."])
-    return images.table(found, "All attacks on images", text)
 
 
 def _reconstructed(results: Sequence[Result]) -> Section:

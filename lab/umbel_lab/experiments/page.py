@@ -59,8 +59,8 @@ _LISTED = {
     "methods": "methods shipped_tables configs/hospital-services.toml configs/qmnist-features-epsilon-8.toml "
     f"umbel/datasets/hospital.py {_FEATURES} umbel_lab/datasets/femnist_features.py",
     "recommender": "recommender configs/recommender.toml umbel/datasets/movielens.py",
-    "attacks": "attacks umbel_lab/attacks/images.py umbel_lab/attacks/reconstruct.py umbel_lab/attacks/identify.py "
-    f"umbel_lab/attacks/victims.py configs/pac-attack.toml umbel/datasets/movielens.py {_WRITERS}",
+    "attacks": "attacks umbel_lab/attacks/reconstruct.py umbel_lab/attacks/identify.py configs/pac-attack.toml "
+    f"umbel/datasets/movielens.py {_WRITERS}",
     "dlg": f"dlg umbel_lab/attacks/reconstruct.py {_WRITERS}",
     "audits": "audits",
     "pac": "pac",
@@ -78,7 +78,10 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
 }
 """By name: the files with an experiment's settings, and the recipes of its data."""
 
-FROZEN = ("attacks-on-sums", "chosen-round", "drift", "own", "public-tables", "r-dpcfl", "secure-digits", "when")
+FROZEN = (
+    "attacks-on-images", "attacks-on-sums", "chosen-round", "drift", "own", "public-tables", "r-dpcfl", "secure-digits",
+    "when",
+)  # fmt: skip
 """Experiments whose tables are kept, but whose code is only in the history, up to the commit `LAST`."""
 LAST = "575c2756"
 
