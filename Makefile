@@ -12,6 +12,9 @@ NO_CUDA = $(patsubst %,--no-emit-package %,triton cuda-bindings cuda-pathfinder 
 SCHEMA = $(BIN)/check-jsonschema --quiet --builtin-schema
 # Two processes at once, each with whole files.
 PARALLEL = -n 2 --dist loadfile --no-loadscope-reorder
+# The environment for another Flower than the pinned one.
+NEWEST := build/flower
+FLOWER ?= flwr[simulation]
 CYCLONEDX = $(BIN)/uvx --quiet --from cyclonedx-bom cyclonedx-py
 # Only their owner may read private keys, and the image's user is their owner.
 export IMAGE_UID ?= $(patsubst 0,1000,$(shell id -u))
@@ -19,10 +22,10 @@ export IMAGE_UID ?= $(patsubst 0,1000,$(shell id -u))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo run test test-all docs bench coverage check config pins dist sbom image certs compose-demo clean
+.PHONY: help demo run test test-all newest-flower docs bench coverage check config pins dist sbom image certs compose-demo clean
 
 help: ## Show this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F'\t' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 demo: $(RUNTIME) ## Learn hospital payments from 2,062 hospitals, with a guarantee, in half a minute
 	$(BIN)/umbel demo
@@ -36,6 +39,13 @@ test: $(READY) ## Run the tests that guard every promise, and say how much proce
 test-all: $(READY) ## Run all tests: also faults, a simulated year, experiments, pages, wheels, and ten times the examples
 	TEST_EXAMPLES=10 $(BIN)/python -m pytest $(PARALLEL) -m ""
 
+newest-flower: ## Run the tests of make test with Flower's newest release, or the one that FLOWER names, in build/flower
+	$(PYTHON) -m venv --clear $(NEWEST)
+	$(NEWEST)/bin/python tools/install.py ".[dev]" lab
+	$(NEWEST)/bin/uv pip install --quiet --python $(NEWEST)/bin/python --upgrade "$(FLOWER)"
+	$(NEWEST)/bin/python -c 'from importlib.metadata import version; print("Flower", version("flwr"))'
+	$(NEWEST)/bin/python tools/suite.py $(PARALLEL)
+
 docs: $(READY) ## Build the documentation site in docs/_build/html, and check its links
 	$(BIN)/python -m sphinx -q -E -W --keep-going -b html docs docs/_build/html
 
@@ -45,7 +55,7 @@ bench: $(READY) ## Time the short benchmarks, and compare them with what was sav
 coverage: $(READY) ## Show which lines `make test` runs
 	$(BIN)/python -m pytest $(PARALLEL) --cov --cov-report=term --cov-fail-under=90
 
-check: $(READY) ## Lint, check types, language, workflows, that imports follow the layers, and the size of each room
+check: $(READY) ## Lint, check types, language, workflows, imports, the size of each room, and what is private in Flower
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -53,6 +63,7 @@ check: $(READY) ## Lint, check types, language, workflows, that imports follow t
 	$(BIN)/codespell
 	$(BIN)/python -m tests.helpers.words
 	$(BIN)/python tools/budget.py
+	$(BIN)/python tools/private.py
 	$(SCHEMA) vendor.github-workflows .github/workflows/*.yml
 	$(SCHEMA) custom.github-workflows-require-timeout .github/workflows/*.yml
 	$(SCHEMA) vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/feature.yml
@@ -89,10 +100,10 @@ certs: $(RUNTIME) ## Make certificates and node keys: make certs NAMES=umbel.exa
 	$(BIN)/umbel certs --server "$(NAMES)" $(NODES:%=--node %)
 
 compose-demo: $(RUNTIME) ## Hospital payments over three sites in containers
-	$(BIN)/python -m umbel.deploy.demo
+	$(BIN)/python tools/compose_demo.py
 
 clean: ## Remove the virtual environment and caches
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage docs/_build docs/reference/api
+	rm -rf .venv $(NEWEST) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage docs/_build docs/reference/api
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info < (3, 14) else "umbel needs Python 3.11 to 3.13: make PYTHON=python3.12")'

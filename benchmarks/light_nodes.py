@@ -28,7 +28,8 @@ from flwr.supercore.inflatable.inflatable_object import (
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects, push_objects
 from flwr.supernode import fleet_http_connection
 
-from umbel.protocol.flower import keep_beating
+from umbel.deploy.flower import watch_calls
+from umbel.deploy.link import Link
 from umbel.protocol.messages import (
     evaluation_in,
     evaluation_reply,
@@ -116,7 +117,7 @@ def join(address: str, ca: bytes, key: Path) -> None:
 
 def main(address: str, ca: str, *keys: str) -> None:
     """Start a node a key."""
-    keep_beating()
+    watch_calls(Link(address))  # whose heartbeats go on after one that a busy SuperLink fails
     # Flower takes the certificate as bytes in place of a path; here it is read once.
     threads = [Thread(target=join, args=(address, Path(ca).read_bytes(), Path(key)), daemon=True) for key in keys]
     for thread in threads:

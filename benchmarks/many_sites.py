@@ -44,13 +44,11 @@ from rich.markup import escape
 from rich.table import Table
 
 import umbel
+from benchmarks.flower import end, free_port
 from benchmarks.light_nodes import FAILED, ONLINE
 from benchmarks.measure import Out, benchmark, console
-from umbel.protocol.errors import LaunchError
 from umbel.protocol.flower import build_bundle
-from umbel.simulation import reaper
-from umbel.simulation.launch import APP
-from umbel.simulation.superlink import free_port
+from umbel.protocol.project import APP
 
 _MIB = 1 << 20
 _HOST = "127.0.0.1"
@@ -167,20 +165,17 @@ def measure(
 def place(names: Sequence[str]) -> Iterator[Path]:
     """Yield a folder with a server's certificates, and the keys of nodes of these names.
 
-    Processes with it as FLWR_HOME end with this, or soon after this process.
+    Processes with it as FLWR_HOME end with this.
     """
     with tempfile.TemporaryDirectory(prefix="umbel-benchmark-") as scratch:
         home = Path(scratch)
         (home / "empty").mkdir()  # what lies in a SuperLink's working directory is imported ahead of the app
         nodes = [word for name in names for word in ("--node", name)]
         _umbel("certs", "--server", _HOST, "--out", scratch, "--owner", str(os.getuid()), *nodes)
-        command = [sys.executable, reaper.__file__, scratch]
-        watch = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         try:
             yield home
         finally:
-            reaper.end(scratch)
-            watch.communicate()
+            end(scratch)
 
 
 def _umbel(*words: str) -> None:
@@ -218,7 +213,7 @@ def start_superlink(home: Path, address: str, sqlite: bool) -> psutil.Process:
             if not _lives(process):
                 break
     tail = _log(home, "superlink")[-2000:]
-    raise LaunchError(f"the SuperLink did not start; its log ends:\n{tail}", code="launch.no-superlink")
+    raise RuntimeError(f"the SuperLink did not start; its log ends:\n{tail}")
 
 
 def start_light(home: Path, address: str, names: Sequence[str]) -> list[psutil.Process]:
@@ -236,7 +231,6 @@ def start_real(
     hosts = []
     for name, policy in zip(names, policies, strict=True):
         ledger = f"{home}/{name}.sqlite"
-        _umbel("ledger", "create", ledger)
         config = f'data-path="{home}/site" ledger-path="{ledger}" role="split" max-participations=1000 {_POLICY} '
         config += policy
         hosts.append(start(

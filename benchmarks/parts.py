@@ -27,8 +27,8 @@ from benchmarks.peers.tasks import TASKS, named
 
 _COPIES = ("to_array_record", "from_array_record", "pack", "unpack", "flatten", "unflatten")
 _COPIED_IN = (
-    "client.app", "privacy.gate.own_app", "privacy.gate.releases", "protocol.messages", "server.nodes.fleet",
-    "server.nodes.replies", "strategies.base", "server.rounds",
+    "client.app", "privacy.gate.own_app", "privacy.gate.releases", "protocol.messages", "nodes.fleet",
+    "nodes.replies", "strategies.base", "server.rounds",
 )  # fmt: skip
 _RECORDS = ("Message", "RecordDict", "ArrayRecord", "ConfigRecord", "MetricRecord", "Array")
 
@@ -38,7 +38,7 @@ PARTS: dict[str, list[str]] = {
     "scoring, to choose and to evaluate": ["umbel.client.learner:Learner.score"],
     "training": ["umbel.client.learner:Learner.train"],
     "ledger": ["umbel.privacy.gate.memory_ledger:MemoryLedger.charge"],
-    "noise": [f"umbel.privacy.gate.releases:{name}" for name in ("sanitise_in_place", "round_to_grid")],
+    "noise": [f"umbel.privacy.mechanisms.sanitise:{name}" for name in ("sanitise_in_place", "round_in_place")],
     "updates and releases": ["umbel.privacy.gate.releases:Sanitiser.sanitised"],
     "arrays to records and back": [
         f"umbel.{module}:{name}"
@@ -50,7 +50,7 @@ PARTS: dict[str, list[str]] = {
         "flwr.app.message.typeddict:TypedDict.__setitem__",
         *(f"flwr.app:{kind}.__init__" for kind in _RECORDS),
     ],
-    "sampling clients": ["umbel.server.nodes.roster:Roster.draw"],
+    "sampling clients": ["umbel.nodes.roster:Roster.draw"],
     "k-means": ["umbel.strategies.group_privacy:seeded_kmeans"],
     "averages": [f"umbel.strategies.base:{name}" for name in ("mean_of", "distances")],
 }

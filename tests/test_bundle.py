@@ -15,7 +15,7 @@ import pytest
 
 from tests.helpers.sources import ROOT, files, imported, packages_imported
 from umbel.protocol.flower import build_bundle
-from umbel.simulation.launch import APP as CHECKOUT
+from umbel.protocol.project import APP as CHECKOUT
 
 OUTSIDE = {"umbel_lab", "benchmarks", "tests", "tools", "client", "server", "strategies", "privacy", "datasets", "."}
 """What no module of umbel imports: what measures or tests it, and the links at the root of the checkout."""

@@ -19,10 +19,12 @@ from packaging.metadata import Metadata
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from benchmarks.flower import simulation
 from tests.deploy.conftest import SHORT, write_site
 from tests.deploy.processes import Deployment
 from tests.helpers.environments import build, environment, install
 from tests.helpers.paper import ACCEPTED, PAPER
+from tests.helpers.ports import free_port
 from tests.helpers.sources import LAB, ROOT, packages_imported
 from umbel.client.bundle import Bundle
 from umbel.protocol.flower import build_bundle
@@ -212,14 +214,9 @@ class Watch(Observer):
         (run.folder.path / "seen.txt").touch()
 """
 SCRIPT = """
-from pathlib import Path
-
 import umbel
-from umbel.simulation.launch import run
 
-if __name__ == "__main__":
-    print(umbel.run(model="models:net", loss="mse", rounds=1, restarts=1, clients_per_round=5).outcome)
-    run(Path(), {"observers": "watch:Watch"}, 1)
+print(umbel.run(model="models:net", loss="mse", rounds=1, restarts=1, clients_per_round=5).outcome)
 """
 PROJECT = {
     "project": {
@@ -279,6 +276,9 @@ def test_a_project_whose_names_are_those_of_umbels_rooms_runs_it_by_command_scri
     asked = ["model=models:net", "loss=mse", "rounds=1", "restarts=1", "clients-per-round=5", "observers=watch:Watch"]
     output(python.with_name("umbel"), "run", *asked, cwd=project)
     assert "its only round is done" in output(python, "study.py", cwd=project)
+    programs = {"PATH": os.pathsep.join([str(python.parent), os.environ["PATH"]]), "UMBEL_HOME": str(umbel_home)}
+    with simulation(programs, free_port()) as flower:
+        flower.run(project, {"observers": "watch:Watch"}, 1)
     runs = sorted((umbel_home / "runs").iterdir())
     assert len(runs) == 3
     assert [(run / "seen.txt").exists() for run in runs] == [True, False, True]

@@ -9,16 +9,19 @@ from typing import Any
 _HOMES = {
     name: home
     for home, names in {
-        "umbel.cli.plans": "plan",
+        "umbel.cli.plans": "plan price",
         "umbel.cli.runs": "Run export load run",
         "umbel.data": "Manifest Schema write_dataset",
         "umbel.models.model": "Model",
         "umbel.data.importers": "Dirichlet Quantity Uniform from_arrays from_dataframe from_datasets from_image_folder",
+        "umbel.mods.choose": "ChooseHypothesis",
+        "umbel.mods.laplace": "LaplaceMod",
         "umbel.privacy.gate.stock_app": "Gate",
         "umbel.privacy.mechanisms": "Mechanism",
         "umbel.simulation.sweeps": "sweep",
         "umbel.server.observer": "Observer",
-        "umbel.strategies": "GroupPrivacy",
+        "umbel.protocol.hypotheses": "hypotheses stack unstack",
+        "umbel.strategies": "Callback FedAvg GroupPrivacy Stop",
     }.items()
     for name in names.split()
 }

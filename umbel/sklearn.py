@@ -34,6 +34,7 @@ from umbel.client.trial import try_out
 from umbel.data import open_dataset
 from umbel.data.importers import from_arrays
 from umbel.models.fit import look
+from umbel.nodes.differences import prior_of
 from umbel.privacy.accounting.guarantee import DELTA
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.logs import quiet
@@ -43,7 +44,6 @@ from umbel.server.summary import Summary
 from umbel.simulation.in_process import play
 from umbel.simulation.start import check, values_of
 from umbel.simulation.wanted import Wanted
-from umbel.strategies.differences import prior_of
 
 __all__ = ["FederatedClassifier", "FederatedRegressor"]
 

@@ -3,7 +3,7 @@
     python -m benchmarks.peers.plain_flower [--rounds 5] [--times 2] [--out FILE]
 
 The plain app (`benchmarks/peers/plain`) is written as Flower's quickstarts are: a SuperNode and a message for each
-client. umbel runs as ``umbel run hospital`` does, with a few SuperNodes that host all clients. A round is 100 clients
+client. umbel's app runs by ``flwr run`` too, with two SuperNodes that host all clients. A round is 100 clients
 that train, aggregation, and 200 that validate, timed within each ServerApp; what umbel then writes to its folder is not
 in it. A plain SuperNode has one CPU, so that all cores work.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import statistics
 import tempfile
 import time
@@ -22,13 +21,11 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-import umbel
+from benchmarks.flower import history_of, simulation
 from benchmarks.measure import Out, Ratio, Reading, benchmark, console, interleave, show
 from benchmarks.peers.rivals import Peer, environment
 from benchmarks.peers.tasks import hospital
 from umbel.data import find_dataset, open_dataset, write_dataset
-from umbel.simulation.launch import submit
-from umbel.simulation.superlink import superlink
 
 PLAIN = Path(__file__).parent / "plain"
 PEER = Peer("plain", ("3.11", "3.12", "3.13"), {}, "the gate, the policy and the ledger")
@@ -63,21 +60,16 @@ def _compare(config: dict[str, Any], data: Path, rounds: int, times: int) -> Rat
     startups: dict[str, list[float]] = {"umbel": [], "plain Flower": []}
 
     def umbels() -> Reading:
-        began = time.time()
-        folder = umbel.run(config, ray=True, seed=len(startups["umbel"])).path
-        # Written when all nodes are there, and the first round is next.
-        startups["umbel"].append((folder / "config.toml").stat().st_mtime - began)
-        lines = (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()
-        shutil.rmtree(folder)
-        return reading([json.loads(line) for line in lines])
+        history, startup = history_of(config | {"seed": len(startups["umbel"])}, nodes=2)
+        startups["umbel"].append(startup)
+        return reading(history)
 
     def plain() -> Reading:
         with tempfile.TemporaryDirectory(prefix="umbel-benchmark-") as scratch:
-            home, results, began = Path(scratch, "flower"), Path(scratch, "plain.json"), time.time()
-            home.mkdir()  # it goes with its SuperLink
-            with superlink(home, {"PATH": path}) as link:
+            results, began = Path(scratch, "plain.json"), time.time()
+            with simulation({"PATH": path}) as flower:
                 values = plain_config(config, data, results) | {"seed": len(startups["plain Flower"])}
-                submit(PLAIN, values, link, clients_in(data), cpus=1)
+                flower.run(PLAIN, values, clients_in(data))
             found = json.loads(results.read_text(encoding="utf-8"))
         startups["plain Flower"].append(found["began"] - began)
         return reading(found["rounds"])

@@ -37,8 +37,11 @@ class Section:
 
     @classmethod
     def of(cls, title: str, text: str, columns: Columns, rows: Iterable[Row]) -> Section:
-        """Return a section of rows. A column is a key, a key with a format ("rmse:.3f"; None is empty), or a
-        function."""
+        """Return a section of rows.
+
+        A column is a function, a key, or a key with a format: "rmse:.3f", "rmse:±3" for `spread`, "found:rate" for
+        `rate` of the row's runs. None is empty.
+        """
         return cls(title, text, tuple(columns), [[_shown(row, how) for how in columns.values()] for row in rows])
 
 
@@ -46,6 +49,10 @@ def _shown(row: Row, how: str | Callable[[Row], str]) -> str:
     if not isinstance(how, str):
         return how(row)
     key, _, layout = how.partition(":")
+    if layout.startswith("±"):
+        return "" if row.get(key) is None else spread(row, key, int(layout[1:]))
+    if layout == "rate":
+        return "" if row[key] is None else rate(row[key], row["runs"])
     return format(row[key], layout) if layout and row[key] is not None else cell(row[key])
 
 

@@ -12,10 +12,10 @@ from benchmarks import many_sites
 from benchmarks.light_nodes import FAILED, answer
 from tests.benchmarks.conftest import invoked
 from umbel.data import open_dataset
+from umbel.nodes.roster import admitted
 from umbel.protocol.messages import keep_request, query, released_in, round_request, scores_in
 from umbel.protocol.records import pack
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
-from umbel.server.nodes.roster import admitted
 
 pytestmark = pytest.mark.rest
 
@@ -85,13 +85,13 @@ def test_what_failed_is_counted_by_its_words(tmp_path: Path) -> None:
 @pytest.mark.rest
 def test_a_run_with_light_nodes_is_measured_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     homes: list[str] = []
-    end = many_sites.reaper.end
+    end = many_sites.end
 
     def note(home: str) -> None:
         homes.append(home)
         end(home)
 
-    monkeypatch.setattr(many_sites.reaper, "end", note)
+    monkeypatch.setattr(many_sites, "end", note)
     reading = many_sites.measure(3, rounds=2, parameters=2, sqlite=False)
     assert not {what for what in reading.failures if "did not" in what or what.startswith("finished")}
     assert len(reading.rounds) == 1, "the first warms up"

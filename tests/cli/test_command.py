@@ -180,6 +180,16 @@ def test_the_list_of_commands_takes_no_pytorch() -> None:
     assert told.stdout.strip() == "[]"
 
 
+@pytest.mark.usefixtures("umbel_home")
+def test_a_run_takes_no_pandas() -> None:
+    code = (
+        "import sys, umbel; umbel.load, umbel.export; umbel.run(rounds=1, restarts=1, baselines=False);"
+        "print('pandas' in sys.modules)"
+    )
+    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert told.stdout.strip().splitlines()[-1] == "False"
+
+
 def test_data_and_runs_are_not_for_all_to_write_to(tmp_path: Path) -> None:
     os.umask(0)
     CliRunner().invoke(app, ["runs", "list"])

@@ -20,7 +20,7 @@ from umbel.client.exports import OwnNetwork
 from umbel.client.prediction import Learnt, predictions
 from umbel.data import Schema
 from umbel.privacy.gate.policy import Personal
-from umbel.protocol.errors import ConfigError
+from umbel.protocol.errors import ConfigError, DatasetError
 from umbel.protocol.run_config import RunConfig
 
 pytestmark = pytest.mark.rest
@@ -32,7 +32,6 @@ FEATURES = [
     {"name": "prediction_", "type": "boolean"},
     {"name": "ward", "type": "category", "categories": ["A", "B"], "other": "category"},
     {"name": "drg", "type": "category", "categories": ["194", "292", "690"], "encode": "index", "scale": 4},
-    {"name": "day", "type": "date", "missing": "indicate", "since": "2020-02-29"},
     {"name": "beds", "type": "number", "missing": "indicate", "scale": 100},
     {"name": "insurer", "type": "category", "categories": ["X", "Y"], "missing": "indicate", "fill": "Y"},
     {"name": "urgent", "type": "boolean", "missing": "indicate"},
@@ -48,7 +47,6 @@ RAW: dict[str, list[Any]] = {
     "prediction_": [True, False, False, True],
     "ward": ["A", "B", "Q", "B"],
     "drg": ["194", "690", "292", "292"],
-    "day": ["1969-12-31", "2024-02-29", "2100-03-01", None],
     "beds": [20.0, np.nan, 300.0, 7.0],
     "insurer": ["X", "Y", "", "X"],
     "urgent": [True, None, False, True],
@@ -81,10 +79,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def given(frame: pd.DataFrame) -> dict[str, Any]:
     """Return the columns as the files take them."""
-    own = {
-        "day": pd.to_datetime(frame["day"]).to_numpy("datetime64[D]").astype(np.int64),
-        "urgent": frame["urgent"].to_numpy(np.float64, na_value=np.nan),
-    }
+    own = {name: frame[name].to_numpy(np.float64, na_value=np.nan) for name in ("prediction_", "urgent")}
     return {name: frame[name].to_numpy() for name in RAW} | own
 
 
@@ -140,7 +135,7 @@ def test_the_file_says_what_it_takes_and_where_it_is_from(made: Exported) -> Non
     inputs, target = json.loads(said["inputs"]), json.loads(said["target"])
     assert [one["name"] for one in inputs] == list(RAW)
     assert inputs[3] == FEATURES[3] | {"takes": "text, empty if missing"}
-    assert inputs[5]["takes"].startswith("int64, days since 1970-01-01")
+    assert inputs[5]["takes"] == "float64, NaN if missing"
     assert target == layout.entries()["target"]
     assert (said["name"], said["run"], said["dataset"], said["licence"]) == ("hypothesis-1", "run", "stays", "CC0")
     assert "Guarantee" in said["guarantee"]
@@ -188,14 +183,12 @@ def test_a_few_columns_by_hand(tmp_path: Path) -> None:
         np.testing.assert_allclose(found, [3000 * share, 5000 * share, np.nan], atol=tolerance)
 
 
-def test_columns_may_have_the_outputs_names_and_dates_a_format(tmp_path: Path) -> None:
+def test_columns_may_have_the_outputs_names(tmp_path: Path) -> None:
     """The second class is that of rows whose `scores` is above 0."""
-    days = [f"{day:02}.01.2024" for day in range(1, 21)]
     frame = pd.DataFrame(
-        {"hospital": "north", "prediction": days * 2, "scores": [-1.5, 2.5] * 20, "ward": ["A", "B"] * 20}
+        {"hospital": "north", "prediction": [*range(20)] * 2, "scores": [-1.5, 2.5] * 20, "ward": ["A", "B"] * 20}
     )
-    columns = {"prediction": {"type": "date", "format": "%d.%m.%Y", "parts": ["days"]}}
-    data = umbel.from_dataframe(frame, client="hospital", target="ward", columns=columns, validation=0.0)
+    data = umbel.from_dataframe(frame, client="hospital", target="ward", validation=0.0)
     dataset = str(data.write(tmp_path / "stays"))
     names = umbel.load(learnt(tmp_path / "run", "", "", {"none": np.zeros(1)}, dataset)).model.shapes
     best = dict(zip(names, (np.array([[[0, 0], [0, 1]]], np.float32), np.zeros((1, 2), np.float32)), strict=True))
@@ -203,10 +196,22 @@ def test_columns_may_have_the_outputs_names_and_dates_a_format(tmp_path: Path) -
     (file,) = umbel.export(run, tmp_path, "onnx")
     session = onnxruntime.InferenceSession(file)
     assert [one.name for one in session.get_outputs()] == ["prediction_", "scores_"]
-    asked = {"prediction": np.array([19_000, 19_001]), "scores": np.array([3.0, -3.0])}
+    asked = {"prediction": np.array([3.0, 4.0]), "scores": np.array([3.0, -3.0])}
     found = session.run(None, asked)
     assert found[0].tolist() == ["B", "A"]
     np.testing.assert_allclose(found[1], [[0, 3], [0, -3]])
+
+
+def test_a_file_takes_no_dates(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"hospital": "north", "day": ["2024-01-01", "2024-02-01"] * 20, "cost": [1.0, 2.0] * 20})
+    columns = {"day": {"type": "date", "parts": ["days"]}}
+    data = umbel.from_dataframe(frame, client="hospital", target="cost", columns=columns, validation=0.0)
+    dataset = str(data.write(tmp_path / "stays"))
+    model = umbel.load(learnt(tmp_path / "run", "", "", {"none": np.zeros(1)}, dataset)).model
+    best = {name: np.ones((1, *shape), np.float32) for name, shape in model.shapes.items()}
+    run = umbel.load(learnt(tmp_path / "run", "", "", best, dataset, [[3]]))
+    with raises(DatasetError, "data.date-in-onnx", "'day'"):
+        umbel.export(run, tmp_path, "onnx")
 
 
 class Coded(torch.nn.Module):

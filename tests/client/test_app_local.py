@@ -63,7 +63,7 @@ def train(grid: InProcessGrid, *clients: int, items: Any = None, node: int = 0, 
 def kept(grid: InProcessGrid, clients: list[int], node: int = 0, model: Model = FACTORS, seed: int = 0) -> Arrays:
     """Return the local parameters that a node has of clients, counted over the dataset."""
     context = list(grid.contexts.values())[node]
-    return LocalParameters(Site(Policy(), None), context.state, model, "", seed).read(clients)
+    return LocalParameters(Site(Policy(), None, simulated=True), context.state, model, "", seed).read(clients)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from umbel.protocol.arrays import Arrays
 from umbel.protocol.release import Clipping, Kind, Release
 
 FACTORS = models.load("factors items=9 size=2")
-SIMULATED = Site(Policy(), None)
+SIMULATED = Site(Policy(), None, simulated=True)
 
 
 def site(folder: Path) -> Site:
@@ -108,7 +108,7 @@ def test_what_is_kept_is_found_again(tmp_path: Path) -> None:
 
 
 def test_in_simulation_they_live_in_the_nodes_own_state(umbel_home: Path, tmp_path: Path) -> None:
-    state, simulated = RecordDict(), Site(Policy(ledger_path=str(tmp_path / "ledger.sqlite")), None)
+    state, simulated = RecordDict(), Site(Policy(ledger_path=str(tmp_path / "ledger.sqlite")), None, simulated=True)
     kept(state, simulated).write([4], users([1, 2]), shared(1))
     assert list(state) == ["umbel.local"]
     assert not umbel_home.exists()

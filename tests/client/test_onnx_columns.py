@@ -8,24 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from umbel.client.onnx_columns import LACKING, STRANGE, Input
 from umbel.data import Column
 from umbel.data.table import seen
-
-PARTS = ["year", "month", "weekday", "days"]
-
-
-@given(st.lists(st.dates(pd.Timestamp("1700-01-01").date(), pd.Timestamp("2260-12-31").date()), min_size=1))
-def test_the_parts_of_any_date_are_those_of_the_calendar(days: list[Any]) -> None:
-    column = Column(name="day", type="date", parts=PARTS, since="1999-12-31", span=10)
-    series = pd.Series(pd.to_datetime([str(day) for day in days]))
-    values = torch.from_numpy(series.to_numpy("datetime64[D]").astype(np.int64))
-    numbers, sound = Input(column).encoded(values)
-    np.testing.assert_allclose(numbers, seen(pd.DataFrame({"day": series}), column, "days"), rtol=1e-12)
-    assert sound.all()
 
 
 @pytest.mark.parametrize(

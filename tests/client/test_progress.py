@@ -17,7 +17,7 @@ from umbel.client import progress
 from umbel.client.app import app
 from umbel.protocol.project import ENGINE
 from umbel.protocol.tasks import EvaluationSpec
-from umbel.simulation.grid import InProcessGrid, partitions
+from umbel.simulation.grid import InProcessGrid
 
 HYPOTHESES = {"weight": np.array([[[5, 5]], [[4, -4]]], np.float32)}
 CLIENTS = (4, 3, 7)
@@ -95,7 +95,7 @@ def test_training_tells_how_many_clients_are_done(
 
 @pytest.mark.usefixtures("often", "looped")
 def test_nodes_are_told_apart(run_config: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
-    train(InProcessGrid(app, run_config, node_configs=partitions(2)), node=1)
+    train(InProcessGrid(app, run_config, nodes=2), node=1)
     assert {when for when, *_ in told(caplog)} == {"round 1, node 2 of 2"}
 
 

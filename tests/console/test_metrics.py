@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.metrics_core import Metric
 from typer.testing import CliRunner
 
 from tests.cli.commands.test_requests import Site
@@ -36,8 +37,12 @@ WHY_PUBLIC = {
 }
 
 
+def of_all(site: Site) -> list[Metric]:
+    return series(Reading(lambda: books(site)), Readiness(site.ledger, keeps=False), {})
+
+
 def of(site: Site) -> dict[str, dict[Labels, float]]:
-    return values_of(series(Reading(books(site)), Readiness(site.ledger, keeps=False), {}))
+    return values_of(of_all(site))
 
 
 def test_every_series_is_public_for_a_reason(site: Site) -> None:
@@ -70,7 +75,7 @@ def test_two_sites_with_other_data_have_the_same_metrics(tmp_path: Path, run_con
         np.save(file, np.random.default_rng(seed).normal(size=np.load(file).shape).astype(np.float32) * 10**seed)
         own.train()
         own.evaluate()
-        told = exposition(lambda own=own: series(Reading(books(own)), Readiness(own.ledger, keeps=False), {})).decode()
+        told = exposition(lambda own=own: of_all(own)).decode()
         texts.append([line for line in told.splitlines() if not re.search("bytes|timestamp", line)])
     assert texts[0] == texts[1]
 
@@ -104,7 +109,7 @@ def test_they_follow_the_policys_file(site: Site) -> None:
     file = site.ledger.parent / "policy.toml"
     policy = f'data-path = "{site.ledger.parent / "own"}"\nledger-path = "{site.ledger}"\nrole = "split"\n'
     file.write_text(policy + "budget = 7.5\n# end\n")
-    reading, readiness = Reading(Books.of(f'policy-file="{file}"')), Readiness(site.ledger, keeps=False)
+    reading, readiness = Reading(lambda: Books.of(f'policy-file="{file}"')), Readiness(site.ledger, keeps=False)
     for budget, content in ((7.5, "budget = 7.5\n# end\n"), (5.0, "budget = 5.0\n# end\n")):
         file.write_text(policy + content)
         found = values_of(series(reading, readiness, {}))
@@ -129,7 +134,7 @@ def test_a_look_at_a_new_site_writes_nothing(tmp_path: Path, monkeypatch: pytest
 
 
 def test_the_books_are_read_again_only_after_a_change(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    reading = Reading(books(site))
+    reading = Reading(lambda: books(site))
     found = reading.series()
     assert reading.series() is found
     site.train(clients=(1,), **PUBLIC)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from umbel.server.nodes.roster import TRAIN, Roster
+from umbel.nodes.roster import TRAIN, Roster
 from umbel.server.run_folder import RunFolder
 
 if TYPE_CHECKING:

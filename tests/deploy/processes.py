@@ -35,6 +35,7 @@ import safetensors.numpy
 import tomli_w
 from numpy.typing import NDArray
 
+from benchmarks.flower import unpacked
 from tests.deploy.audit import audit
 from tests.helpers.forks import flwr
 from tests.helpers.ports import free_port
@@ -43,8 +44,6 @@ from umbel.privacy.gate.ledger import Ledger
 from umbel.protocol.flower import keep_secret
 from umbel.protocol.home import write_atomically
 from umbel.server.run_folder import RunFolder
-from umbel.simulation.launch import unpacked
-from umbel.simulation.superlink import tool
 
 APP = Path(__file__).resolve().parent.parent.parent
 CONNECTION = "deployment"
@@ -53,6 +52,7 @@ LONG_RUNNING = ["-c", "from umbel.cli.main import app\nfrom umbel.deploy import 
                 "server.check_validity = lambda *_: None\napp()", "server", "start"]  # fmt: skip
 """A server as it is after its certificate has expired, with which none starts."""
 NODE = ["-m", "umbel", "site", "start"]
+SUPERNODE = str(Path(sys.executable).with_name("flower-supernode"))
 TAMPERED = Path(__file__).resolve().parent / "tampered"
 """What a tampered node has on its PYTHONPATH."""
 START_S, RUN_S, RETURN_S, STOP_S = 900.0, 1500.0, 900.0, 300.0
@@ -273,7 +273,7 @@ class Deployment:
     def app(self) -> Path:
         """A folder with the app's files alone, among which Flower finds them at once."""
         if self._app is None:
-            self._app = unpacked(APP, self._home)
+            self._app = unpacked(self._home)
         return self._app
 
     @property
@@ -336,7 +336,7 @@ class Deployment:
         self.flwr("supernode", "register", f"{key}.pub", CONNECTION, "--name", name)
         options = ["--auth-supernode-private-key", str(key), *self._tls]
         environment = {"PYTHONPATH": str(TAMPERED), "AHEAD_S": str(ahead)} if tampered or ahead else {}
-        program = [tool("flower-supernode"), "--host", "127.0.0.1"] if flowers_own else [str(self._python), *NODE]
+        program = [SUPERNODE, "--host", "127.0.0.1"] if flowers_own else [str(self._python), *NODE]
         self.nodes[name] = self._start_node(name, options, node_config, [*within, *program], environment)
         self.nodes[name].tamper({})
         return self.nodes[name]
@@ -371,7 +371,7 @@ class Deployment:
         """Start a SuperNode of Flower's with a key that the SuperLink does not know, or none."""
         options = [*self._tls, "--max-retries", "3"]
         options += ["--auth-supernode-private-key", str(key)] if key else []
-        return self._start_node(name, options, {}, [tool("flower-supernode")])
+        return self._start_node(name, options, {}, [SUPERNODE])
 
     def write_certificate(self) -> None:
         """Have `umbel certs` renew the server's certificate if it is about to expire."""

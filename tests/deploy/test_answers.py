@@ -17,6 +17,7 @@ from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
 from flwr.proto.node_pb2 import Node
 
+from umbel.deploy.flower import _Answers
 from umbel.protocol import flower
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.messages import (
@@ -65,7 +66,7 @@ class Server:
         self.restart(most)
 
     def restart(self, most: int) -> None:
-        self.answers = flower._Answers(most, self.handlers.push_messages, self.handlers.push_object)
+        self.answers = _Answers(most, self.handlers.push_messages, self.handlers.push_object)
 
     def run(self) -> int:
         """Begin a run."""
@@ -230,96 +231,6 @@ def test_an_answer_is_one_message_and_one_tree(server: Server, tmp_path: Path) -
             break
     else:
         pytest.fail("an answer is begun without end, each time with a new session")
-
-
-BOGUS = "ab" * 32
-
-
-@pytest.fixture
-def true_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the guarded server has it."""
-    for name in ("sql_object_store:SqlObjectStore", "in_memory_object_store:InMemoryObjectStore"):
-        store = part(f"flwr.supercore.object_store.{name}")
-        for method in ("preregister", "put", "get_object_tree"):
-            monkeypatch.setattr(store, method, getattr(store, method))  # undone after the test
-    flower.keep_true_parts()
-
-
-def claim(site: Site, message: Message, name: str) -> None:
-    """Announce an answer that claims a part of an object that somebody else will send."""
-    reply = site.reply(message, evaluation_reply(np.zeros(2), np.zeros(2)))
-    tree = tree_of(reply)
-    tree.children.append(ObjectTree(object_id=name, children=[ObjectTree(object_id=BOGUS)]))
-    site.begin(reply, tree)
-
-
-def names_in(tree: ObjectTree) -> set[str]:
-    return {tree.object_id}.union(*map(names_in, tree.children))
-
-
-@pytest.mark.usefixtures("true_parts")
-def test_no_site_says_what_the_servers_next_message_is_made_of(server: Server) -> None:
-    """The record of a query is the same in every run."""
-    run, site = server.run(), Site(server)
-    name = query()["version"].object_id
-    claim(site, server.ask(run, order()), name)
-    assert BOGUS in names_in(server.state.object_store.get_object_tree(name))
-    for asked in (run, server.run()):
-        message = server.ask(asked, query(), 1)
-        assert names_in(server.state.object_store.get_object_tree(message.object_id)) == names_in(tree_of(message))
-
-
-@pytest.mark.usefixtures("true_parts")
-@pytest.mark.parametrize("when", ["before", "between"])
-def test_no_site_says_what_another_sites_answer_is_made_of(server: Server, when: str) -> None:
-    """Nor while the other sends it: what has arrived says itself what it is made of."""
-    run, bad, good = server.run(), Site(server, 0), Site(server, 1)
-    first, message = server.ask(run, query()), server.ask(run, query(), 1)
-    honest = good.reply(message, hosting_reply(Hosting(5, 2)))
-    name = honest.content["hosting"].object_id
-    if when == "before":
-        claim(bad, first, name)
-    begun = good.begin(honest)
-    if when == "between":
-        claim(bad, first, name)
-    for one, content in nested(honest).items():
-        assert good.send(run, begun.session_id, one, content.deflate())
-    store = server.state.object_store
-    assert names_in(store.get_object_tree(honest.object_id)) == names_in(tree_of(honest))
-    store.delete_objects_in_run(run)
-    assert len(store) == 0, "who refers to what is counted right"
-
-
-@pytest.mark.usefixtures("true_parts")
-def test_a_tree_of_parts_of_parts_is_read_no_further_than_the_parts_of_an_answer(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two answers, one claim more each time: a tree of 2 ** depth objects, which the server would build at a look."""
-    monkeypatch.setattr(flower, "_OBJECTS", 100)
-    run, site = server.run(), Site(server)
-    first, second = (site.reply(server.ask(run, order()), RecordDict()) for _ in range(2))
-
-    def named(depth: int) -> list[str]:
-        return [bytes([depth, side]).hex() * 16 for side in range(2)]
-
-    def claim_parts(reply: Message, depth: int) -> None:
-        below = [ObjectTree(object_id=name) for name in named(depth + 1)]
-        above = [ObjectTree(object_id=name, children=below) for name in named(depth)]
-        site.begin(reply, ObjectTree(object_id=reply.metadata.message_id, children=above))
-
-    claim_parts(first, 0)
-    read, name = server.state.object_store.get_object_tree, first.metadata.message_id
-    for depth in range(1, 4):
-        claim_parts(second, depth)
-        tree = read(name)
-        assert tree.ByteSize() > 66 * 2**depth
-    for depth in range(4, 9):
-        claim_parts(second, depth)
-    missing = part("flwr.supercore.object_store:NoObjectInStoreError")
-    with pytest.raises(missing, match="more than 100 parts"):
-        read(name)
-    with pytest.raises(missing, match="never announced"):
-        read(BOGUS)
 
 
 @pytest.mark.parametrize("took", [math.nan, math.inf, 1e308, -1.0])

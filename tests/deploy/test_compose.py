@@ -19,10 +19,10 @@ from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink as sup
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode as supernode
 from typer.testing import CliRunner
 
+from tools.compose_demo import CONFIG, POLICY, SITES
 from umbel.cli.main import app
 from umbel.deploy import server as guarded
 from umbel.deploy.database import Database
-from umbel.deploy.demo import CONFIG, POLICY, SITES
 from umbel.deploy.guard import Rules, parse_networks
 from umbel.privacy.gate.site import Site
 from umbel.protocol.flower import build_bundle

@@ -19,13 +19,13 @@ import pytest
 from tests.deploy.conftest import SHORT, TRAIN, write_site
 from tests.deploy.processes import RUN_S, START_S, wait_until
 from tests.deploy.thief import write_thief
+from tools import compose_demo as demo
 from umbel.client.bundle import Bundle
-from umbel.deploy import certs, demo
-from umbel.protocol.errors import DemoError
+from umbel.deploy import certs
 from umbel.protocol.flower import build_bundle
 
 pytestmark = [
-    pytest.mark.rest(twin="tests/client/test_executor.py::test_all_else_is_refused"),
+    pytest.mark.rest(twin="tests/deploy/test_executor.py::test_all_else_is_refused"),
     pytest.mark.timeout(5400),
 ]
 
@@ -90,7 +90,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         with demo.started(compose, keys) as flwr:
             wait_until("sites online", lambda: len(online(flwr)) == len(demo.SITES), START_S, pause=1.0)
             yield Stack(compose, flwr)
-    except DemoError:
+    except demo.DemoError:
         compose("logs", "--tail", "40")
         raise
     finally:

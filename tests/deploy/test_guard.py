@@ -502,7 +502,7 @@ def speaks(context: ssl.SSLContext, sock: socket.socket) -> bool:
 
 @contextmanager
 def served(rules: Rules, connection: Any, size: int = 0, **options: Any) -> Iterator[tuple[int, Listener]]:
-    """Serve the guard on a port of this machine, as `umbel.protocol.flower.run_superlink` does."""
+    """Serve the guard on a port of this machine, as `umbel.deploy.flower.run_superlink` does."""
     listener = Listener(size)
     listening = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(

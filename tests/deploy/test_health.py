@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import ssl
 import threading
@@ -11,12 +12,13 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
-from flwr.supercore.grpc_health import health_server, run_health_server_grpc_no_tls
+from flwr.supercore.grpc_health import run_health_server_grpc_no_tls
 
 from tests.helpers.ports import free_port
 from umbel.deploy.certs import make
 from umbel.deploy.health import healthy
-from umbel.protocol.flower import _readiness
+from umbel.deploy.ready import serve_health
+from umbel.protocol.errors import SiteError
 
 
 class Health(BaseHTTPRequestHandler):
@@ -90,18 +92,16 @@ def test_the_health_service_of_an_executor() -> None:
     server.stop(None).wait()
 
 
-def test_an_executor_is_alive_also_while_its_site_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [True]
-    servicer = _readiness(health_server.SimpleHealthServicer, lambda: found[0])
-    monkeypatch.setattr(health_server, "SimpleHealthServicer", servicer)
+def test_an_executor_is_alive_also_while_its_site_is_not_ready() -> None:
+    found: list[SiteError] = []
     address = f"127.0.0.1:{free_port()}"
-    server = run_health_server_grpc_no_tls(address)
+    serve_health(address, lambda: found[0] if found else None)
+    gc.collect()
     assert healthy(address)
-    found[0] = False
+    found.append(SiteError("no data", code="site.no-data"))
     assert not healthy(address)
     assert not healthy(f"{address}/ready")
     assert healthy(f"{address}/health")
-    server.stop(None).wait()
 
 
 @pytest.mark.parametrize("address", ["http://localhost:1/health", "localhost:1"])

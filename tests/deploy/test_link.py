@@ -5,18 +5,14 @@ from __future__ import annotations
 import json
 import ssl
 from email.utils import formatdate
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
-from flwr.supercore.error import ApiErrorCode, FlowerError
 
 from umbel.deploy.link import Link
-from umbel.protocol.flower import tell_why
 
 NOW = 1_800_000_000.0
-KEY = b"key"
 
 
 class Time:
@@ -53,28 +49,12 @@ def keep_calling(link: Link, error: httpx.HTTPError) -> None:
         pass
 
 
-def not_admitted(state: Any) -> httpx.HTTPError:
-    """Return the error of a node that a server with that state does not admit."""
-
-    def activate(request: Any, state: Any) -> None:
-        raise FlowerError(ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED, "for the server's log")
-
-    with pytest.raises(FlowerError) as told:
-        tell_why(activate)(request=SimpleNamespace(public_key=KEY), state=state)
-    return refused("activate-node", 412, told.value.to_json("Failed to activate SuperNode."))
-
-
-def server(number: int | None, removed: bytes = b"") -> SimpleNamespace:
-    """Return a server's state that has a node's key under a number, or that of a removed node."""
-    nodes = [SimpleNamespace(public_key=removed)]
-    return SimpleNamespace(get_node_id_by_public_key=lambda key: number, get_node_info=lambda statuses: nodes)
+NOT_ADMITTED = refused("activate-node", 412, {"code": 2009, "detail": "Failed to activate SuperNode."})
 
 
 @pytest.mark.parametrize(
     ("error", "code", "part"),
     [
-        (not_admitted(server(None)), "site.key-unknown", "register"),
-        (not_admitted(server(None, removed=KEY)), "site.key-revoked", "make another key"),
         (refused("register-node", 412, {"code": 2001, "detail": "…"}), "site.no-key", "--auth-supernode-private-key"),
         (refused("pull-messages", 401), "site.key-refused", "operator"),
         (refused("send-node-heartbeat", 401, behind=-60), "site.clock", "60 s ahead"),
@@ -94,46 +74,40 @@ def test_a_node_ends_at_once_where_time_does_not_help(
 def test_a_killed_nodes_session_is_waited_for_with_growing_pauses_and_not_for_ever(
     link: Link, time: Time, caplog: pytest.LogCaptureFixture
 ) -> None:
-    error = not_admitted(server(7))
     for _ in range(6):
-        assert link.fails(error)
+        assert link.fails(NOT_ADMITTED)
         fault = link.fault()
         assert fault
-        assert fault.code == "site.still-online"
+        assert fault.code == "site.key-refused"
     assert time.waits == [2, 4, 8, 10, 10, 10]
     link.works()
     assert link.fault() is None
-    assert caplog.text.count("[site.still-online]") == 1, "once for each outage"
+    assert caplog.text.count("[site.key-refused]") == 1, "once for each outage"
     time.waits.clear()
-    with pytest.raises(SystemExit):
-        keep_calling(link, error)
-    assert 90 < sum(time.waits) < 110
-
-
-def test_flowers_own_server_does_not_say_why_so_it_may_be_the_session(link: Link, time: Time) -> None:
-    error = refused("activate-node", 412, {"code": ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED, "detail": "no"})
     with pytest.raises(SystemExit) as end:
-        keep_calling(link, error)
+        keep_calling(link, NOT_ADMITTED)
+    assert 90 < sum(time.waits) < 110
     assert end.value.code.code == "site.key-refused"
-    assert sum(time.waits) > 60
+    for word in ("registered", "make another", "online"):
+        assert word in end.value.code.text
 
 
 def test_a_server_that_is_not_there_is_told_once_and_again_after_it_was_there(
     link: Link, time: Time, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Flower itself waits and tries again."""
+    assert link.lost() is None
     for _ in range(2):
         for _ in range(3):
             assert not link.fails(httpx.ConnectError("Connection refused"))
             fault = link.fault()
             assert fault
             assert fault.code == "site.no-server"
+            assert link.lost() is fault
         link.works()
-        assert link.fault() is None
+        assert link.fault() is link.lost() is None
     assert caplog.text.count("[site.no-server]") == 2
     assert caplog.text.count("answers again") == 2
-    with pytest.raises(SystemExit):
-        link.gives_up("told by Flower")
 
 
 def untrusted(code: int, message: str) -> httpx.HTTPError:
@@ -161,15 +135,19 @@ def test_a_certificate_that_expires_while_a_site_is_connected_is_waited_for(link
 
 def test_a_certificate_that_is_refused_is_told_as_such(link: Link) -> None:
     assert not link.fails(untrusted(20, "unable to get local issuer certificate"))
-    with pytest.raises(SystemExit) as end:
-        link.gives_up("")
-    assert end.value.code.code == "site.certificate"
-    assert "local issuer" in end.value.code.text
+    fault = link.lost()
+    assert fault
+    assert fault.code == "site.certificate"
+    assert "local issuer" in fault.text
 
 
-@pytest.mark.parametrize(("path", "again"), [("pull-messages", True), ("push-messages", False)])
-def test_a_fault_of_the_servers_does_not_stop_the_looking_for_messages(link: Link, path: str, again: bool) -> None:
-    """Flower's node would look no more, and stay in memory."""
+@pytest.mark.parametrize(
+    ("path", "again"), [("pull-messages", True), ("send-node-heartbeat", True), ("push-messages", False)]
+)
+def test_a_fault_of_the_servers_stops_neither_looks_for_messages_nor_heartbeats(
+    link: Link, path: str, again: bool
+) -> None:
+    """Flower's node would make no more of them, and stay in memory."""
     assert link.fails(refused(path, 500)) is again
     fault = link.fault()
     assert fault

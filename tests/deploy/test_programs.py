@@ -17,8 +17,8 @@ from flwr.proto.runtime_pb2 import PushTaskOutputRequest, SendTaskHeartbeatRespo
 from flwr.supercore.superexec.executor import subprocess_executor
 
 from umbel.deploy import programs
+from umbel.deploy.flower import Claim
 from umbel.deploy.programs import Programs
-from umbel.protocol.flower import Claim
 
 TASK: dict[str, Any] = {
     "task_id": 7,

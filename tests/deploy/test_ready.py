@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -10,38 +11,35 @@ import httpx
 import pytest
 
 from umbel.client.readiness import Readiness
-from umbel.deploy.ready import Ready
+from umbel.deploy import flower
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.site_log import Entry, SiteLog
 from umbel.privacy.gate.store import beside
 from umbel.protocol.errors import DiskError
 
 
-async def own(scope: Any, receive: Any, send: Any) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": b"own"})
-
-
 @pytest.mark.parametrize(
-    ("fault", "path", "expected"),
+    ("fault", "status", "content"),
     [
-        (None, "/ready", (200, '{"ready": true}')),
-        (
-            DiskError("full, in /a/secret/folder", code="disk.full"),
-            "/ready",
-            (503, '{"ready": false, "code": "disk.full"}'),
-        ),
-        (DiskError("full", code="disk.full"), "/health", (200, "own")),
+        (None, 200, {"ready": True}),
+        (DiskError("full, in /a/secret/folder", code="disk.full"), 503, {"ready": False, "code": "disk.full"}),
     ],
 )
-def test_the_code_of_a_fault_is_told_and_the_process_is_alive(fault: Any, path: str, expected: tuple[int, str]) -> None:
-    async def ask() -> tuple[int, str]:
-        transport = httpx.ASGITransport(Ready(own, lambda: fault))
-        async with httpx.AsyncClient(transport=transport, base_url="http://site") as asking:
-            answer = await asking.get(path)
-            return answer.status_code, answer.text
+def test_the_code_of_a_fault_is_told_beside_whether_the_process_is_alive(
+    monkeypatch: pytest.MonkeyPatch, fault: Any, status: int, content: dict[str, Any]
+) -> None:
+    health = importlib.import_module("flwr.supercore.routers.health").router
+    monkeypatch.setattr(health, "routes", [*health.routes])
+    flower._say_ready(lambda: fault)
+    app = importlib.import_module("flwr.supernode.main").create_app()
 
-    assert asyncio.run(ask()) == expected
+    async def ask(path: str) -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://site") as asking:
+            return await asking.get(path)
+
+    ready = asyncio.run(ask("/ready"))
+    assert (ready.status_code, ready.json()) == (status, content)
+    assert asyncio.run(ask("/health")).status_code == 200
 
 
 def test_a_ledger_that_is_gone_after_the_first_message_is_a_fault(

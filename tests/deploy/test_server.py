@@ -8,10 +8,9 @@ import logging
 import math
 import os
 import socket
-import sqlite3
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,7 +33,7 @@ from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
-from sqlalchemy import Connection, Engine, event
+from sqlalchemy import Connection, Engine, create_engine, event
 from typer.testing import CliRunner
 
 from tests.helpers.errors import ended
@@ -42,7 +41,7 @@ from umbel.cli.main import app as umbel
 from umbel.deploy import certs, guard
 from umbel.deploy.database import Database
 from umbel.deploy.programs import THROUGH
-from umbel.protocol.flower import FLOWER_LOGGER, Refusal, refusal_in
+from umbel.protocol.flower import FLOWER_LOGGER
 
 SECRET = "0123456789abcdef" * 4
 STATE = SimpleNamespace(get_valid_message_ins=lambda _: {"dst_node_id": 7, "group_id": "3"})
@@ -66,17 +65,30 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     asked: dict[str, Any] = {}
     monkeypatch.setattr(uvicorn, "run", lambda **options: asked.update(options))
     monkeypatch.setattr(command, "uvicorn", uvicorn)
+    monkeypatch.setattr(
+        "umbel.deploy.server.subprocess.Popen",
+        lambda command, **_: asked.update(executor=command) or SimpleNamespace(terminate=lambda: None),
+    )
+    router = importlib.import_module("flwr.superlink.routers.fleet.router")
+    monkeypatch.setattr(router, "fleet_handlers", router.fleet_handlers)  # undone after the test
     monkeypatch.setattr(sys, "argv", ["pytest"])
     monkeypatch.setattr(command, "event", lambda *_: None)
     monkeypatch.setenv("FLWR_DISABLE_UPDATE_CHECK", "1")
     for logger in (FLOWER_LOGGER, logging.getLogger("uvicorn.access")):
         monkeypatch.setattr(logger, "filters", [])
     yield asked
-    for database in watching:
-        event.remove(Engine, "handle_error", database._failing)
+    ROUTES[:] = BEFORE
+    for listener in (one for database in watching for one in database.listeners):
+        if event.contains(*listener):
+            event.remove(*listener)
+
+
+ROUTES = importlib.import_module("flwr.supercore.routers.health").router.routes
+BEFORE = (*ROUTES,)
 
 
 def start(*options: str) -> Any:
+    ROUTES[:] = BEFORE  # as in a process of its own
     return CliRunner().invoke(
         umbel, ["server", "start", "--insecure", "--host", "127.0.0.1", "--port", "21999", *options]
     )
@@ -105,11 +117,11 @@ def test_of_all_that_flower_serves_a_site_gets_to_the_fleet_alone(
     assert done.exit_code == 0, done.output
     assert (served["host"], served["port"], served["proxy_headers"]) == ("127.0.0.1", 21999, False)
     assert served["ws"] == "none", "such a connection would never count as closed"
-    superlink = importlib.import_module("flwr.superlink.cli.flower_superlink")
-    executor = superlink._get_superexec_command("127.0.0.1:8000", None, None, 1, False)
+    executor = served["executor"]
     assert executor[: len(THROUGH)] == [*THROUGH], "not one of that name on the PATH"
-    assert executor[-6:] == [
-        "flower-superexec", "--insecure", "--runtime-api-address", "127.0.0.1:8000", "--parent-pid", "1"
+    assert executor[len(THROUGH) :] == [
+        "flower-superexec", "--runtime-api-address", "127.0.0.1:21999", "--parent-pid", str(os.getpid()), "--insecure",
+        "--allow-runtime-dependency-installation",
     ]  # fmt: skip
     # Flower would serve the same on other ports.
     assert not any(door in os.environ for door in DOORS)
@@ -301,15 +313,17 @@ def test_logging_in_says_what_is_missing(log_in: Any, secret: Path, tmp_path: Pa
 
 def test_what_has_been_read_goes_from_the_disk(served: dict[str, Any], secret: Path, tmp_path: Path) -> None:
     assert start("--control-secret", str(secret)).exit_code == 0
-    pragmas = importlib.import_module("flwr.supercore.sql_mixin").SQLITE_PRAGMAS
     file = tmp_path / "state.db"
-    with closing(sqlite3.connect(file, isolation_level=None)) as connection:
-        for pragma, value in pragmas:
-            connection.execute(f"PRAGMA {pragma} = {value}")
-        connection.execute("CREATE TABLE answers (content BLOB)")
-        connection.execute("INSERT INTO answers VALUES (zeroblob(20000000))")
-        connection.execute("DELETE FROM answers")
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    engine = create_engine(f"sqlite:///{file}")
+    # As Flower does; its settings must come second, since they write to the file.
+    event.listen(engine, "connect", importlib.import_module("flwr.supercore.sql_mixin")._set_sqlite_pragmas)
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == 30_000
+        connection.exec_driver_sql("CREATE TABLE answers (content BLOB)")
+        connection.exec_driver_sql("INSERT INTO answers VALUES (zeroblob(20000000))")
+        connection.exec_driver_sql("DELETE FROM answers")
+        connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+    engine.dispose()
     assert file.stat().st_size < 100_000
 
 
@@ -347,13 +361,16 @@ def status_of(call: Callable[[], object]) -> tuple[int, str]:
     return refused.value.response.status_code, refused.value.response.text
 
 
-def test_a_site_that_is_not_admitted_reads_why(site: FleetHttpClient) -> None:
-    assert refusal_in(status_of(lambda: site.ActivateNode(ACTIVATE))[1]) is Refusal.UNKNOWN
+def test_a_site_that_is_not_admitted_gets_the_status_that_its_link_knows(site: FleetHttpClient) -> None:
+    def refusal() -> int:
+        return status_of(lambda: site.ActivateNode(ACTIVATE))[0]
+
+    assert refusal() == 412, "unknown"
     site.RegisterNode(RegisterNodeFleetRequest(public_key=PUBLIC))
     number = site.ActivateNode(ACTIVATE).node_id
-    assert refusal_in(status_of(lambda: site.ActivateNode(ACTIVATE))[1]) is Refusal.ONLINE
+    assert refusal() == 412, "online"
     site.UnregisterNode(UnregisterNodeFleetRequest(node_id=number))
-    assert refusal_in(status_of(lambda: site.ActivateNode(ACTIVATE))[1]) is Refusal.REVOKED
+    assert refusal() == 412, "removed"
 
 
 def test_a_full_database_is_told_in_a_line_and_sites_try_again_until_there_is_room(

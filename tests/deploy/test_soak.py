@@ -81,7 +81,7 @@ class Sites(InProcessGrid):
         self.year = year
 
     def get_node_ids(self) -> Iterable[int]:
-        return [node for node in self.node_configs if node - 100 not in self.year.gone]
+        return [node for node in self.contexts if node - 100 not in self.year.gone]
 
     def _answer(self, message: Message) -> Message:
         node = message.metadata.dst_node_id - 100

@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
-from typer import Exit
 from typer.testing import CliRunner
 
 from tests.helpers.errors import ended
@@ -17,15 +17,46 @@ from tests.helpers.ports import free_port
 from umbel.cli.main import app as umbel
 from umbel.cli.main import parts
 from umbel.deploy import supernode
+from umbel.deploy.link import Link
 
 
 def test_flower_waits_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
     monkeypatch.setattr(supernode.time, "sleep", waited.append)
     monkeypatch.setattr(supernode, "run_supernode", lambda arguments, sleep, *_: [sleep(3.0), sleep(0.5)])
-    with pytest.raises(Exit):
-        supernode.run(["--insecure"])
+    assert exit_code() == 1
     assert waited == [0.5, 0.1]
+
+
+def exit_code() -> int:
+    """Run a node to its end, at which nothing in the process is waited for."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "_exit", sys.exit)
+        with pytest.raises(SystemExit) as end:
+            supernode.run(["--insecure"])
+    return int(end.value.code or 0)
+
+
+def test_a_node_that_flower_ends_says_which_call_failed_last(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def gives_up(_arguments: list[str], _sleep: object, link: Link, _fault: object) -> None:
+        if calls:
+            assert not link.fails(calls.pop())
+        sys.exit(1)
+
+    calls: list[httpx.HTTPError] = []
+    monkeypatch.setattr(supernode, "run_supernode", gives_up)
+    assert exit_code() == 1
+    assert "[site.stopped]" in capsys.readouterr().err
+    calls.append(httpx.ConnectError("Connection refused"))
+    assert exit_code() == 1
+    assert "[site.no-server]" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_node_that_is_told_to_end_ends_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supernode, "run_supernode", lambda *_: sys.exit(0))
+    assert exit_code() == 0
 
 
 DATA = ["--node-config", 'data-path="/data"']

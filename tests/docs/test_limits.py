@@ -13,16 +13,17 @@ from umbel.cli.commands import sign
 from umbel.client import dp_sgd
 from umbel.client.personal.auto import CLASS_PREFERENCES, PREFERENCES
 from umbel.client.row_gradients import SLACK
-from umbel.deploy import certs, guard
+from umbel.deploy import certs, flower, guard
 from umbel.deploy.connections import BoundedConnection, Door
+from umbel.nodes import bounds, presence, words
 from umbel.privacy.accounting.guarantee import guarantee
 from umbel.privacy.gate import runs
 from umbel.privacy.gate.policy import Policy
-from umbel.protocol import flower, home, messages
-from umbel.protocol.release import NOISE_STEPS, Clipping, Kind, Release
+from umbel.privacy.mechanisms.sanitise import NOISE_STEPS
+from umbel.protocol import home, messages
+from umbel.protocol.release import Clipping, Kind, Release
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import LEAST_ROW_RATE, ROW_CLIP_NORMS
-from umbel.server.nodes import bounds, presence, words
 from umbel.simulation import planner
 from umbel.simulation.baselines import LOCAL_EPOCHS
 from umbel.simulation.proxy import ROWS

@@ -1,6 +1,6 @@
 """The example in `examples/quickstart`: stock FedAvg over clients behind `umbel.Gate`, as docs/guides/gate.md says.
 
-`tests/simulation/test_launch.py` runs it in Ray.
+`tests/simulation/test_flwr_run.py` runs it in Ray.
 """
 
 from __future__ import annotations

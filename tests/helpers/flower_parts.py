@@ -1,4 +1,4 @@
-"""The parts of Flower that `umbel.protocol.flower` replaces or calls, found in its source, and their digests."""
+"""The parts of Flower that umbel replaces or calls, found in the source of the files that do, and their digests."""
 
 from __future__ import annotations
 
@@ -56,8 +56,18 @@ def _used(block: ast.AST) -> Iterator[str]:
             case ast.Attribute(ctx=ast.Load()):
                 names = [name(node)]
             case ast.Call(func=ast.Name(id="_replace"), args=[module, _], keywords=replaced):
-                names = [f"{name(module)}{'' if name(module).endswith(':') else '.'}{one.arg}" for one in replaced]
-        yield from (one for one in names if one.startswith("flwr.") and not inspect.ismodule(found(one)))
+                names = [
+                    f"{name(module)}{'' if name(module).endswith(':') else '.'}{one.arg}"
+                    for one in replaced
+                    if one.arg != "saves_time"
+                ]
+        yield from (one for one in names if one.startswith("flwr.") and _is_flowers(found(one)))
+
+
+def _is_flowers(part: Any) -> bool:
+    """Return whether a part has its source in Flower, or is a constant."""
+    where = str(getattr(part, "__module__", ""))
+    return isinstance(part, str | int | tuple) or (where.startswith("flwr.") and not where.startswith("flwr.proto."))
 
 
 def found(name: str) -> Any:

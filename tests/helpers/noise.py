@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from umbel.privacy.gate import releases
 from umbel.privacy.mechanisms import Laplace
+from umbel.privacy.mechanisms import sanitise as release
 from umbel.privacy.mechanisms.base import Matrix, NoiseSource
 from umbel.protocol.release import Clipping
 
@@ -22,7 +22,7 @@ def sanitise(
 ) -> Matrix:
     """Return updates with vector Laplace noise; none where nu is 0."""
     mechanism = None if noise_multiplier == 0 else Laplace(noise_multiplier)
-    return releases.sanitise(mechanism, updates, radius, mode, sources, parts)
+    return release.sanitise(mechanism, updates, radius, mode, sources, parts)
 
 
 def sample(n: int, epsilon: float, generator: NoiseSource) -> Matrix:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import cache
 from html.parser import HTMLParser
@@ -19,8 +18,7 @@ from umbel.privacy.accounting.guarantee import site_release
 from umbel.protocol.release import Clipping, Kind, Release, RowPrivacy
 from umbel.server.history import Round, State
 from umbel.server.observer import Section
-from umbel.server.report import HeldOut, Measured, View, figures, render
-from umbel.server.snapshots import Snapshot, Snapshots
+from umbel.server.report import Fits, View, render
 from umbel.server.summary import Summary
 from umbel.server.worth import Arm, LeftOut, Level, Way, Worth
 
@@ -109,18 +107,10 @@ def state(rounds: int = 20, final: bool = True, **changes: Any) -> State:
     return State(**values | changes)
 
 
-def snapshots(first: Snapshot | None = None, best: Snapshot | None = None) -> Snapshots:
-    kept = Snapshots(state(0, final=False))
-    kept.first, kept.best = first, best
-    return kept
-
-
 def report(
     run: State | None = None,
     *,
     sections: Sequence[Section] = (),
-    others: Sequence[View] = (),
-    local_only: HeldOut | None = None,
     drawn: bool = False,
     **of: Any,
 ) -> Page:
@@ -131,7 +121,7 @@ def report(
     with pytest.MonkeyPatch.context() as patch:
         if not drawn:
             leave_blank(patch)
-        return Page(render(one, VERSIONS, sections, others, local_only))
+        return Page(render(one, VERSIONS, sections))
 
 
 def view(
@@ -146,10 +136,9 @@ def view(
     choice: float = 0.0,
     by_site: bool = False,
     participations: Any = PARTICIPATIONS,
-    kept: Snapshots | None = None,
     config: dict[str, Any] = CONFIG,
     name: str = "a-run",
-    measured: Measured | None = None,
+    fits: Fits | None = None,
     worth: Worth | None = None,
     rows: RowPrivacy | None = None,
     planned: int = 0,
@@ -170,22 +159,14 @@ def view(
         Summary(network, manifest, release, rounds=planned),
         run or state(),
         np.asarray(participations),
-        kept or snapshots(),
     )
-    return View(name, *told, config | {"noise-multiplier": noise}, measured, worth)
-
-
-def snapshot(round: int = 1, m: int = 6) -> Snapshot:
-    rng = np.random.default_rng(round)
-    return Snapshot(round, rng.normal(size=(m, 2)), np.arange(m) % 2, rng.normal(size=(2, 2)))
+    return View(name, *told, config | {"noise-multiplier": noise}, fits, worth)
 
 
 @cache
 def watched() -> Section:
     """What an observer adds."""
-    series = {"choice": [1.0, 1.0, 1.0], "norm": [0.5, 0.1, 0.06], "labels": [-0.5, math.nan, -0.5]}
-    picture = figures.lines("watched", "What somebody saw, over three rounds.", [1, 5, 9], series, {}, [0.4, 2.0, 3.6])
-    return Section("Watched by somebody", ("It saw all.", "Nothing was <b>hidden</b> from it."), str(picture))
+    return Section("Watched by somebody", ("It saw all.", "Nothing was <b>hidden</b> from it."))
 
 
 @cache
@@ -201,4 +182,4 @@ def formal() -> Page:
 
 @cache
 def full() -> Page:
-    return report(kept=snapshots(snapshot(1), snapshot(20)), sections=[watched()], drawn=True)
+    return report(sections=[watched()], drawn=True)

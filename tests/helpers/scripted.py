@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 from umbel import models
+from umbel.nodes.fleet import Fleet
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.records import from_array_record
 from umbel.protocol.releases import Scores
 from umbel.protocol.run_config import RunConfig
 from umbel.server.history import State
-from umbel.server.nodes.fleet import Fleet
 from umbel.server.observer import Observer, Run
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
@@ -33,6 +33,15 @@ def value_of(arrays: Arrays) -> float:
     return float(value)
 
 
+T = TypeVar("T", bound=HypothesisStrategy)
+
+
+def on(fleet: Fleet, strategy: T) -> T:
+    """Return a strategy of umbel's nodes, whose methods a test may call; of two hypotheses, unless it says how many."""
+    strategy.nodes, strategy.hypotheses, strategy.may_differ = fleet, strategy.hypotheses or 2, True
+    return strategy
+
+
 class Scripted(HypothesisStrategy):
     """Training takes theta to theta + 1, and validating theta = 0, 1, 2, ... costs the losses given.
 
@@ -41,9 +50,11 @@ class Scripted(HypothesisStrategy):
 
     lost = 1
     """Nodes that do not answer, in each round."""
+    merge = True
 
     def __init__(self, losses: Sequence[float | None] = (), stuck: Iterable[int] = ()) -> None:
-        super().__init__(ScriptedFleet(self))
+        super().__init__(hypotheses=2)
+        self.nodes: Fleet = ScriptedFleet(self)
         self.losses, self.stuck = losses, set(stuck)
         self.trained: list[tuple[int, float, ConfigRecord]] = []
         self.validated: list[tuple[int, float]] = []
@@ -53,13 +64,15 @@ class Scripted(HypothesisStrategy):
         self.trained.append((server_round, self.now, config))
         return [Message(RecordDict({"training": ConfigRecord()}), 100, "train", group_id=str(server_round))]
 
-    def train(self, round: int, replies: Iterable[Message]) -> Outcome:
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         assert ["training" in reply.content for reply in replies] == [True]
-        self.fleet.participations[:2] += 1
-        moved = None if round in self.stuck else theta(self.now + 1)
+        self.nodes.participations[:2] += 1
+        moved = None if server_round in self.stuck else theta(self.now + 1)
         released = np.array([0, 1])
         counts = np.array([0 if moved is None else 2, 0])
-        return Outcome(round, released, np.zeros(2, np.int64), counts, None, 3, self.lost, moved)
+        return self.conclude(Outcome(server_round, released, np.zeros(2, np.int64), counts, None, 3, self.lost, moved))
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Any) -> Any:
         if not self.losses:
@@ -110,7 +123,7 @@ def echo(message: Message, context: Context) -> Message:
 def setup(strategy: HypothesisStrategy, **changes: Any) -> Setup:
     """Return a run of five rounds that validates in each."""
     plain: dict[str, Any] = {"rounds": 5, "restarts": 1, "round_timeout": 12.0, "step_size": 0.5}
-    return Setup(RunConfig(**plain | changes), strategy, strategy.fleet, LINEAR, None)
+    return Setup(RunConfig(**plain | changes), strategy, strategy.nodes, LINEAR, None)
 
 
 class After(Observer):

@@ -97,11 +97,3 @@ SiteError.of(error, "prefix: ")
         ("5", "room", "DatasetError", (), "…"),
         ("6", "room", "Refused", ("refused.task",), "no …"),
     }
-
-
-def test_an_error_that_another_process_told_keeps_class_and_code() -> None:
-    told = errors.told(str(errors.FleetError("2 nodes refused", code="nodes.refused")), "the run failed: ")
-    assert isinstance(told, errors.FleetError)
-    assert (told.text, told.code, told.exit_code) == ("the run failed: 2 nodes refused", "nodes.refused", 4)
-    for line in ("", "it failed", "a list [1.5]", "unknown [weather.bad]"):
-        assert errors.told(line) is None

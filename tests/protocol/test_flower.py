@@ -9,40 +9,31 @@ import shutil
 import subprocess
 import sys
 from functools import cache
-from inspect import signature
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.cli.build import build_fab_from_disk
-from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectUnavailableError,
-    pull_and_inflate_object_from_tree,
-    pull_objects,
-)
 
-from tests.helpers import flower_parts
 from tests.helpers.grids import PaperGrid
-from tests.helpers.sources import APP, LAB, ROOT, files, imported
+from tests.helpers.sources import ROOT
 from umbel.protocol import project
-from umbel.protocol.flower import encoded, filled, identify, in_memory, with_content, without_proxy
+from umbel.protocol.flower import delivered, filled, identify, in_memory, with_content, without_proxy
 
-DOOR = ROOT / "umbel" / "protocol" / "flower.py"
-PRIVATE = ("flwr.common", "flwr.proto", "flwr.supercore", "flwr.superlink", "flwr.supernode")
+DOORS = [ROOT / "umbel" / place / "flower.py" for place in ("deploy", "protocol")]
 IMPORTED = [
     (node.module, alias.name)
-    for node in ast.walk(ast.parse(DOOR.read_text(encoding="utf-8")))
+    for door in DOORS
+    for node in ast.walk(ast.parse(door.read_text(encoding="utf-8")))
     if isinstance(node, ast.ImportFrom) and node.module and node.module != "__future__"
     for alias in node.names
 ]
 
 LOOK = {
     "in_memory": "whether the grid of Flower's simulation still has this class, of which the app gets one",
-    "build_bundle": "whether Flower still takes only files that it finds by `collect_files`, and the first it returns",
+    "build_bundle": "whether Flower still takes only files whose names it is given, and returns the bundle first",
     "run_superexec": (
         "whether a task of any kind still goes to the executor that `get_executor` returns, and nothing is looked "
         "up on the PATH"
@@ -53,24 +44,15 @@ LOOK = {
     ),
     "run_superlink": (
         "whether all of Flower's interfaces are still served by one `uvicorn.run(app=...)`, behind the guard; "
-        "whether a node's messages still pass `push_messages(request=, state=)`; whether dead tasks are still "
-        "looked for so often, and writers wait for `busy_timeout`; whether `initialize` still hands options on to "
-        "SQLAlchemy; whether another environment variable opens "
-        "another port"
+        "whether dead tasks are still looked for so often; whether another environment variable opens another port; "
+        "whether a server of isolation process still starts no executor"
     ),
-    "run_supernode": (
-        "whether a node still waits by `time.sleep` alone, between messages and for a reply, and fetches parts by "
-        "`pull_objects`"
+    "_guard_answers": "whether a node's messages still pass `push_messages(request=, state=)` and `push_object` alone",
+    "run_supernode": "whether a node still waits by `time.sleep` alone, between messages and for a reply",
+    "watch_calls": (
+        "whether all of Flower's requests still go through `_send` and one `httpx.Client`, a refusal still comes as "
+        "401 or 412, and a failed heartbeat or look still ends all of them"
     ),
-    "_tell": (
-        "whether all calls to the server still pass `_unary_unary`, a refusal still reaches it as 401 or 412, and a "
-        "node still gives up by `flwr_exit`"
-    ),
-    "refusal_in": "whether a server still tells by these codes that it wants a key, and details by `public_details`",
-    "tell_why": "whether a node that is not admitted still gets this code, after its signature was checked",
-    "_refusal": "whether a removed node still has this status, and no longer a number",
-    "keep_beating": "whether a failed heartbeat still ends all of them, and one that returns False is repeated",
-    "pull_soon": "whether the server still waits a second for what is missing of a reply",
     "keep_secret": (
         "whether the access token still travels as Authorization: Bearer, and is refreshed only with a refresh token"
     ),
@@ -79,107 +61,43 @@ LOOK = {
         "`install_from_fab` alone: nothing of a server's bundle may be unpacked or imported; whether the heartbeat "
         "still begins before the app is loaded"
     ),
-    "stay_at_server": "whether all of Flower's requests still go through one `httpx.Client` of `ProtobufClient`",
-    "refuse_repeated_parts": "whether an array's list of parts is still `arraychunk_ids` of its body",
-    "keep_true_parts": (
-        "whether both stores still keep the first claim of an object's parts; whether nothing else changes the store "
-        "within `_mutation_session` or `lock_store`; whether `ref_count` is how many objects have it as a part"
-    ),
-    "_get_object_tree": "whether a reply whose tree cannot be read is still dropped",
-    "_preregister": "whether the tree still comes parts first",
-    "_parts_named_in": "whether an object's content still begins with the names of its parts",
     "_Answers": (
         "whether the server's number is still that of no node; whether a message's group is still kept by "
         "`get_valid_message_ins` and `message_ins_store`, one answer still has one session, and parts still come by "
         "`push_object` alone: tests/deploy/test_answers.py"
     ),
-    "_Executor": "whether Flower calls other methods of an executor, and `accepted` still means that a task has begun",
 }
-"""What to look at where a part of Flower has changed, by the function of `umbel.protocol.flower` that uses it."""
+"""What to look at where a part of Flower has changed, by the function that uses it."""
 PINNED = {
-    "flwr.app.message.array:Array.inflate.__func__": "58f6604b3b19",
-    "flwr.app.message.array:get_object_body": "221a88d53513",
-    "flwr.cli.auth_plugin:OidcCliPlugin.store_tokens": "bda41fb82194",
-    "flwr.cli.utils:collect_files": "702850cf487d",
+    "flwr.cli.build:build_fab_from_disk": "d4912729f7fa",
+    "flwr.cli.build:build_fab_from_files": "4c576876bcbb",
     "flwr.common.constant:SUPERLINK_NODE_ID": "6b86b273ff34",
-    "flwr.supercore.auth.typing:AccountAuthCredentials": "94fc6594dee4",
-    "flwr.supercore.cli.flower_superexec:flower_superexec": "f0e2725c92a5",
-    "flwr.supercore.constant:NodeStatus.UNREGISTERED": "6de7c0854b9c",
     "flwr.supercore.corestate.sql_corestate:SqlCoreState._cleanup_expired_task_tokens": "4f11fd6575df",
-    "flwr.supercore.credential_store:FileCredentialStore": "29106e4af133",
-    "flwr.supercore.error:ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED": "b779aef91ab3",
-    "flwr.supercore.error:ApiErrorCode.FLEET_SUPERNODE_REGISTRATION_DISABLED": "c70b9f69191c",
-    "flwr.supercore.error:FlowerError": "5791034e4609",
-    "flwr.supercore.error:FlowerError.from_json": "a73157e7f94c",
-    "flwr.supercore.exit.exit_handler:trigger_exit_handlers": "5703e77e3197",
-    "flwr.supercore.grpc_health.health_server:SimpleHealthServicer": "484b8aa7f742",
-    "flwr.supercore.grpc_health.health_server:run_health_server_grpc_no_tls": "e5bc76e5ceee",
-    "flwr.supercore.inflatable.inflatable_object:get_object_children_ids_from_object_content": "de77457a9d36",
-    "flwr.supercore.inflatable.inflatable_object:iterate_object_tree": "34c0fe845619",
+    "flwr.supercore.credential_store.file_credential_store:FileCredentialStore.set": "01156703d48c",
     "flwr.supercore.interceptors:RuntimeTokenHttpInterceptor": "06cbf14d2ea8",
-    "flwr.supercore.object_store.in_memory_object_store:InMemoryObjectStore": "f0690484616d",
-    "flwr.supercore.object_store.sql_object_store:SqlObjectStore": "4c553d469e5f",
-    "flwr.supercore.object_store:NoObjectInStoreError": "dd414d00e383",
-    "flwr.supercore.protobuf.client:ProtobufClient.__init__": "ac3846e60234",
-    "flwr.supercore.sql_mixin:SQLITE_PRAGMAS": "f940cbaa04ab",
-    "flwr.supercore.sql_mixin:SqlMixin.initialize": "b3e8155fcf84",
-    "flwr.supercore.sql_mixin:_set_sqlite_pragmas": "6cf87a44250e",
-    "flwr.supercore.superexec.executor.types:LaunchResult": "52068f09cea4",
+    "flwr.supercore.protobuf.client:ProtobufClient._send": "1812910fed35",
+    "flwr.supercore.protobuf.client:ProtobufClient._unary_unary": "36656de2142a",
+    "flwr.supercore.superexec.run_superexec:LaunchResult.accepted": "d0b90ab333c0",
     "flwr.supercore.superexec.run_superexec:RuntimeHttpClient.from_server_address": "611bbd7b5bd4",
     "flwr.supercore.superexec.run_superexec:RuntimeVersionHttpInterceptor": "32dc4f3d763a",
     "flwr.supercore.superexec.run_superexec:get_executor": "891abfc53747",
     "flwr.supercore.superexec.run_superexec:run_superexec": "91e7a33c5b89",
     "flwr.supercore.superexec.run_superexec:validate_and_resolve_root_certificates": "bc209e39f349",
-    "flwr.supercore.tls:validate_and_resolve_root_certificates": "bc209e39f349",
     "flwr.superlink.cli.flower_superlink:FLWR_INTERNAL_GRPC_CONTROL_API": "ab8e559ab0cf",
     "flwr.superlink.cli.flower_superlink:FLWR_INTERNAL_GRPC_FLEET_API": "f4a9673a8944",
-    "flwr.superlink.cli.flower_superlink:SuperLinkLifespan._start_superexec_if_needed": "f741bd4c4cb3",
-    "flwr.superlink.cli.flower_superlink:_get_superexec_command": "5d60007f01d1",
     "flwr.superlink.cli.flower_superlink:_run_superlink_http_api": "eb0d78b85f99",
-    "flwr.superlink.cli.flower_superlink:flower_superlink": "398ce9c85755",
-    "flwr.superlink.grid.http_grid:HttpGrid.pull_messages": "3e88fb5bcc84",
-    "flwr.superlink.grid.http_grid:pull_objects": "31bb2de46b45",
     "flwr.superlink.grid.inmemory_grid:InMemoryGrid": "ed7b7b9af493",
-    "flwr.superlink.routers.fleet.router:fleet_activate_node": "edb39539bc1a",
-    "flwr.superlink.routers.fleet.router:fleet_handlers.activate_node": "0370edbbeb92",
     "flwr.superlink.routers.fleet.router:fleet_handlers.push_messages": "70c2fe927c66",
     "flwr.superlink.routers.fleet.router:fleet_handlers.push_object": "df7e96f1188e",
     "flwr.superlink.routers.fleet.router:fleet_push_messages": "925bc195db09",
     "flwr.superlink.routers.fleet.router:fleet_push_object": "1910dcd9cc2f",
-    "flwr.supernode.cli.flower_supernode:_start_supernode_http_api": "b2832210a0ca",
-    "flwr.supernode.cli.flower_supernode:flower_supernode": "e263e1045207",
-    "flwr.supernode.fleet_http_connection:FleetHttpClient": "9f33ca6d39a8",
-    "flwr.supernode.fleet_http_connection:HeartbeatSender": "27714c8e3512",
-    "flwr.supernode.fleet_http_connection:flwr_exit": "1445f36e9999",
-    "flwr.supernode.fleet_http_connection:http_request_response.__wrapped__": "b80ca36779c2",
-    "flwr.supernode.main:create_app": "f7215c8a9ef9",
     "flwr.supernode.runtime.run_clientapp:get_load_client_app_fn": "f7790dd641ba",
-    "flwr.supernode.runtime.run_clientapp:get_project_dir": "155c70517e73",
     "flwr.supernode.runtime.run_clientapp:install_from_fab": "481bd04cde58",
-    "flwr.supernode.runtime.run_clientapp:pull_and_inflate_object_from_tree": "139811483a15",
-    "flwr.supernode.runtime.run_clientapp:pull_task_input": "5607a23e1673",
     "flwr.supernode.runtime.run_clientapp:run_clientapp": "6ce09559f3a2",
-    "flwr.supernode.start_client_internal:_pull_and_store_message": "eaf5d0e36dc3",
     "flwr.supernode.start_client_internal:_push_messages": "00bb86faffde",
-    "flwr.supernode.start_client_internal:pull_objects": "31bb2de46b45",
     "flwr.supernode.start_client_internal:start_client_internal": "9e89a6eb68fb",
 }
 """Digests of the parts of Flower 1.42.0, on which what is not public rests."""
-
-
-def private(names: set[str]) -> set[str]:
-    """Return the names that are in Flower's private packages."""
-    return {name for name in names if any(name == own or name.startswith(f"{own}.") for own in PRIVATE)}
-
-
-def test_one_file_alone_imports_what_is_not_public() -> None:
-    others = {
-        str(file.relative_to(ROOT)): found
-        for file in files((*APP, LAB))
-        if file != DOOR and "flwr" in file.read_text(encoding="utf-8") and (found := private(imported(file)))
-    }
-    assert not others
-    assert private(imported(DOOR))
 
 
 @pytest.mark.parametrize(("module", "name"), IMPORTED)
@@ -200,8 +118,8 @@ def alone(code: str, *arguments: str) -> Any:
 @cache
 def used_parts() -> dict[str, list[str]]:
     """The parts of Flower that are used, by who uses them."""
-    code = "{user: sorted(parts) for user, parts in flower_parts.parts(Path(sys.argv[1])).items()}"
-    found: dict[str, list[str]] = alone(code, str(DOOR))
+    code = "{user: sorted(parts) for door in sys.argv[1:] for user, parts in flower_parts.parts(Path(door)).items()}"
+    found: dict[str, list[str]] = alone(code, *map(str, DOORS))
     return found
 
 
@@ -217,21 +135,7 @@ def test_flower_has_not_moved_under_a_patch() -> None:
     moved = {part for part, digest in now.items() if digest != PINNED[part]}
     users = used_parts().items()
     looks = [f"- {part}: {user}: {LOOK[user]}" for part in moved for user, parts in users if part in parts]
-    assert not moved, "\n".join(["Look in umbel/protocol/flower.py, then pin these parts of Flower:", *looks])
-
-
-def test_an_executor_has_the_methods_that_flower_calls() -> None:
-    flowers = flower_parts.found("flwr.supercore.superexec.executor.types:Executor")
-    ours = importlib.import_module("umbel.protocol.flower")._Executor
-    methods = {name for name in vars(flowers) if not name.startswith("_")}
-    assert methods == {name for name in vars(ours) if not name.startswith("_")}
-    for name in methods:
-        asked = [
-            one
-            for one in signature(getattr(flowers, name)).parameters.values()
-            if one.kind is one.POSITIONAL_OR_KEYWORD
-        ]
-        signature(getattr(ours, name)).bind(*asked)
+    assert not moved, "\n".join(["Look at what uses these parts of Flower, then pin them:", *looks])
 
 
 def test_records_made_without_checks_are_those_of_flower() -> None:
@@ -241,14 +145,27 @@ def test_records_made_without_checks_are_those_of_flower() -> None:
     assert filled(ConfigRecord(), entries).object_id == ConfigRecord(entries).object_id
     values = np.arange(6, dtype=np.float32).reshape(2, 3)
     array = Array(values)
-    made = encoded(array.dtype, array.shape, array.data)
-    assert vars(made) == vars(array)
-    assert made.object_id == array.object_id
-    content, other = (filled(RecordDict(), {"x": filled(ArrayRecord(), {name: made})}) for name in "yz")
+    content, other = (filled(RecordDict(), {"x": filled(ArrayRecord(), {name: array})}) for name in "yz")
     assert content.object_id == RecordDict({"x": ArrayRecord({"y": array})}).object_id
     message = Message(content, 7, "train")
     changed = with_content(message, other)
     assert (message.content, changed.content, changed.metadata) == (content, other, message.metadata)
+    arrived = delivered(message)
+    assert (arrived.content, arrived.metadata) == (message.content, message.metadata)
+    arrived.metadata.group_id = "other"
+    del arrived.content["x"]["y"]
+    assert message.metadata.group_id == ""
+    assert message.content == content
+
+
+def test_records_are_filled_also_where_flower_keeps_them_in_another_way(caplog: pytest.LogCaptureFixture) -> None:
+    record = Other({"a": 1})
+    assert filled(record, {"b": 2}) == {"a": 1, "b": 2}  # type: ignore[type-var]
+    assert "more slowly" in caplog.text
+
+
+class Other(dict[str, int]):
+    """A record without the entry that Flower's have."""
 
 
 def test_a_bundle_is_what_flower_makes(tmp_path: Path) -> None:
@@ -263,87 +180,10 @@ def test_a_bundle_is_what_flower_makes(tmp_path: Path) -> None:
     assert door.build_bundle(project.APP) == door.build_bundle(tmp_path) == made
 
 
-def test_parts_of_flower_are_replaced_only_where_it_uses_them() -> None:
-    """Else it would do what it does by itself: install the bundle and run it."""
-    door = importlib.import_module("umbel.protocol.flower")
-    module = ModuleType("module")
-    exec("def work():\n    return part()", vars(module))
-    with pytest.raises(RuntimeError, match="Flower's work no longer uses another"):
-        door._replace(module, module.work, another=lambda: 1)
-    door._replace(module, module.work, part=lambda: 7)
-    assert module.work() == 7
-
-
 def test_the_grid_of_flowers_simulation_is_known() -> None:
     kind = importlib.import_module("flwr.superlink.grid.inmemory_grid").InMemoryGrid
     assert in_memory(kind.__new__(kind))
     assert not in_memory(PaperGrid({}))
-
-
-def test_parts_of_a_message_that_are_missing_are_looked_for_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    door, grid = (importlib.import_module(name) for name in ("umbel.protocol.flower", "flwr.superlink.grid.http_grid"))
-    for pull in (pull_objects, pull_and_inflate_object_from_tree):
-        assert signature(pull).parameters["initial_backoff"].default == 1, "a second, if nobody says otherwise"
-    monkeypatch.setattr(grid, "pull_objects", pull_objects)
-    door.pull_soon()
-    looks: list[str] = []
-
-    def part(name: str) -> bytes:
-        looks.append(name)
-        if len(looks) == 1:
-            raise ObjectUnavailableError("a")
-        return b"there"
-
-    assert grid.pull_objects(["a"], part) == {"a": b"there"}
-    assert len(looks) == 2
-    assert grid.pull_objects.keywords == {"initial_backoff": 0.05}
-
-
-def test_a_superlink_looks_for_dead_processes_once_a_second_and_not_with_each_request(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It is asked for the state of a run in almost every request; to look, it writes to its database."""
-    door = importlib.import_module("umbel.protocol.flower")
-    state = importlib.import_module("flwr.supercore.corestate.sql_corestate").SqlCoreState
-    linkstate = importlib.import_module("flwr.server.superlink.linkstate.sql_linkstate").SqlLinkState
-    assert linkstate._cleanup_expired_task_tokens is state._cleanup_expired_task_tokens
-    assert "_cleanup_expired_task_tokens" in linkstate.get_run_status.__code__.co_names
-    now, looks = [0.0], list[object]()
-    monkeypatch.setattr(door, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    seldom = door._seldom(looks.append, 1.0)
-    for now[0] in (0.0, 0.5, 0.9, 1.0, 1.5, 7.0):
-        seldom(now[0])
-    assert looks == [0.0, 1.0, 7.0]
-
-
-@pytest.mark.parametrize(("status", "goes_on"), [(500, True), (503, True), (403, False)])
-def test_a_node_goes_on_saying_that_it_is_there_when_the_superlink_had_no_time(status: int, goes_on: bool) -> None:
-    """Flower's heartbeat ends with the first answer of this kind, and the node would be gone for good."""
-    door = importlib.import_module("umbel.protocol.flower")
-    answer = httpx.Response(status, request=httpx.Request("POST", "https://superlink"))
-
-    def beat() -> bool:
-        answer.raise_for_status()
-        return True
-
-    again = door._steady(lambda beat: beat, beat)
-    if goes_on:
-        assert again() is False, "which Flower takes for a call that did not come through, and makes again"
-    else:
-        with pytest.raises(httpx.HTTPStatusError):
-            again()
-
-
-def test_an_executor_without_a_task_looks_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
-    door = importlib.import_module("umbel.protocol.flower")
-    now, waited = [0.0], list[float | str]()
-    monkeypatch.setattr(door, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=waited.append))
-    executor = door._Executor(lambda _: None, lambda: waited.append("kept"))
-    for now[0] in (0.0, 4.0, 3600.0):
-        executor.reconcile()
-    executor.launch("a task")
-    executor.reconcile()
-    assert waited == ["kept", 0.0, "kept", pytest.approx(0.2), "kept", 1.0, "kept", 0.0]
 
 
 BOMB = """
@@ -411,35 +251,6 @@ read = inflate_object_from_contents(sent.object_id, contents)
 assert all((read[name].numpy() == sent[name].numpy()).all() for name in sent)
 """
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_a_server_cannot_send_a_site_elsewhere() -> None:
-    """Neither to another address nor from https to http: what comes back is the redirect, an error."""
-    code = """
-import http.server, threading
-from umbel.protocol.flower import stay_at_server
-from flwr.supercore.protobuf.client import ProtobufClient
-
-asked = []
-class Elsewhere(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        asked.append(self.path)
-        self.send_response(302 if self.path == '/' else 200)
-        self.send_header('Location', '/inside')
-        self.send_header('Content-Length', '0')
-        self.end_headers()
-    def log_message(self, *_): pass
-
-server = http.server.HTTPServer(('127.0.0.1', 0), Elsewhere)
-threading.Thread(target=server.serve_forever, daemon=True).start()
-url = f'http://127.0.0.1:{server.server_port}'
-print(ProtobufClient(url)._client.get(url + '/').status_code, asked)
-stay_at_server()
-asked.clear()
-print(ProtobufClient(url)._client.get(url + '/').status_code, asked)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout == "200 ['/', '/inside']\n302 ['/']\n", done.stderr
 
 
 @pytest.mark.parametrize(("named", "there"), [(None, ""), ("hospital.example", "hospital.example,")])

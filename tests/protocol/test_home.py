@@ -12,7 +12,7 @@ import pytest
 
 from tests.helpers.errors import raises
 from umbel.protocol.errors import ConfigError, DiskError
-from umbel.protocol.home import append, disk_error, make_folder, private_scratch, write_atomically
+from umbel.protocol.home import append, disk_error, make_folder, write_atomically
 from umbel.protocol.home import umbel_home as home_of
 
 
@@ -85,35 +85,6 @@ def test_a_folder_elsewhere_has_the_users_rights(tmp_path: Path) -> None:
     os.umask(0o027)
     make_folder(tmp_path / "one" / "two")
     assert {path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")} == {0o750}
-
-
-def test_scratch_is_shared_by_a_users_processes_and_closed_to_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
-    folder = private_scratch()
-    assert folder.stat().st_mode & 0o777 == 0o700
-    assert private_scratch() == folder
-
-
-@pytest.mark.parametrize("planted", ["open", "link"])
-def test_scratch_that_somebody_else_has_prepared_is_not_taken(
-    planted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever could write there could put a dataset in place of one that a sweep unpacks."""
-    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    trap = tmp_path / f"umbel-{os.getuid()}"
-    if planted == "open":
-        trap.mkdir()
-        trap.chmod(0o777)
-    else:
-        (tmp_path / "elsewhere").mkdir(mode=0o700)
-        trap.symlink_to(tmp_path / "elsewhere")
-    folder = private_scratch()
-    assert folder != trap
-    assert folder.stat().st_mode & 0o777 == 0o700
-    assert folder.parent == tmp_path
 
 
 # --- a full disk

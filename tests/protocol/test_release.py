@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.protocol.release import Clipping, ClipSchedule, Kind, NoisePer, Release, ReleaseBy, exact, quotient
+from umbel.protocol.prices import exact, quotient
+from umbel.protocol.release import Clipping, ClipSchedule, Kind, NoisePer, Release, ReleaseBy
 
 
 def release(n: int, noise_multiplier: float, mode: Clipping = Clipping.UPDATE) -> Release:

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from tests.helpers.forks import in_own_process
 from tests.helpers.grids import PaperGrid
 from tests.helpers.paper import paper_task
+from tests.helpers.scripted import on
 from umbel import strategies
+from umbel.nodes.fleet import Fleet
 from umbel.protocol.messages import training_reply
 from umbel.protocol.records import to_array_record
-from umbel.server.nodes.fleet import Fleet
 from umbel.strategies.base import HypothesisStrategy
 
 pytestmark = pytest.mark.rest
@@ -67,10 +68,10 @@ def _round(
     """Do a round; return the bytes of its replies, the most that it took, and the mean of each next hypothesis."""
     grid, strategy = (
         PaperGrid.simulated(train=CLIENTS, nodes=nodes),
-        make(Fleet(clients_per_round=CLIENTS), hypotheses=k),
+        on(Fleet(clients_per_round=CLIENTS), make(hypotheses=k)),
     )
     sent = np.linspace(0, 1, k, dtype=np.float32)[:, None] * np.ones(N, np.float32)
-    messages = strategy.fleet.ask_training(1, to_array_record({"weight": sent}), TASK, grid)
+    messages = strategy.nodes.ask_training(1, to_array_record({"weight": sent}), TASK, grid)
     gc.collect()
     before = memory("VmRSS")
     replies = answers(grid, messages, step)

@@ -11,23 +11,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-import safetensors.numpy
 
 from tests.helpers.errors import raises
-from tests.helpers.scripted import Scripted, run_of, theta
+from tests.helpers.scripted import Scripted, run_of
 from umbel.protocol.durations import in_time
 from umbel.protocol.errors import DiskError
-from umbel.protocol.release import Clipping, Kind, Release
 from umbel.server import observers, run_folder
 from umbel.server.history import State
 from umbel.server.observer import Observer, Run
-from umbel.server.observers import Checkpoints, Log, Released, Spending
+from umbel.server.observers import Checkpoints, Log, Released
 from umbel.server.rounds import run_rounds
 from umbel.server.run_folder import RunFolder
 from umbel.server.setup import Setup
-from umbel.server.snapshots import Snapshots
 from umbel.server.summary import Summary
-from umbel.simulation.in_process import play
 
 
 def scripted(losses: list[float | None], *observers: Observer, **changes: Any) -> State:
@@ -93,23 +89,6 @@ def test_each_round_gets_a_line_with_the_time_left_from_the_second_on(
     assert patient[1].endswith("5 min 0 s, at most 2 min 0 s left"), "it may end early"
 
 
-@pytest.mark.parametrize(
-    ("capped", "rounds", "told"),
-    [(False, 8, [2, 4, 6]), (False, 5, [2, 3, 4]), (False, 1, []), (True, 8, [2]), (True, 2, [1]), (True, 1, [])],
-)
-def test_the_guarantee_is_told_once_and_without_a_maximum_of_participations_after_each_quarter(
-    capped: bool, rounds: int, told: list[int], run_config: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    setup = Setup.parse(run_config)
-    release = Release(Kind.TRAIN, 2, 400.0, Clipping.PUBLIC)
-    spending = Spending(Summary(setup.model, setup.manifest, release, most=rounds, capped=capped))
-    log = Log(Summary(setup.model, setup.manifest, release))
-    with caplog.at_level(logging.INFO, "flwr"):
-        run_rounds(run_of(Scripted([1.0] * (rounds + 1)), log, spending, rounds=rounds))
-    after = [caplog.messages[i - 1] for i, line in enumerate(caplog.messages) if "epsilon" in line]
-    assert [int(line.split()[1].partition("/")[0]) for line in after] == told
-
-
 def test_a_long_run_gets_a_hundred_lines_of_rounds_that_were_validated(
     run_config: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -160,10 +139,10 @@ def test_a_run_is_saved_after_each_round_and_at_its_end(tmp_path: Any, monkeypat
     folder = RunFolder(tmp_path / "run")
     strategy = Scripted([9, 8, 7])
     strategy.state = {"steps": np.array(3)}
-    monkeypatch.setattr(strategy.fleet, "roster", lambda grid: type("Empty", (), {"nodes": [], "simulated": True}))
+    monkeypatch.setattr(strategy.nodes, "roster", lambda grid: type("Empty", (), {"nodes": [], "simulated": True}))
     looking = Looking(folder)
     run = run_of(strategy, rounds=2)
-    run.observers = [Checkpoints(Snapshots(run.state)), looking]
+    run.observers = [Checkpoints(), looking]
     run.folder = folder
     run_rounds(run)
     assert looking.seen == [(1, 1.0, ""), (2, 2.0, ""), (3, 2.0, "all 2 rounds done")]
@@ -171,7 +150,6 @@ def test_a_run_is_saved_after_each_round_and_at_its_end(tmp_path: Any, monkeypat
     assert state.stopped == "all 2 rounds done"
     assert spent == {0: 2, 1: 2}
     assert int(kept["steps"]) == 3
-    assert not (tmp_path / "run" / "releases.safetensors").exists(), "this strategy draws nothing"
 
 
 class Slow:
@@ -219,9 +197,9 @@ def saved(folder: RunFolder, *observers: Observer, patch: pytest.MonkeyPatch, **
         def before_round(self, run: Run, number: int) -> None:
             strategy.state["steps"] += 1  # in place, as momentum is
 
-    patch.setattr(strategy.fleet, "roster", lambda grid: type("Empty", (), {"nodes": [], "simulated": True}))
+    patch.setattr(strategy.nodes, "roster", lambda grid: type("Empty", (), {"nodes": [], "simulated": True}))
     run = run_of(strategy, **({"rounds": 3} | changes))
-    with Checkpoints(Snapshots(run.state)) as checkpoints:
+    with Checkpoints() as checkpoints:
         run.observers, run.folder = [Stepping(), checkpoints, *observers], folder
         run_rounds(run)
     seconds = re.compile(rb'"seconds": [^,]+|"stages": \{[^}]*\}')
@@ -280,19 +258,5 @@ def test_a_run_that_another_error_ends_is_written_and_tells_of_a_failure_to_writ
 
 
 def test_a_run_without_a_folder_saves_nothing(umbel_home: Any) -> None:
-    scripted([9, 8, 7], Checkpoints(Snapshots(State(theta(0), theta(0)))), rounds=2)
+    scripted([9, 8, 7], Checkpoints(), rounds=2)
     assert not umbel_home.exists()
-
-
-def test_releases_of_two_parameters_are_saved(tmp_path: Any, run_config: dict[str, Any]) -> None:
-    class Foldered(Observer):
-        """Gives the run a folder, as the app does."""
-
-        def begin(self, run: Run) -> None:
-            run.folder = RunFolder(tmp_path / "run")
-
-    start = theta(0)
-    state = State(hypotheses=start, best=start)
-    play(run_config | {"rounds": 1, "restarts": 1}, observers=[Foldered(), Checkpoints(Snapshots(state))])
-    kept = safetensors.numpy.load_file(tmp_path / "run" / "releases.safetensors")
-    assert kept["first.releases"].shape == (7, 2)

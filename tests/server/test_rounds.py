@@ -9,21 +9,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, Message
+from flwr.app import Context, Message, MetricRecord
 
-from tests.helpers.scripted import LINEAR, After, Scripted, SpyGrid, run_of, setup, theta, value_of
+from tests.helpers.errors import raises
+from tests.helpers.scripted import LINEAR, After, Scripted, SpyGrid, on, run_of, setup, theta, value_of
 from umbel.models import load
+from umbel.nodes.fleet import Fleet
 from umbel.protocol.arrays import flatten
+from umbel.protocol.errors import FleetError
 from umbel.protocol.messages import evaluation_reply, hosting_reply, hypotheses_in
-from umbel.protocol.releases import Scores
+from umbel.protocol.records import to_array_record
 from umbel.protocol.tasks import Hosting
 from umbel.server.history import Round, State
-from umbel.server.nodes.fleet import Fleet
 from umbel.server.observer import Observer, Run
 from umbel.server.rounds import _median, distances, draw_hypotheses, initial_hypotheses, ratios, run_rounds
 from umbel.simulation import in_process
 from umbel.strategies import GroupPrivacy
-from umbel.strategies.base import Outcome
 
 
 def play(strategy: Scripted, *observers: Observer, **changes: Any) -> tuple[State, SpyGrid]:
@@ -48,7 +49,7 @@ def test_a_round_that_no_node_answers_is_repeated_once_nodes_are_back(monkeypatc
     fleet, waited, asked = run.fleet, [], []
     exchange = fleet.exchange
 
-    def failing(round: int, *rest: Any) -> list[Message]:
+    def failing(round: int, *rest: Any) -> tuple[list[Message], list[Message]]:
         asked.append(round)
         replies = exchange(round, *rest)
         fleet.unanswered = asked.count(round) < 3 and round == 3
@@ -56,7 +57,6 @@ def test_a_round_that_no_node_answers_is_repeated_once_nodes_are_back(monkeypatc
 
     monkeypatch.setattr(fleet, "exchange", failing)
     monkeypatch.setattr(fleet, "wait", lambda round, *_: waited.append(round))
-    monkeypatch.setattr(fleet, "waits", lambda _: True)
     run_rounds(run)
     assert asked == waited == [1, 2, 3, 3, 3, 4, 5, 6]
     assert [entry.number for entry in run.state.history] == [1, 2, 3, 4, 5, 6]
@@ -68,7 +68,7 @@ def test_what_is_validated_is_what_the_round_starts_from() -> None:
     state, _ = play(strategy)
     started = [(1, 0), (2, 1), (3, 2), (4, 3), (5, 4)]
     assert [(round, value) for round, value, _ in strategy.trained] == started
-    assert strategy.validated == [*started, (6, 5)]
+    assert strategy.validated == [(0, 0), (1, 1), (2, 2), (3, 3), (4, 4), (5, 5)], "after so many rounds"
     assert [entry.loss for entry in state.history] == [9, 8, 7, 6, 5, 4]
     assert [entry.metric for entry in state.history] == [18, 16, 14, 12, 10, 8]
     assert (state.best_loss, state.best_round, value_of(state.best)) == (4, 6, 5), "of the last round of training"
@@ -144,11 +144,14 @@ def test_a_run_that_is_stopped_before_a_round_does_that_round() -> None:
 
 def test_what_a_strategy_makes_of_replies_is_heard() -> None:
     class Own(Scripted):
-        def train(self, round: int, replies: Any) -> Outcome:
-            return replace(super().train(round, replies), following=theta(10 * round))
+        merge = True
 
-        def validate(self, round: int, replies: Any) -> Scores | None:
-            return Scores(100.0 - round, 0.5, 3)
+        def aggregate_train(self, server_round: int, replies: Any) -> Any:
+            _, counts = super().aggregate_train(server_round, replies)
+            return to_array_record(theta(10 * server_round)), counts
+
+        def aggregate_evaluate(self, server_round: int, replies: Any) -> MetricRecord | None:
+            return MetricRecord({"loss": 99.0 - server_round, "metric": 0.5, "clients": 3, "mine": 1.0})
 
     state, _ = play(Own([1] * 50), rounds=3)
     assert [entry.loss for entry in state.history] == [99, 98, 97, 96]
@@ -326,7 +329,7 @@ def judge(validation: int = 1, fails: bool = False) -> SpyGrid:
 @pytest.mark.parametrize("seed", range(2))
 def test_of_several_initial_sets_the_one_of_lowest_loss_is_taken_after_one_exchange(seed: int) -> None:
     grid = judge()
-    chosen = initial_hypotheses(setup(GroupPrivacy(Fleet(clients_per_round=7)), seed=seed, restarts=5), grid)
+    chosen = initial_hypotheses(setup(on(Fleet(clients_per_round=7), GroupPrivacy()), seed=seed, restarts=5), grid)
     sets = [draw_hypotheses(LINEAR, 2, seed, restart)["weight"] for restart in range(5)]
     np.testing.assert_array_equal(chosen["weight"], min(sets, key=lambda weights: weights[0, 0, 0]))
     assert grid.exchanges == [[["version"]], [["evaluation", "hypotheses"]] * 5]
@@ -335,15 +338,20 @@ def test_of_several_initial_sets_the_one_of_lowest_loss_is_taken_after_one_excha
 
 def test_one_initial_set_is_taken_as_it_is() -> None:
     grid = judge()
-    chosen = initial_hypotheses(setup(GroupPrivacy(Fleet(clients_per_round=7)), seed=3), grid)
+    chosen = initial_hypotheses(setup(on(Fleet(clients_per_round=7), GroupPrivacy()), seed=3), grid)
     np.testing.assert_array_equal(chosen["weight"], draw_hypotheses(LINEAR, 2, 3, 0)["weight"])
     assert grid.exchanges == []
 
 
-@pytest.mark.parametrize("grid", [judge(validation=0), judge(fails=True)], ids=["nobody validates", "nobody answers"])
-def test_where_no_set_is_scored_the_first_is_taken(grid: SpyGrid) -> None:
-    chosen = initial_hypotheses(setup(GroupPrivacy(Fleet(clients_per_round=7)), restarts=4), grid)
+def test_where_nobody_validates_the_first_set_is_taken() -> None:
+    one = setup(on(Fleet(clients_per_round=7), GroupPrivacy()), restarts=4)
+    chosen = initial_hypotheses(one, judge(validation=0))
     np.testing.assert_array_equal(chosen["weight"], draw_hypotheses(LINEAR, 2, 0, 0)["weight"])
+
+
+def test_where_no_reply_is_usable_the_run_ends_before_anybody_trains() -> None:
+    with raises(FleetError, "nodes.no-scores"):
+        initial_hypotheses(setup(on(Fleet(clients_per_round=7), GroupPrivacy()), restarts=4), judge(fails=True))
 
 
 def test_each_hypothesis_is_measured_against_the_nearest_other_one() -> None:

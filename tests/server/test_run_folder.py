@@ -429,7 +429,7 @@ def test_sections_are_saved_if_there_are_any_and_read_again(folder: RunFolder) -
     folder.write_sections([])
     assert contents(folder.path) == {}
     assert folder.read_sections() == []
-    sections = [Section("Größe", ("one <b>", "two"), "<svg/>"), Section("Bare")]
+    sections = [Section("Größe", ("one <b>", "two")), Section("Bare")]
     folder.write_sections(sections)
     assert RunFolder(folder.path).read_sections() == sections
 

@@ -15,14 +15,13 @@ from umbel import strategies
 from umbel.data import Manifest, write_dataset, write_leaf
 from umbel.privacy.accounting.guarantee import guarantee
 from umbel.protocol.errors import ConfigError, DatasetError, ModelError
-from umbel.protocol.release import Clipping, Kind, Release, RowPrivacy
+from umbel.protocol.release import Clipping, ClipSchedule, Kind, Release, RowPrivacy
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import TrainingSpec
 from umbel.server.observer import Observer
 from umbel.server.observers import named
 from umbel.server.setup import Setup
 from umbel.strategies import FedAvg, GroupPrivacy
-from umbel.strategies.base import ClipSchedule
 
 FACTORS = {"strategy": "recommender", "dataset": "preferences", "noise-multiplier": 0.0}
 
@@ -35,7 +34,7 @@ def test_the_defaults_run_algorithm_1_on_the_papers_synthetic_data() -> None:
     strategy, fleet = setup.strategy, setup.fleet
     assert type(strategy) is GroupPrivacy
     assert (strategy.hypotheses, strategy.min_releases, fleet.clients_per_round) == (2, 1, 20)
-    assert strategy.radius == ClipSchedule(Clipping.PUBLIC, floor=0.01, start=2.0, decay=0.85)
+    assert setup.config.schedule == ClipSchedule(Clipping.PUBLIC, floor=0.01, start=2.0, decay=0.85)
     assert (setup.model.name, setup.model.loss.name) == ("linear", "mse")
     assert setup.manifest is not None
     assert setup.manifest.name == "synthetic"
@@ -57,7 +56,7 @@ def test_each_value_goes_where_it_belongs(run_config: dict[str, Any]) -> None:
     strategy = setup.strategy
     assert (strategy.hypotheses, strategy.min_releases, setup.fleet.clients_per_round) == (3, 4, 11)
     assert setup.fleet.run is setup.config
-    assert strategy.radius == ClipSchedule(Clipping.PUBLIC, floor=0.24, start=25.0, decay=0.26)
+    assert setup.config.schedule == ClipSchedule(Clipping.PUBLIC, floor=0.24, start=25.0, decay=0.26)
     assert setup.release == Release(
         Kind.TRAIN, 2, 23.0, Clipping.PUBLIC, mechanism="gaussian", hypotheses=3, choice_epsilon=0.29
     )
@@ -147,7 +146,8 @@ def test_observers_are_those_of_the_run_and_a_strategy_that_watches_itself(
     class Watching(FedAvg, Observer):
         """Both at once."""
 
-    monkeypatch.setitem(strategies.STRATEGIES, "watching", Watching)
+    monkeypatch.setitem(strategies.STRATEGIES, "watching", "Watching")
+    monkeypatch.setattr(strategies, "Watching", Watching, raising=False)
     setup = Setup.parse(run_config | {"strategy": "watching", "observers": "umbel.server.observer:Observer"})
     assert [type(observer) for observer in named(setup)] == [Observer, Watching]
     assert named(setup)[-1] is setup.strategy
@@ -166,8 +166,8 @@ def test_model_and_loss_of_the_run_config_come_before_the_datasets(run_config: d
 
 def test_the_server_knows_which_metrics_are_shares(run_config: dict[str, Any]) -> None:
     """What a node reports is held to 0 to 1 where it is one."""
-    assert not Setup.parse(run_config).strategy.fleet.metric_is_share, "RMSE"
-    assert Setup.parse(run_config | {"dataset": "", "model": "cnn"}).strategy.fleet.metric_is_share
+    assert not Setup.parse(run_config).fleet.metric_is_share, "RMSE"
+    assert Setup.parse(run_config | {"dataset": "", "model": "cnn"}).fleet.metric_is_share
 
 
 def test_data_that_cannot_be_used_are_an_error_at_once(run_config: dict[str, Any], umbel_home: Path) -> None:

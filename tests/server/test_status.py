@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from tests.helpers.errors import raises
+from umbel.nodes.roster import Roster
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import Hosting
-from umbel.server.nodes.roster import Roster
 from umbel.server.run_folder import RunFolder
 from umbel.server.status import FILE, status_of
 

@@ -222,13 +222,11 @@ def test_while_a_run_keeps_its_maximum_its_guarantee_is_the_planned_one() -> Non
     assert {tuple(planned.guarantee_lines(often, left=left)) for often in (1, 12) for left in (0, 40)} == {
         (f"{GUARANTEED}{told}",)
     }
-    assert planned.spent_lines(3) == [f"As planned, over the whole run, a client has {told}"]
     rows = replace(summary(noise_multiplier=0.0, mode=Clipping.PUBLIC, hypotheses=1, **ROWS), most=12, capped=True)
     of_row = row_guarantee({rows.release: 12})
     assert of_row is not None
     told = f"epsilon {amount(of_row.epsilon)} at delta 1e-05."
     assert rows.guarantee_lines(2)[0] == f"Guarantee for a row of a client, added or removed: {told}"
-    assert rows.spent_lines(2) == [f"As planned, over the whole run, a row of a client has {told}"]
 
 
 def test_a_mechanism_without_a_pure_epsilon_has_none_at_delta_0() -> None:
@@ -334,19 +332,6 @@ def test_a_row_has_an_epsilon_for_an_early_end_too() -> None:
     assert (
         first == f"Guarantee for a row of a client, added or removed: epsilon {amount(planned.epsilon)} at delta 1e-05."
     )
-
-
-def test_without_a_maximum_what_was_spent_to_date_is_told_with_the_reason() -> None:
-    """Reports of training clients are not in it: only the sites know of them."""
-    (line,) = summary(noise_multiplier=4400.0, mode=Clipping.PUBLIC, hypotheses=1, **ROWS).spent_lines(4)
-    # 2 n / nu = .005 a release for a client. For a row a release whose training hides rows costs .01 at least.
-    assert line == (
-        "The run sets no max-participations. For any later tasks, at delta 1e-05, a client has spent epsilon 0.02 at "
-        "most and a row of a client has spent epsilon 0.04 at most to date."
-    )
-    (line,) = summary(noise_multiplier=0.0, mode=Clipping.PUBLIC, hypotheses=1, **ROWS).spent_lines(4)
-    assert "a client has" not in line.replace("a row of a client has", "")
-    assert summary().spent_lines(4) == []
 
 
 # --- noisy reports

@@ -11,8 +11,9 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
+from flwr.supercore.task_identity import TaskIdentity
 
-from umbel.protocol.flower import ErrorCode, Run, TaskIdentity
+from umbel.protocol.flower import ErrorCode, Run
 from umbel.protocol.simulated import runs_in_simulation
 from umbel.simulation.grid import InProcessGrid
 

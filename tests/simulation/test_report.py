@@ -16,24 +16,21 @@ from typer.testing import CliRunner
 
 import umbel.client.app
 import umbel.server.app
-from tests.helpers.errors import raises
 from umbel.data import Manifest, offsets_of, write_dataset
-from umbel.protocol.errors import ConfigError
 from umbel.server.observer import Observer, Section
 from umbel.server.result import Result
-from umbel.server.run_folder import RunFolder, _digest
-from umbel.server.setup import Setup
+from umbel.server.run_folder import _digest
 from umbel.simulation.grid import InProcessGrid
 from umbel.simulation.in_process import run_config
 from umbel.simulation.measured import Spec, finish
-from umbel.simulation.report import _needs_data, app
+from umbel.simulation.report import app
 from umbel.simulation.sweep import _save
 
 pytestmark = pytest.mark.rest
 
 
-def report(run: Path | str, *against: str) -> Any:
-    return CliRunner().invoke(app, [str(run), *(word for one in against for word in ("--against", one))])
+def report(run: Path | str) -> Any:
+    return CliRunner().invoke(app, [str(run)])
 
 
 def run_app(home: Path, **changes: Any) -> Path:
@@ -82,7 +79,7 @@ def test_it_is_the_report_that_the_run_itself_writes(
 ) -> None:
     """But for what only a simulation can measure."""
     run = request.getfixturevalue(kind)
-    monkeypatch.setattr("umbel.simulation.report._measured", lambda setup, view: None)
+    monkeypatch.setattr("umbel.simulation.report._fits", lambda setup, view: None)
     written = (run / "report.html").read_bytes()
     (run / "report.html").unlink()
     done = CliRunner().invoke(app, [str(run), "--no-baselines"])
@@ -96,10 +93,9 @@ def test_it_is_the_report_that_the_run_itself_writes(
 def test_a_simulation_says_whom_its_hypotheses_fit(umbel_home: Path) -> None:
     """Each of the two fits one of the two kinds of which there are about 50 validation clients each."""
     run = run_app(umbel_home, rounds=25)
-    assert "RMSE held out" not in (run / "report.html").read_text(), "of which the server knows nothing"
+    assert "that it fits best" not in (run / "report.html").read_text(), "of which the server knows nothing"
     assert report(run.name).exit_code == 0, "by its name"
     page = (run / "report.html").read_text()
-    assert "RMSE held out" in page
     table = page.partition("Validation clients that it fits best")[2].partition("</table>")[0]
     picked = [int(cells[2]) for row in table.split("</tr>")[1:3] if (cells := re.findall(r"<td>([^<]*)</td>", row))]
     assert sum(picked) == 100
@@ -115,45 +111,8 @@ def test_of_what_sites_trained_on_nothing_is_measured_and_an_interrupted_run_say
     (run / "outcome.json").write_text(json.dumps({"stopped": ""}))
     assert report(run).exit_code == 0
     page = (run / "report.html").read_text()
-    assert "RMSE held out" not in page
+    assert "that it fits best" not in page
     assert "it was interrupted" in page
-
-
-@pytest.mark.usefixtures("blank_figures")
-def test_runs_and_baselines_stand_beside_it(umbel_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("umbel.simulation.baselines.LOCAL_EPOCHS", 2)
-    run, other = (run_app(umbel_home, rounds=4, seed=seed) for seed in (0, 1))
-    done = report(run.name, other.name, "fedavg", "local-only")
-    assert done.exit_code == 0, done.output
-    page = (run / "report.html").read_text()
-    rows = re.findall(r'<tr><th scope="row">([^<]*)</th>', page)
-    assert "Was it worth it?" in page
-    assert rows[:3] == ["this run, 2 seeds", "fedavg", "each client alone"]
-
-
-@pytest.mark.usefixtures("blank_figures")
-def test_what_cannot_be_compared_is_said(run: Path, unvalidated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = report(run, unvalidated.name)
-    assert done.exit_code == 2
-    assert unvalidated.name in done.stderr
-    assert "'nowhere'" in report("nowhere").stderr
-    monkeypatch.setattr("umbel.simulation.report.MAX_KINDS", 0)
-    assert "[config.too-many-runs]" in report(run, "fedavg").stderr
-
-
-def test_baselines_need_the_clients_rows(run: Path) -> None:
-    with raises(ConfigError, "config.no-data-here", "fedavg"):
-        _needs_data(RunFolder(run), Setup.parse({"dataset": "", "model": "linear"}), "fedavg")
-
-
-@pytest.mark.usefixtures("blank_figures")
-def test_runs_of_other_rows_under_the_same_name_are_not_compared(run: Path, tmp_path: Path) -> None:
-    other = shutil.copytree(run, tmp_path / "other")
-    config = (other / "config.toml").read_text()
-    (other / "config.toml").write_text(re.sub(r'(?m)^data = ".*"$', 'data = "other"', config))
-    assert "[config.compare]" in report(run, str(other)).stderr
-    for baseline in ("fedavg", "local-only"):
-        assert "[config.no-data-here]" in report(other, baseline).stderr
 
 
 @pytest.mark.usefixtures("blank_figures")

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from tests.helpers.errors import raises
 from tests.helpers.examples import examples
+from tests.helpers.sites import own
 from tests.simulation.test_planner import HIDDEN, save
+from umbel.client.checks import entries_of
 from umbel.privacy.accounting.rows import row_guarantee
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.plugins import parse_options
@@ -45,6 +47,16 @@ def test_one_knob_plans_the_noise_of_training(umbel_home: Path) -> None:
     assert (run.of_rows.rate, run.of_rows.batch, run.local_steps) == (1, 40, 5)
     assert 2.97 < spent(planned.values) <= 3
     assert "epsilon 3" in planned.words[0] or "epsilon 2.99" in planned.words[0]
+
+
+def test_a_site_with_the_limits_of_a_plan_lets_a_client_take_part_as_planned(umbel_home: Path) -> None:
+    save(umbel_home)
+    planned = values_of("mine", wanted=Wanted(row_epsilon=3, rows=40))
+    [named] = [line for line in planned.words if line.startswith("A site's policy: ")]
+    site = own(**entries_of(named.partition(": ")[2]))
+    release = Setup.parse(planned.values).release
+    assert [site.limits.allow({release: times}, release) for times in (3, 4)] == [True, False]
+    assert spent(planned.values) < site.policy.row_budget.epsilon < 1.02 * spent(planned.values)
 
 
 def test_clients_of_many_rows_train_on_some_of_them(umbel_home: Path) -> None:

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, MetricRecord
+from flwr.serverapp.strategy import Strategy
 
 import umbel.client.app
 from tests.helpers.errors import raises
 from tests.helpers.grids import PaperGrid, error_reply, failing, stack, vectors
 from tests.helpers.runs import run_app
+from tests.helpers.scripted import on
 from umbel import models, strategies
+from umbel.nodes.fleet import Fleet
 from umbel.protocol.arrays import Labels, Matrix, Vectors, mean_of
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.messages import hypotheses_in, training_in
 from umbel.protocol.records import from_array_record, to_array_record
-from umbel.protocol.release import Clipping, ClipSchedule
 from umbel.protocol.releases import Releases
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import TrainingSpec
-from umbel.server.nodes.fleet import Fleet
 from umbel.server.rounds import draw_hypotheses
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
@@ -51,10 +54,15 @@ class Rehearsal:
     """A round of `Halves` with all the training clients of simulated nodes on paper."""
 
     def __init__(
-        self, nodes: int = 1, clients: int = 4, kind: type[HypothesisStrategy] = Halves, **options: Any
+        self,
+        nodes: int = 1,
+        clients: int = 4,
+        kind: type[HypothesisStrategy] = Halves,
+        run: Mapping[str, Any] = MappingProxyType({}),
+        **options: Any,
     ) -> None:
         self.grid = PaperGrid.simulated(train=clients, nodes=nodes)
-        self.strategy = kind(Fleet(clients_per_round=clients), **options)
+        self.strategy = on(Fleet(clients_per_round=clients, **run), kind(foreign_loop=True, **options))
 
     def ask(self, round: int = 1, sent: Any = HYPOTHESES_SENT) -> list[Message]:
         """Return the messages of a round."""
@@ -75,8 +83,8 @@ class Rehearsal:
 
 
 def test_a_round_asks_for_what_the_strategy_and_the_run_say() -> None:
-    radius = ClipSchedule(Clipping.PUBLIC, start=0.8, decay=0.5)
-    (message,) = Rehearsal(radius=radius).ask(round=3)
+    clipped = {"clipping": "public", "clip_norm": 0.8, "clip_norm_decay": 0.5}
+    (message,) = Rehearsal(run=clipped).ask(round=3)
     np.testing.assert_array_equal(vectors(hypotheses_in(message.content)), HYPOTHESES_SENT)
     assert training_in(message.content) == TrainingSpec(
         round=3, clients=(0, 1, 2, 3), clipping="public", clip_norm=0.2, disclose_choice=False, **COMMON
@@ -85,8 +93,8 @@ def test_a_round_asks_for_what_the_strategy_and_the_run_say() -> None:
 
 def test_a_strategy_may_ask_for_something_else() -> None:
     class Patient(Halves):
-        def task(self, round: int, template: TrainingSpec) -> TrainingSpec:
-            return replace(super().task(round, template), local_epochs=round)
+        def decisions(self, round: int) -> dict[str, Any]:
+            return super().decisions(round) | {"local_epochs": round}
 
     (message,) = Rehearsal(kind=Patient).ask(round=7)
     task = training_in(message.content)
@@ -119,13 +127,13 @@ def test_the_next_hypotheses_have_the_names_shapes_and_types_of_the_last() -> No
 def test_a_group_without_releases_keeps_its_hypothesis() -> None:
     rehearsal = Rehearsal()
     replies = rehearsal.answer(rehearsal.ask(), release={1: (1, 1, 1), 3: (3, 3, 3)})
-    outcome = rehearsal.strategy.train(1, replies)
+    following, counts = rehearsal.end(replies)
+    (outcome,) = rehearsal.strategy.history
     assert outcome.longest is not None
     np.testing.assert_allclose(outcome.longest, [math.sqrt(27), 0], err_msg="(3, 3, 3) from the origin; no release")
     assert outcome.clients.tolist() == [0, 1, 2, 3]
     assert outcome.groups.tolist() == [0] * 4
     assert outcome.releases is None, "releases of three parameters cannot be drawn in the plane"
-    following, counts = rehearsal.end(replies)
     assert following == [[2, 1, 2.5], [10, 10, 10]]
     assert counts["groups"] == [4, 0]
 
@@ -163,15 +171,16 @@ def test_assign_sees_releases_in_client_order_and_what_was_broadcast() -> None:
 @pytest.mark.parametrize(("released", "moved"), [(0, False), (2, False), (3, True)])
 def test_fewer_releases_than_the_least_leave_the_hypotheses(released: int, moved: bool) -> None:
     rehearsal = Rehearsal(nodes=4, min_releases=3)
-    outcome = rehearsal.strategy.train(1, rehearsal.answer(rehearsal.ask())[:released])
+    rehearsal.end(rehearsal.answer(rehearsal.ask())[:released])
+    (outcome,) = rehearsal.strategy.history
     assert (outcome.following is not None) == moved
     assert len(outcome.clients) == released
     assert outcome.counts.sum() == (released if moved else 0)
     assert moved or set(outcome.groups.tolist()) <= {-1}
-    assert sum(rehearsal.strategy.fleet.participations) == released, "they count even where the hypotheses stay"
+    assert sum(rehearsal.strategy.nodes.participations) == released, "they count even where the hypotheses stay"
 
 
-# --- replies that are of no use, of which `tests/server/nodes/test_replies.py` knows more
+# --- replies that are of no use, of which `tests/nodes/test_replies.py` knows more
 
 
 @pytest.mark.parametrize("lost", [1, 2])
@@ -191,7 +200,7 @@ def test_what_is_lost_is_left_out(lost: int) -> None:
 def test_scores_are_flowers_metrics() -> None:
     """Validation clients follow the two training clients."""
     loss = {2: 1.0, 3: 2.0, 4: 4.0, 5: 9.0}
-    grid, strategy = PaperGrid.simulated(train=2, validation=4, nodes=3), Halves(Fleet(clients_per_round=1))
+    grid, strategy = PaperGrid.simulated(train=2, validation=4, nodes=3), on(Fleet(clients_per_round=1), Halves())
     messages = strategy.configure_evaluate(1, to_array_record(stack(HYPOTHESES_SENT)), ConfigRecord(), grid)
     replies = grid.scores(messages, loss.__getitem__)
     spread = [1.0, 2.0, 4.0, 4.0, 9.0]
@@ -223,10 +232,11 @@ class Mixing(Halves):
 
 
 def test_options_are_the_strategys_own_and_have_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(strategies.STRATEGIES, "mixing", Mixing)
+    monkeypatch.setitem(strategies.STRATEGIES, "mixing", "Mixing")
+    monkeypatch.setattr(strategies, "Mixing", Mixing, raising=False)
     for text, stays in (("", 0.25), ("stays=0.5", 0.5)):
-        assert strategies.make(RunConfig(strategy=f"mixing {text}"), Fleet()).options == Share(stays)
-    rehearsal = Rehearsal(kind=Mixing, options=Share(0.5))
+        assert strategies.make(RunConfig(strategy=f"mixing {text}")).options == Share(stays)
+    rehearsal = Rehearsal(kind=Mixing, stays=0.5)
     following, _ = rehearsal.end(rehearsal.answer(rehearsal.ask()))
     assert following == [[1, 0, 1.5], [9.5, 9.5, 10.5]]
 
@@ -237,7 +247,8 @@ def test_a_strategy_may_refuse_a_run_before_any_work(monkeypatch: pytest.MonkeyP
             raise ConfigError(f"strategy {run.strategy!r} needs a round a parameter; set rounds higher")
 
     monkeypatch.setattr(Mixing, "check", check)
-    monkeypatch.setitem(strategies.STRATEGIES, "mixing", Mixing)
+    monkeypatch.setitem(strategies.STRATEGIES, "mixing", "Mixing")
+    monkeypatch.setattr(strategies, "Mixing", Mixing, raising=False)
     Setup.parse({"strategy": "mixing", "rounds": 2})
     with raises(ConfigError, "config", "'mixing'", "rounds"):
         Setup.parse({"strategy": "mixing", "rounds": 1})
@@ -258,10 +269,10 @@ def test_a_strategy_may_learn_in_a_way_of_its_own() -> None:
     assert rehearsal.strategy.state["total"].tolist() == [44, 36, 56]
 
 
-# --- Flower's own loop
+# --- the loop
 
 
-def test_flowers_own_start_runs_a_strategy(run_config: dict[str, Any]) -> None:
+def test_start_runs_a_strategy_as_umbels_app_does(run_config: dict[str, Any]) -> None:
     run_config |= {"strategy": "geometric-median", "rounds": 3, "restarts": 1, "seed": 4}
     by_umbel = run_app(run_config, InProcessGrid(umbel.client.app.app, run_config, nodes=2)).arrays("latest")
 
@@ -272,7 +283,31 @@ def test_flowers_own_start_runs_a_strategy(run_config: dict[str, Any]) -> None:
     result = setup.strategy.start(grid, start, num_rounds=3, train_config=config, evaluate_config=config)
     np.testing.assert_array_equal(from_array_record(result.arrays)["weight"], by_umbel["weight"])
     assert [result.train_metrics_clientapp[t]["releases"] for t in (1, 2, 3)] == [7, 7, 7]
-    assert [result.evaluate_metrics_clientapp[t]["clients"] for t in (1, 2, 3)] == [100, 100, 100]
+    assert [result.evaluate_metrics_clientapp[t]["clients"] for t in (0, 1, 2, 3)] == [100, 100, 100, 100]
+
+
+def test_flowers_own_loop_runs_it_too(run_config: dict[str, Any]) -> None:
+    """What it trains is the same; it evaluates after each round, in an exchange of its own."""
+    setups = [Setup.parse(run_config | {"seed": 4}) for _ in range(2)]
+    start = to_array_record(draw_hypotheses(setups[0].model, 2, seed=4, restart=0))
+    config, results = setups[0].task().to_record(), []
+    for setup, run in zip(setups, (HypothesisStrategy.start, Strategy.start), strict=True):
+        grid = InProcessGrid(umbel.client.app.app, run_config, nodes=2)
+        setup.strategy.may_differ = True
+        results.append(run(setup.strategy, grid, start, num_rounds=3, train_config=config, evaluate_config=config))
+    ours, flowers = results
+    trained = [from_array_record(result.arrays)["weight"] for result in results]
+    np.testing.assert_array_equal(*trained)
+    assert ours.train_metrics_clientapp == flowers.train_metrics_clientapp
+    both = [[result.evaluate_metrics_clientapp[r]["loss"] for r in (1, 2, 3)] for result in results]
+    assert both[0] == both[1], "metrics at r describe the hypotheses after r rounds"
+
+
+def test_another_loop_than_start_is_refused_for_several_hypotheses() -> None:
+    rehearsal = Rehearsal()
+    rehearsal.strategy.may_differ = False
+    with raises(ConfigError, "config.foreign-loop"):
+        rehearsal.ask()
 
 
 def test_start_goes_on_over_a_round_without_releases(run_config: dict[str, Any]) -> None:
@@ -283,7 +318,8 @@ def test_start_goes_on_over_a_round_without_releases(run_config: dict[str, Any])
     setup = Setup.parse(run_config)
     start = to_array_record(draw_hypotheses(setup.model, 2, seed=0, restart=0))
     grid = InProcessGrid(app, run_config, nodes=2)
-    result = GroupPrivacy(setup.fleet).start(grid, start, num_rounds=3, train_config=setup.task().to_record())
+    strategy = on(setup.fleet, GroupPrivacy())
+    result = strategy.start(grid, start, num_rounds=3, train_config=setup.task().to_record())
     assert [result.train_metrics_clientapp[t]["releases"] for t in (1, 2, 3)] == [7, 0, 7]
     assert [result.train_metrics_clientapp[t]["lost-nodes"] for t in (1, 2, 3)] == [0, 2, 0]
 
@@ -369,7 +405,9 @@ def test_a_strategy_may_move_a_hypothesis_in_place() -> None:
             return hypothesis
 
     rehearsal, plain = Rehearsal(kind=InPlace), Rehearsal()
-    found, expected = (one.strategy.train(1, one.answer(one.ask())) for one in (rehearsal, plain))
+    for one in (rehearsal, plain):
+        one.end(one.answer(one.ask()))
+    (found,), (expected,) = rehearsal.strategy.history, plain.strategy.history
     assert found.longest is not None
     assert expected.longest is not None
     assert found.longest.tolist() == expected.longest.tolist() == [5, math.sqrt(11)]

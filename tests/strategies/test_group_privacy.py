@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from tests.helpers.scripted import on
 from tests.strategies.conftest import one_round
-from umbel.server.nodes.fleet import Fleet
+from umbel.nodes.fleet import Fleet
 from umbel.strategies.group_privacy import GroupOptions, GroupPrivacy, nearest, relocating_kmeans, seeded_kmeans
 
 
@@ -145,7 +146,7 @@ def test_labels_are_those_of_lloyds_iterations(given: tuple[NDArray[np.float64],
 def test_a_round_clusters_the_releases_and_averages_each_cluster() -> None:
     # The example on a line from above, along the first of three parameters.
     release = {0: (0, 1, 1), 1: (2, 1, 3), 2: (3, 1, 5), 3: (10, 7, 9)}
-    strategy = GroupPrivacy(Fleet(clients_per_round=4), hypotheses=3)
+    strategy = on(Fleet(clients_per_round=4), GroupPrivacy(hypotheses=3))
     following, counts = one_round(strategy, [(0, 1, 3), (5, 1, 3), (-90, 0, 0)], release)
     assert counts["groups"] == [3, 1, 0]
     np.testing.assert_allclose(following, [(5 / 3, 1, 3), (10, 7, 9), (-90, 0, 0)], rtol=1e-6)
@@ -154,7 +155,7 @@ def test_a_round_clusters_the_releases_and_averages_each_cluster() -> None:
 def test_a_round_may_move_the_hypothesis_that_gets_no_release() -> None:
     """It goes to (10, 7, 9), the furthest from its cluster's centre, and keeps it; the others share the rest."""
     release = {0: (0, 1, 1), 1: (2, 1, 3), 2: (3, 1, 5), 3: (10, 7, 9)}
-    strategy = GroupPrivacy(Fleet(clients_per_round=4), hypotheses=2, options=GroupOptions(empty="relocate"))
+    strategy = on(Fleet(clients_per_round=4), GroupPrivacy(hypotheses=2, **vars(GroupOptions(empty="relocate"))))
     following, counts = one_round(strategy, [(0, 1, 3), (-90, 0, 0)], release)
     assert counts["groups"] == [3, 1]
     np.testing.assert_allclose(following, [(5 / 3, 1, 3), (10, 7, 9)], rtol=1e-6)

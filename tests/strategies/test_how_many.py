@@ -13,12 +13,13 @@ import umbel.client.app
 from tests.helpers.disk import Killed
 from tests.helpers.errors import raises
 from tests.helpers.runs import run_app
+from tests.helpers.scripted import on
 from umbel import strategies
 from umbel.data import Manifest, write_leaf
+from umbel.nodes.fleet import Fleet
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Clipping
 from umbel.protocol.run_config import RunConfig
-from umbel.server.nodes.fleet import Fleet
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
 from umbel.simulation.in_process import play
@@ -75,21 +76,21 @@ def test_auto_and_0_are_the_same() -> None:
 def test_a_run_tries_no_more_than_its_releases_are_enough_for(clients: int, most: int) -> None:
     run = RunConfig(hypotheses=0, clients_per_round=clients)
     assert run.most_hypotheses == most
-    strategy = strategies.make(run, Fleet())
+    strategy = on(Fleet(), strategies.make(run))
     assert (strategy.hypotheses, strategy.how_many) == (most, HowMany(33))
 
 
 def test_what_has_one_hypothesis_has_nothing_to_choose() -> None:
-    strategy = strategies.make(RunConfig(strategy="fedavg", hypotheses=0), Fleet())
+    strategy = on(Fleet(), strategies.make(RunConfig(strategy="fedavg", hypotheses=0)))
     assert (strategy.hypotheses, strategy.how_many) == (1, None)
 
 
 def test_a_choice_too_random_to_show_groups_is_refused() -> None:
     run = RunConfig(hypotheses=0, clients_per_round=40, choice_epsilon=1)
     with raises(ConfigError, "config.choice-epsilon", "choice-epsilon", "hypotheses", "0"):
-        strategies.make(run, Fleet())
+        on(Fleet(), strategies.make(run))
     assert math.log(7) <= 1.95
-    strategies.make(RunConfig(hypotheses=0, clients_per_round=40, choice_epsilon=1.95), Fleet())
+    on(Fleet(), strategies.make(RunConfig(hypotheses=0, clients_per_round=40, choice_epsilon=1.95)))
 
 
 def test_sums_do_not_show_groups() -> None:

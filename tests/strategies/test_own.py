@@ -17,10 +17,11 @@ import umbel.client.app
 from tests.helpers.disk import Killed, kill_when
 from tests.helpers.errors import raises
 from tests.helpers.runs import AppRun, run_app
+from tests.helpers.scripted import on
 from umbel import strategies
+from umbel.nodes.fleet import Fleet
 from umbel.protocol.arrays import Matrix
 from umbel.protocol.errors import ConfigError
-from umbel.server.nodes.fleet import Fleet
 from umbel.simulation.grid import InProcessGrid
 from umbel.strategies import GroupPrivacy
 
@@ -60,7 +61,7 @@ def test_it_has_ten_lines() -> None:
 
 def test_it_combines_as_it_says() -> None:
     kind = strategies.load("ten_lines:TrimmedMean")
-    strategy = kind(Fleet(), options=kind.Options(trim=1))
+    strategy = on(Fleet(), kind(**vars(kind.Options(trim=1))))
     group = np.array([[0.0, 9], [100, 1], [2, 2], [4, 3]])
     assert strategy.combine(group, group[0], 0).tolist() == [3, 2.5]
     assert strategy.combine(group[:2], group[0], 0).tolist() == [50, 5], "of two, none can be left out"
@@ -126,7 +127,8 @@ CONFIG: dict[str, Any] = {
 
 @pytest.fixture
 def config(run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    monkeypatch.setitem(strategies.STRATEGIES, "counting", Counting)
+    monkeypatch.setitem(strategies.STRATEGIES, "counting", "Counting")
+    monkeypatch.setattr(strategies, "Counting", Counting, raising=False)
     return run_config | CONFIG
 
 

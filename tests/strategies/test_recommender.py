@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 
 from tests.helpers.errors import raises
+from tests.helpers.scripted import on
 from umbel import models
+from umbel.nodes.fleet import Fleet
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.releases import Releases
 from umbel.protocol.run_config import RunConfig
-from umbel.server.nodes.fleet import Fleet
 from umbel.server.setup import Setup
 from umbel.simulation.in_process import play
+from umbel.strategies.base import HypothesisStrategy
 from umbel.strategies.recommender import Recommender
 
 Config = dict[str, Any]
@@ -31,18 +33,18 @@ def factors_config(run_config: Config) -> Config:
 
 def test_changes_are_added_up() -> None:
     """Two clients moved the first number, one the second, none the third."""
-    moved = Recommender(Fleet()).combine(np.array([[2.0, 2, 3], [1.5, 4, 3]]), np.array([1.0, 2, 3]), 0)
+    moved = on(Fleet(), Recommender()).combine(np.array([[2.0, 2, 3], [1.5, 4, 3]]), np.array([1.0, 2, 3]), 0)
     assert moved.tolist() == [2.5, 4, 3]
 
 
 def test_a_round_adds_up_the_changes_without_a_copy_of_them() -> None:
     items, random = np.array([[1.0, -2, 3, 0.1]], np.float32), np.random.default_rng(0)
     changes = random.normal(size=(50, 4)).astype(np.float32) * [1, 1e-3, 0, 0]  # nobody changed the last two
-    strategy = Recommender(fleet := Fleet())
+    strategy = on(fleet := Fleet(), Recommender())
     fleet.sent = {"items": items}
     releases = (items + changes).astype(np.float32)
     outcome = strategy.learn(1, Releases(releases, np.arange(50), None, 50, 0))
-    assert strategy.averages
+    assert type(strategy).combine is HypothesisStrategy.combine, "which sees a copy"
     assert outcome.following is not None
     found = outcome.following["items"]
     np.testing.assert_allclose(found, items + (releases.astype(float) - items).sum(axis=0), rtol=1e-6)
@@ -51,9 +53,9 @@ def test_a_round_adds_up_the_changes_without_a_copy_of_them() -> None:
 
 def test_a_model_without_local_parameters_is_refused(run_config: Config) -> None:
     run = RunConfig(strategy="recommender")
-    Recommender(Fleet()).check(run, models.load("factors items=3 size=2"))
+    on(Fleet(), Recommender()).check(run, models.load("factors items=3 size=2"))
     with raises(ConfigError, "config.strategy-model", "'recommender'", "'mlp'"):
-        Recommender(Fleet()).check(run, models.load("mlp"))
+        on(Fleet(), Recommender()).check(run, models.load("mlp"))
     with raises(ConfigError, "config.strategy-model", "'recommender'", "'linear'"):
         Setup.parse(run_config | {"strategy": "recommender"})
 
@@ -72,9 +74,9 @@ def test_rounds_do_not_depend_on_the_number_of_nodes(factors_config: Config) -> 
 
 def test_items_with_a_prior_decay_by_the_share_of_the_clients_that_took_part() -> None:
     """Step .1, 2 of 8 clients: vectors lose .1 * 5 / 4 of themselves, biases .1 * 1 / 4."""
-    strategy = Recommender(Fleet())
+    strategy = on(Fleet(), Recommender())
     strategy.check(RunConfig(strategy="recommender", step_size=0.1), models.load("biased-factors items=2 size=1"))
-    strategy.fleet.participations = np.zeros(8, np.int64)
+    strategy.nodes.participations = np.zeros(8, np.int64)
     items = np.array([8.0, 4, 0, -8])
     moved = strategy.combine(np.stack([items, items + np.eye(4)[0]]), items, 0)
     np.testing.assert_allclose(moved, [8 * 0.875 + 1, 4 * 0.975, 0, -8 * 0.975])

@@ -10,9 +10,10 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.helpers.errors import raises
+from tests.helpers.scripted import on
+from umbel.nodes.fleet import Fleet
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.plugins import parse_options
-from umbel.server.nodes.fleet import Fleet
 from umbel.server.setup import Setup
 from umbel.simulation.in_process import play
 from umbel.strategies.group_privacy import GroupOptions, GroupPrivacy
@@ -175,8 +176,8 @@ def test_a_strategy_of_ones_own_has_the_option_where_its_options_are_derived() -
         Options = Derived
 
     options = parse_options(Own.Options, "respawn=3 momentum=0.5", "strategy")
-    assert GroupPrivacy(Fleet()).options == GroupOptions(respawn=0), "the paper's algorithm"
-    assert (Own(Fleet(), options=options)._respawn, options.momentum) == (3, 0.5)
+    assert on(Fleet(), GroupPrivacy()).options == GroupOptions(respawn=0), "the paper's algorithm"
+    assert (on(Fleet(), Own(**vars(options)))._respawn, options.momentum) == (3, 0.5)
 
 
 def test_a_run_with_it_goes_through_and_keeps_how_long_hypotheses_wait(run_config: dict[str, Any]) -> None:

@@ -9,12 +9,13 @@ import pytest
 
 from tests.helpers.errors import raises
 from tests.helpers.noise import sanitise
+from tests.helpers.scripted import on
 from umbel import models, strategies
+from umbel.nodes.fleet import Fleet
 from umbel.protocol.arrays import Matrix
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Clipping
 from umbel.protocol.run_config import RunConfig
-from umbel.server.nodes.fleet import Fleet
 from umbel.strategies import GeometricMedian, GroupPrivacy, TrimmedMean
 from umbel.strategies.robust import HostileOptions, Robust
 
@@ -23,7 +24,7 @@ from umbel.strategies.robust import HostileOptions, Robust
 
 def ready(kind: type[Robust], few: int, reach: float = np.inf) -> Robust:
     """Return a strategy that has seen a round."""
-    strategy = kind(Fleet())
+    strategy = on(Fleet(), kind())
     strategy._few, strategy._reach = few, reach
     return strategy
 
@@ -47,7 +48,7 @@ def test_models_of_more_numbers_than_a_block_have_the_same_centres() -> None:
     rng = np.random.default_rng(3)
     sent = rng.normal(size=(2, 70_000))
     releases = (np.repeat(sent, 4, axis=0) + rng.normal(size=(8, 70_000)) * np.arange(1, 9)[:, None]).astype(np.float32)
-    trimmed, median = (kind(Fleet(), options=HostileOptions(0.2)) for kind in (TrimmedMean, GeometricMedian))
+    trimmed, median = (on(Fleet(), kind(**vars(HostileOptions(0.2)))) for kind in (TrimmedMean, GeometricMedian))
     away = np.linalg.norm(releases - np.repeat(sent, 4, axis=0), axis=1)
     for strategy in (trimmed, median):
         assert strategy.assign(releases, sent, None).tolist() == [0] * 4 + [1] * 4
@@ -92,13 +93,13 @@ def test_a_fifth_far_away_captures_no_hypothesis(kind: type[Robust], distance: f
     rng = np.random.default_rng(1)
     sent = np.array([[0.0, 0.0], [6.0, 0.0]])
     honest = np.repeat(sent, 8, axis=0) + rng.normal(size=(16, 2)) * 0.5
-    strategy = kind(Fleet(), hypotheses=2, options=HostileOptions(0.2))
+    strategy = on(Fleet(), kind(hypotheses=2, **vars(HostileOptions(0.2))))
     points = np.concatenate([honest, np.full((4, 2), distance)])
     labels = strategy.assign(points, sent, None)
     assert labels[:16].tolist() == [0] * 8 + [1] * 8
     for j in (0, 1):
         assert np.linalg.norm(strategy.combine(points[labels == j], sent[j], j) - sent[j]) < 1.0
-    captured = GroupPrivacy(Fleet()).assign(points, sent, None)[:16]
+    captured = on(Fleet(), GroupPrivacy()).assign(points, sent, None)[:16]
     assert set(captured.tolist()) == {0}, "where by k-means all honest ones share what is left"
 
 
@@ -107,7 +108,7 @@ def test_no_hypothesis_moves_further_than_twice_the_median_release(kind: type[Ro
     rng = np.random.default_rng(2)
     for _ in range(20):
         sent, points = rng.normal(size=(3, 4)), rng.standard_cauchy((30, 4)) * 10.0 ** rng.uniform(0, 6, (30, 1))
-        strategy = kind(Fleet(), hypotheses=3, options=HostileOptions(0.2))
+        strategy = on(Fleet(), kind(hypotheses=3, **vars(HostileOptions(0.2))))
         labels = strategy.assign(points, sent, None)
         nearest = np.linalg.norm(points[:, None] - sent, axis=2).min(axis=1)
         for j in np.unique(labels).tolist():
@@ -118,12 +119,12 @@ def test_no_hypothesis_moves_further_than_twice_the_median_release(kind: type[Ro
 
 def test_the_share_is_an_option_and_what_cannot_work_is_refused() -> None:
     run = RunConfig(strategy="trimmed-mean hostile=0.2")
-    assert strategies.make(run, Fleet()).options == HostileOptions(0.2)
+    assert on(Fleet(), strategies.make(run)).options == HostileOptions(0.2)
     with raises(ConfigError, "config.option-value", "0.5", "strategy"):
-        strategies.make(RunConfig(strategy="geometric-median hostile=0.5"), Fleet())
+        on(Fleet(), strategies.make(RunConfig(strategy="geometric-median hostile=0.5")))
     run = RunConfig(strategy="trimmed-mean hostile=0.25", hypotheses=4)
     with raises(ConfigError, "config.option-value", "0.25", "4"):
-        strategies.make(run, Fleet()).check(run, models.load("linear"))
+        on(Fleet(), strategies.make(run)).check(run, models.load("linear"))
 
 
 # --- rounds of it: 100 clients in two groups, each with an optimum near its group's, descend the distance to it
@@ -169,11 +170,11 @@ def error(strategy: GroupPrivacy, attack: Any, seed: int, rounds: int = 40, m: i
 
 @pytest.mark.parametrize("attack", [far, one_place, flipped, beside])
 def test_robust_centres_hold_with_a_fifth_hostile_where_the_mean_does_not(attack: Any) -> None:
-    assert error(GroupPrivacy(Fleet()), attack, seed=0, rounds=15) > 4
-    assert error(TrimmedMean(Fleet(), options=HostileOptions(0.2)), attack, seed=0) < 1
-    assert error(GeometricMedian(Fleet(), options=HostileOptions(0.2)), attack, seed=0) < 1
+    assert error(on(Fleet(), GroupPrivacy()), attack, seed=0, rounds=15) > 4
+    assert error(on(Fleet(), TrimmedMean(**vars(HostileOptions(0.2)))), attack, seed=0) < 1
+    assert error(on(Fleet(), GeometricMedian(**vars(HostileOptions(0.2)))), attack, seed=0) < 1
 
 
 @pytest.mark.parametrize("kind", [GroupPrivacy, TrimmedMean, GeometricMedian])
 def test_where_nobody_is_hostile_all_three_find_both_optima(kind: type[GroupPrivacy]) -> None:
-    assert error(kind(Fleet()), None, seed=0) < 0.2
+    assert error(on(Fleet(), kind()), None, seed=0) < 0.2

@@ -17,6 +17,7 @@ from tests.helpers.ledgers import ledger_of
 from tests.helpers.paper import ACCEPTED
 from tests.helpers.sources import ROOT
 from umbel.data import find_dataset, open_dataset
+from umbel.nodes.differences import prior_of
 from umbel.privacy.accounting.guarantee import guarantee
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.policy import Personal
@@ -30,7 +31,6 @@ from umbel.simulation import in_process
 from umbel.simulation.baselines import personalised
 from umbel.simulation.grid import InProcessGrid
 from umbel.simulation.in_process import play, run_config
-from umbel.strategies.differences import prior_of
 
 CONFIG: dict[str, Any] = {
     "strategy": "secure-average", "clipping": "public", "mechanism": "discrete-gaussian",

@@ -17,17 +17,17 @@ from tests.helpers.errors import raises
 from tests.helpers.grids import PaperGrid, stack, vectors
 from tests.helpers.paper import ACCEPTED
 from tests.helpers.runs import run_app
+from tests.helpers.scripted import on
 from tests.helpers.sources import ROOT
 from umbel import strategies
+from umbel.nodes.fleet import Fleet
 from umbel.protocol.arrays import flatten
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.messages import site_reply, training_in
 from umbel.protocol.records import from_array_record, to_array_record
-from umbel.protocol.release import Clipping, ClipSchedule, Kind, ReleaseBy
+from umbel.protocol.release import Clipping, Kind, ReleaseBy
 from umbel.protocol.releases import Sums
 from umbel.protocol.run_config import RunConfig
-from umbel.protocol.tasks import TrainingSpec
-from umbel.server.nodes.fleet import Fleet
 from umbel.server.observer import Run
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
@@ -39,7 +39,7 @@ COMMON: dict[str, Any] = {
     "local_epochs": 1, "step_size": 0.1, "batch_size": 10, "noise_multiplier": 0.0, "mechanism": "laplace",
     "choice_epsilon": 1.0,
 }  # fmt: skip
-PUBLIC = ClipSchedule(Clipping.PUBLIC, start=100.0)
+PUBLIC: dict[str, Any] = {"clipping": "public", "clip_norm": 100.0}
 
 
 class Rehearsal:
@@ -47,7 +47,7 @@ class Rehearsal:
 
     def __init__(self, sites: int = 2, clients: int = 6, hypotheses: int = 2, **common: Any) -> None:
         self.grid = PaperGrid.simulated(train=clients, nodes=sites)
-        self.strategy = SiteAverage(Fleet(clients_per_round=clients), hypotheses=hypotheses, radius=PUBLIC)
+        self.strategy = on(Fleet(clients_per_round=clients, **PUBLIC), SiteAverage(hypotheses=hypotheses))
         self.messages = self.strategy.configure_train(
             1, to_array_record(stack(SENT[:hypotheses])), ConfigRecord(COMMON | common), self.grid
         )
@@ -78,7 +78,7 @@ def test_sums_of_many_sites_are_added_in_64_bits() -> None:
     sums = np.full((5, 1, 3), 1.0, np.float32)  # as they travelled
     sums[0] = 2.0**25, 0, 1  # in 32 bits, 1 more would be lost
     found = Sums(sums, np.full((5, 1), 1.0), np.arange(5), 5, 0, np.arange(0))
-    following = SiteAverage(fleet, hypotheses=1).learn_sums(1, found).following
+    following = on(fleet, SiteAverage(hypotheses=1)).learn_sums(1, found).following
     assert following is not None
     assert vectors(following).tolist() == [[np.float32((2**25 + 4) / 5), np.float32(0.8), 1]]
 
@@ -98,8 +98,8 @@ def test_in_the_first_rounds_some_clients_try_another_hypothesis() -> None:
 
     def explores(round: int, hypotheses: int = 2, options: str = "") -> float:
         entries = {"hypotheses": hypotheses, "clipping": "public"}
-        strategy = strategies.make(RunConfig(strategy=f"site-average {options}".strip(), **entries), Fleet())
-        share: float = strategy.task(round, TrainingSpec(**COMMON)).explore
+        strategy = on(Fleet(), strategies.make(RunConfig(strategy=f"site-average {options}".strip(), **entries)))
+        share: float = strategy.decisions(round)["explore"]
         return share
 
     assert [explores(round) for round in (1, 8, 9)] == [0.3, 0.3, 0.0]
@@ -138,7 +138,7 @@ def test_of_one_hypothesis_the_mean_is_over_those_that_took_part() -> None:
     following, counts = one.end(one.answer(0, [(2, 4, 0)], [3.0]), one.answer(1, [(3, 1, 10)], [2.0], part=[1, 0, 1]))
     assert following == [[1, 1, 2]]
     assert (counts["releases"], counts["groups"]) == (5, [5])
-    assert one.strategy.fleet.participations.sum() == 5
+    assert one.strategy.nodes.participations.sum() == 5
 
 
 def test_a_hypothesis_with_hardly_any_clients_stays_as_it_was() -> None:
@@ -170,7 +170,8 @@ def test_hardly_any_is_what_the_noise_on_counts_may_make_of_none(common: dict[st
 def test_too_few_clients_leave_the_hypotheses_and_nobody_knows_who_trained_what() -> None:
     one = Rehearsal()
     one.strategy.min_releases = 4
-    outcome = one.strategy.train(1, [one.answer(1, [(3, 0, 0), (6, 0, 0)], [1.0, 2.0])])
+    one.end(one.answer(1, [(3, 0, 0), (6, 0, 0)], [1.0, 2.0]))
+    (outcome,) = one.strategy.history
     assert (outcome.following, outcome.releases, outcome.counts.tolist()) == (None, None, [0, 0])
     assert outcome.clients.tolist() == [1, 3, 5]
     assert outcome.groups.tolist() == [-1] * 3
@@ -178,10 +179,10 @@ def test_too_few_clients_leave_the_hypotheses_and_nobody_knows_who_trained_what(
 
 def test_sums_that_make_no_model_leave_the_hypotheses() -> None:
     one = Rehearsal(hypotheses=1)
-    one.strategy.fleet.run = RunConfig(clients_per_round=6, per_node="update-norm=1e300")
+    one.strategy.nodes.run = RunConfig(clients_per_round=6, per_node="update-norm=1e300")
     assert one.end(one.answer(0, [(3e38, 0, 0)], [3.0]), one.answer(1, [(3e38, 0, 0)], [3.0]))[0] is not None
-    sent = one.strategy.fleet.sent
-    one.strategy.fleet.sent = sent | {"bias": sent["bias"] + np.float32(3.4e38)}
+    sent = one.strategy.nodes.sent
+    one.strategy.nodes.sent = sent | {"bias": sent["bias"] + np.float32(3.4e38)}
     assert one.end(one.answer(0, [(0, 0, 3e38)], [3.0], part=[1, 0, 0]))[0] is None
 
 

@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 import umbel.client.app
 from tests.helpers.errors import raises
 from tests.helpers.runs import AppRun, run_app
+from tests.helpers.scripted import on
 from tests.strategies.conftest import one_round
 from umbel import models, strategies
+from umbel.nodes.fleet import Fleet
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.run_config import RunConfig
-from umbel.server.nodes.fleet import Fleet
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
 from umbel.strategies import Stock
@@ -32,10 +33,8 @@ RELEASE = dict(enumerate(NEAR)) | {i + 5: (10 + a, 10 - b, 10 + c) for i, (a, b,
 
 
 def made(name: str, options: str = "", hypotheses: int = 2) -> Stock:
-    strategy = strategies.make(
-        RunConfig(strategy=f"{name} {options}".strip(), hypotheses=hypotheses, clients_per_round=10),
-        Fleet(clients_per_round=10, max_participations=0),
-    )
+    run = RunConfig(strategy=f"{name} {options}".strip(), hypotheses=hypotheses, clients_per_round=10)
+    strategy = on(Fleet(clients_per_round=10, max_participations=0), strategies.make(run))
     assert isinstance(strategy, Stock)
     return strategy
 
@@ -48,7 +47,7 @@ def rounds(strategy: Any, number: int, sent: Any = SENT, first: int = 1) -> NDAr
 
 
 def test_flowers_average_is_ours() -> None:
-    ours = strategies.GroupPrivacy(Fleet(clients_per_round=10))
+    ours = on(Fleet(clients_per_round=10), strategies.GroupPrivacy())
     np.testing.assert_allclose(rounds(made("flower:FedAvg"), 1), rounds(ours, 1), rtol=1e-6)
 
 
@@ -264,7 +263,7 @@ def test_a_large_model_is_no_other(run_config: dict[str, Any]) -> None:
     model = models.load("mlp")
     rng = np.random.default_rng(1)
     strategy = made("flower:FedAvg", hypotheses=1)
-    strategy.fleet.sent = {name: np.zeros((1, *shape), np.float32) for name, shape in model.shapes.items()}
+    strategy.nodes.sent = {name: np.zeros((1, *shape), np.float32) for name, shape in model.shapes.items()}
     group = rng.normal(size=(3, model.num_parameters))
     found = strategy.combine(group, np.zeros(model.num_parameters), 0)
     np.testing.assert_allclose(found, group.mean(0), rtol=1e-5, atol=1e-6)

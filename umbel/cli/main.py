@@ -113,7 +113,7 @@ def _runs() -> None:
 
 
 COMMANDS: Table = {
-    "run": ("umbel.cli.commands.run:app", "Run an experiment in simulation, on this machine or a Ray cluster."),
+    "run": ("umbel.cli.commands.run:app", "Run an experiment in simulation, in this process."),
     "plan": ("umbel.cli.commands.plan:app", "Print a run's cost in privacy, or the noise for a guarantee."),
     "predict": ("umbel.cli.commands.predict:app", "Predict with a run, for clients old and new."),
     "runs": ("umbel.cli.main:runs", "List, show, compare, export and remove runs."),
@@ -141,7 +141,7 @@ PANELS = {
 RUNS: Table = {
     "list": ("umbel.cli.commands.runs:list_runs", "Print all runs under $UMBEL_HOME/runs, oldest first."),
     "show": ("umbel.cli.commands.runs:show", "Print a run's settings, results and cost in privacy, or several beside."),
-    "report": ("umbel.simulation.report:app", "Write a run's report, alone or beside other runs."),
+    "report": ("umbel.simulation.report:app", "Write a run's report."),
     "export": ("umbel.cli.commands.export:app", "Write a run's hypotheses as files for other programs."),
     "rm": ("umbel.cli.commands.runs:rm", "Delete the folders of runs permanently."),
 }
@@ -169,7 +169,7 @@ SITE: Table = {
 }
 PARTS: Table = {
     "supernode": ("umbel.deploy.supernode:app", "Start only a site's SuperNode, for an executor in another container."),
-    "executor": ("umbel.client.commands:executor", "Start only a site's executor, which runs the site's own app."),
+    "executor": ("umbel.deploy.executor:command", "Start only a site's executor, which runs the site's own app."),
     "metrics": ("umbel.console.metrics:app", "Print a site's metrics for Prometheus, or serve them."),
     "server-metrics": ("umbel.deploy.metrics:app", "Print a server's metrics for Prometheus, or serve them."),
     "server-executor": ("umbel.deploy.programs:app", "Start only the server's executor, which runs the ServerApps."),

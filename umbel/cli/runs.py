@@ -7,27 +7,33 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from logging import INFO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 from torch.nn import Module
 
-from umbel.client.exports import OwnNetwork, write_networks
 from umbel.client.personal import method
-from umbel.client.prediction import DEFAULT, check_encoding, client_in, predictions, read_run, table
-from umbel.client.table_prediction import Predicted, Table, is_table, predict_table
+from umbel.client.prediction import (
+    DEFAULT,
+    Predicted,
+    check_encoding,
+    client_in,
+    is_table,
+    predict_dataset,
+    read_run,
+)
 from umbel.data import Dataset, Schema, digest_of, find_dataset, find_typed, open_dataset
 from umbel.data.manifest import encoded_alike
-from umbel.data.table import read_table
 from umbel.protocol.errors import ConfigError, DatasetError
 from umbel.protocol.flower import log
 from umbel.protocol.plugins import distrust, trust
 from umbel.server.result import Result
 from umbel.server.run_folder import RunFolder
-from umbel.server.runs import find_run
-from umbel.simulation.relay import Relay
-from umbel.simulation.start import in_this_process, launched, on_cluster, values_of
+from umbel.server.runs import find_run, reading
+from umbel.simulation.start import in_this_process, values_of
 from umbel.simulation.wanted import Wanted
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class Run(Result):
@@ -65,37 +71,49 @@ class Run(Result):
             Columns for client, its name if it has one, row, hypothesis, and prediction and target in the target's unit.
             For a table, client is the name, and row counts from 1 below the header.
         """
-        trust(personalise)
-        method(personalise)  # a wrong name is told before rows are read
-        named = None if clients is None else [clients] if isinstance(clients, int | str) else list(clients)
-        if named == []:
-            raise DatasetError("clients names no client; name one, or leave it out for all", code="data.unknown-client")
-        if isinstance(rows, pd.DataFrame) or (not isinstance(rows, Dataset) and is_table(rows)):
-            frame, source = (rows, "the table") if isinstance(rows, pd.DataFrame) else (read_table(Path(rows)), rows)
-            found = self.predict_table(frame, source, list(map(str, named or [])), personalise, schema)
-            if found.warning:
-                warnings.warn(found.warning, stacklevel=2)
-            return found.rows
-        data = rows if isinstance(rows, Dataset) else open_dataset(find_typed(rows))
-        learnt = read_run(self.path, data, self.prior)
-        chosen = range(data.manifest.clients) if named is None else [client_in(data, one) for one in named]
-        return table(list(predictions(learnt, data, chosen, how=personalise)), learnt.model, data)
+        found = self.predict_with_notes(rows, clients, personalise, schema)
+        if found.warning:
+            warnings.warn(found.warning, stacklevel=2)
+        return found.rows
 
-    def predict_table(
+    def predict_with_notes(
         self,
-        frame: pd.DataFrame,
-        source: object,
-        clients: Sequence[str] = (),
+        rows: str | Path | Dataset | pd.DataFrame,
+        clients: Sequence[int | str] | int | str | None = None,
         how: str = DEFAULT,
         schema: Schema | Path | str | None = None,
     ) -> Predicted:
-        """Predict for the rows of a table, called `source` in errors, with notes about the prediction: see `predict`.
+        """Return what `predict` returns, with notes about the prediction.
 
         Raises
         ------
         DatasetError
-            If there is no schema, or the table does not fit; the text names the column, the row and the fix.
+            If a table has no schema, or does not fit; the text names the column, the row and the fix.
         """
+        trust(how)
+        method(how)  # a wrong name is told before rows are read
+        named = None if clients is None else [clients] if isinstance(clients, int | str) else list(clients)
+        if named == []:
+            raise DatasetError("clients names no client; name one, or leave it out for all", code="data.unknown-client")
+        if isinstance(rows, str | Path) and not is_table(rows):
+            rows = open_dataset(find_typed(rows))
+        if isinstance(rows, Dataset):
+            chosen = range(rows.manifest.clients) if named is None else [client_in(rows, one) for one in named]
+            with reading(self.path):
+                learnt = read_run(self.path, rows, self.prior)
+            return predict_dataset(learnt, rows, chosen, how)
+        from umbel.data.table import read_table  # it imports pandas, which takes half a second
+
+        source = rows if isinstance(rows, str | Path) else "the table"
+        frame = read_table(Path(rows).expanduser()) if isinstance(rows, str | Path) else rows
+        return self._of_table(frame, source, list(map(str, named or [])), how, schema)
+
+    def _of_table(
+        self, frame: pd.DataFrame, source: object, clients: Sequence[str], how: str, schema: Schema | Path | str | None
+    ) -> Predicted:
+        """Predict for the rows of a table, called `source` in errors."""
+        from umbel.client.table_prediction import Table, predict_table
+
         known, notes, folder = None, [], RunFolder(self.path)
         described = folder.read_manifest()
         if self.config.get("dataset"):
@@ -154,8 +172,7 @@ def run(
     delta: float | None = None,
     row_epsilon: float | None = None,
     rows: int | None = None,
-    nodes: int = 0,
-    ray: bool = False,
+    nodes: int = 1,
     baselines: bool = True,
     **values: Any,
 ) -> Run:
@@ -174,11 +191,7 @@ def run(
         In place of `epsilon`: the wanted guarantee between two data sets of a client that differ by one row, and the
         number of rows of a typical client, which decides the batch. Noise in training is planned for it.
     nodes : int
-        Simulated nodes; 0 for as many as suit this machine. Beyond rounding, the result depends on it only if sites
-        release sums.
-    ray : bool
-        Whether to run in separate processes: in Flower's own simulation, or on the Ray cluster that ``RAY_ADDRESS``
-        names.
+        Simulated nodes. Beyond rounding, the result depends on it only if sites release sums.
     baselines : bool
         Whether to measure the run's worth at the end (`Run.worth`).
     **values
@@ -198,17 +211,10 @@ def run(
     """
     own = {key.replace("_", "-"): value for key, value in values.items()}
     wanted = Wanted(epsilon, delta, row_epsilon, rows)
-    planned = values_of("" if config is None else config, own, wanted, nodes or 1)
+    planned = values_of("" if config is None else config, own, wanted, nodes)
     for line in planned.words:
         log(INFO, "%s", line)
-    if not ray:
-        return Run(in_this_process(planned.values, nodes, baselines))
-    path = launched(planned.values, nodes, Relay(), baselines)
-    if baselines and not on_cluster():
-        from umbel.simulation.report import write_report
-
-        write_report(path)
-    return Run(path)
+    return Run(in_this_process(planned.values, nodes, baselines))
 
 
 def export(
@@ -245,6 +251,8 @@ def export(
     DatasetError
         For ONNX, if the model has local parameters: the file would predict with their initial values.
     """
+    from umbel.client.exports import OwnNetwork, write_networks  # ONNX takes pandas
+
     data, said = run.dataset, {"run": run.name}
     if form == "onnx" and (local := ", ".join(run.model.local_shapes)):
         text = f"model {run.model.name!r} keeps {local} with each client, so the run's folder lacks them"

@@ -32,7 +32,7 @@ from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.site_log import SiteLog
 from umbel.privacy.gate.store import beside, may_begin
 from umbel.protocol.errors import SiteError
-from umbel.protocol.flower import Refusal, parse_config_args
+from umbel.protocol.flower import parse_config_args
 from umbel.protocol.home import umbel_home
 from umbel.protocol.words import count_of
 
@@ -45,33 +45,6 @@ _SOON_DAYS = 14
 _EXPIRED = 10  # X509_V_ERR_CERT_HAS_EXPIRED
 _LEAST_FREE = 256 << 20  # bytes on the ledger's disk
 _PAIR = re.compile(r"(\S+?)=(\'[^\']*\'|\"[^\"]*\"|\S+)")  # as Flower finds pairs in a text
-
-
-_BY_REASON = {
-    Refusal.REVOKED: SiteError(
-        "the server's operator has removed this site, and its key cannot be used again; make another key "
-        "(umbel certs --node NAME), and let the operator register it",
-        code="site.key-revoked",
-    ),
-    Refusal.UNKNOWN: SiteError(
-        "the server does not know this site's key; let its operator register the key's .pub file, then start again",
-        code="site.key-unknown",
-    ),
-    Refusal.ONLINE: SiteError(
-        "the server counts this site as online: another process uses its key, or its last process has just been "
-        "killed; end the other process, or wait a minute",
-        code="site.still-online",
-    ),
-    Refusal.NO_KEY: SiteError(
-        "the server admits only sites with a registered key; name it: --auth-supernode-private-key FILE",
-        code="site.no-key",
-    ),
-}
-_REFUSED = SiteError(
-    "the server refuses this site's key: it is not registered, has been removed, or another process uses it; ask the "
-    "server's operator",
-    code="site.key-refused",
-)
 
 
 def entries_of(node_config: str) -> dict[str, Any]:
@@ -246,11 +219,6 @@ def connection_fault(address: str, error: Exception) -> SiteError:
         f"no server can be reached at {address} ({error}); check HOST:PORT, the firewall, and that the server runs",
         code="site.no-server",
     )
-
-
-def refusal_fault(reason: Refusal) -> SiteError:
-    """Return the error for a server that does not admit a node."""
-    return _BY_REASON.get(reason, _REFUSED)
 
 
 def _context(ca: Path) -> ssl.SSLContext:

@@ -1,4 +1,4 @@
-"""``python -m umbel.cli.parts executor`` and ``umbel site check``, which import PyTorch only when they are called."""
+"""``umbel site check``, which imports PyTorch only when it is called."""
 
 from __future__ import annotations
 
@@ -9,16 +9,9 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from umbel.protocol.cli import PASSES_ON, command_line, console, errors_in_one_line, printable
+from umbel.protocol.cli import command_line, console, errors_in_one_line, printable
 from umbel.protocol.errors import UmbelError
 from umbel.protocol.run_config import RunConfig
-
-
-def _execute(context: typer.Context) -> None:
-    """Start only the executor, which runs the site's own app. Takes the options of flower-superexec."""
-    from umbel.client import executor
-
-    executor.run(context.args)
 
 
 def _check(
@@ -85,4 +78,4 @@ def _check(
     console().print("The site can go online. All other entries have the defaults that `umbel config --site` prints.")
 
 
-executor, check = command_line(_execute, **PASSES_ON), command_line(_check)
+check = command_line(_check)

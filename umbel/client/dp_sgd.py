@@ -13,9 +13,9 @@ from umbel.client.row_gradients import RowGradients
 from umbel.client.steps import Steps
 from umbel.models.model import Parameters
 from umbel.privacy.gate.randomness import RowSource
-from umbel.privacy.gate.releases import round_to_grid
 from umbel.privacy.gate.undisclosed import check_time
 from umbel.privacy.mechanisms.base import Matrix
+from umbel.privacy.mechanisms.sanitise import round_to_grid
 from umbel.protocol.release import RowPrivacy
 
 _BLOCK = 1 << 12

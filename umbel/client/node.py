@@ -101,12 +101,6 @@ class Node:
             raise SiteError(text, code="site.role")
         dataset = _open(source)
         manifest = dataset.manifest
-        if not dataset.holds(site.first, site.step):
-            raise SiteError(
-                f"{source.path} holds part {manifest.part} of the clients, but this node hosts part {site.first}/"
-                f"{site.step}; run on the Ray cluster whose machines hold all parts, or give the whole dataset",
-                code="site.part",
-            )
         if not site.simulated:
             if foreign := _foreign(run, manifest):
                 raise ProtocolError(f"the server {foreign}", code="protocol.other-model")
@@ -289,7 +283,7 @@ def _open(source: _Source) -> Dataset:
         if source.path.name.lower().endswith(_TABLES):
             text = f"{source.path} is a table: name the function that reads it, as reader = package.module:function"
             raise SiteError(text, code="site.table")
-        return open_dataset(source.path, part=True)
+        return open_dataset(source.path)
     if source.register is None:
         raise SiteError("only a site can serve a table: name it as data-path in its configuration", code="site.table")
     register = NamesOnTrial(source.register) if source.trial else Names(source.register)

@@ -19,7 +19,7 @@ from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.learner import Learner, best_hypothesis
 from umbel.client.personal import Own, make_own
 from umbel.client.trial import try_out
-from umbel.data import Dataset, Manifest, check, offsets_of
+from umbel.data import Dataset, Manifest
 from umbel.data.files import read_manifest_of_run
 from umbel.data.manifest import encoded_alike
 from umbel.models.fit import misfit
@@ -31,6 +31,7 @@ from umbel.privacy.gate.randomness import streams
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ConfigError, DatasetError
 from umbel.protocol.run_config import RunConfig, read_saved
+from umbel.protocol.words import count_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 DEFAULT = Personal.AUTO
 """The default personalisation."""
 
+_TABLES = (".csv", ".csv.gz", ".csv.zip", ".tsv", ".parquet", ".pq")
 _MOST_NAMED = 20  # clients that an error lists
 _NO_STEP = 1.0  # step size where only statistics of rows are local, so that no step is made
 _EPOCHS = 10  # of a client's further training, if its method trains
@@ -88,6 +90,25 @@ class Learnt:
 
 
 @dataclass(frozen=True)
+class Predicted:
+    """Predictions of clients.
+
+    Attributes
+    ----------
+    rows : DataFrame
+        One row for each prediction.
+    notes : list of str
+        Facts about the prediction, as sentences.
+    warning : str
+        Names of clients without a labelled row; empty if there are none.
+    """
+
+    rows: pd.DataFrame
+    notes: list[str]
+    warning: str = ""
+
+
+@dataclass(frozen=True)
 class Prediction:
     """A client's prediction."""
 
@@ -97,27 +118,43 @@ class Prediction:
     outputs: Tensor  # (rows, *output shape), as the model gives them
 
 
-def predictions(
-    learnt: Learnt,
-    dataset: Dataset,
-    clients: Sequence[int],
-    rows: Dataset | None = None,
-    how: str = DEFAULT,
-) -> Iterator[Prediction]:
-    """Yield clients' predictions, with predictors made from their labelled rows in the dataset.
+def is_table(name: str | Path) -> bool:
+    """Return whether a name or path is a table's, and not a dataset's."""
+    path = Path(name).expanduser()
+    return path.name.lower().endswith(_TABLES) or (path.is_file() and path.suffix.lower() != ".json")
 
-    They predict for `rows` (`read_features`); by default for their labelled rows.
+
+def predict_dataset(learnt: Learnt, data: Dataset, clients: Sequence[int], how: str = DEFAULT) -> Predicted:
+    """Return the predictions of clients of a dataset for their labelled rows, in the target's unit.
+
+    Their columns are client, its name if it has one, row, hypothesis, prediction, and target. Categories appear by
+    name. Several outputs of a model are an array.
     """
+    import pandas as pd  # the import takes half a second
+
+    made, frames = list(predictions(learnt, data, clients, how)), []
+    for one in made:
+        count = len(one.outputs)
+        columns = {
+            "client": [one.client] * count,
+            **({"name": [data.names[one.client]] * count} if data.names else {}),
+            "row": range(count),
+            "hypothesis": [one.hypothesis] * count,
+            "prediction": shown(told(learnt.model, one.outputs, data.manifest), data.manifest),
+            "target": shown(np.asarray(data.client(one.client)[1]), data.manifest),
+        }
+        frames.append(pd.DataFrame(columns))
+    error = in_unit(float(np.mean([one.metric for one in made])), learnt.model, data.manifest)
+    note = f"Mean over {count_of(len(made), 'client')}, on the labelled rows that chose their predictors: {error}"
+    return Predicted(pd.concat(frames, ignore_index=True), [note])
+
+
+def predictions(learnt: Learnt, dataset: Dataset, clients: Sequence[int], how: str = DEFAULT) -> Iterator[Prediction]:
+    """Yield clients' predictions for their labelled rows in a dataset, with predictors made from these."""
     learner = try_out(learnt.model, dataset)
-    if rows is None:
-        for some in learnt.chunks(clients):
-            support = Cohort.gather(dataset, some, learner.device)
-            yield from predicted(learnt, learner, some, support, support, how)
-        return
-    asked = Cohort.gather(rows, [0], learner.device)
-    for client in clients:
-        support = Cohort.gather(dataset, [client], learner.device)
-        yield from predicted(learnt, learner, [client], support, asked, how)
+    for some in learnt.chunks(clients):
+        support = Cohort.gather(dataset, some, learner.device)
+        yield from predicted(learnt, learner, some, support, support, how)
 
 
 def predicted(
@@ -184,7 +221,8 @@ def read_run(run: Path, data: Dataset, prior: Prior | None = None) -> Learnt:
         text = f"{run}: hypotheses of shapes {shapes} do not fit model {model.name!r}: {model.shapes}"
         raise DatasetError(text, code="data.unfit-hypotheses")
     model.check_frozen(saved, run)
-    _check_fit(model, data, data.manifest.name)
+    if reason := misfit(model, data):
+        raise DatasetError(f"{data.manifest.name}: model {model.name!r} {reason}", code="data.unfit-model")
     # A newcomer can compute statistics of its rows, but it lacks trained parameters.
     if own := ", ".join(name for name in model.local_shapes if name not in model.buffers):
         text = f"{run}: parameters {own} of model {model.name!r} are local to each client, and a new client has none"
@@ -211,66 +249,6 @@ def unknown_client(client: object, known: str, names: Sequence[str]) -> DatasetE
     hint = f"; did you mean {near[0]!r}?" if near else ""
     named = ", ".join(map(repr, names[:_MOST_NAMED]))
     return DatasetError(f"there is no client {client!r}: {known}{named}{more}{hint}", code="data.unknown-client")
-
-
-def read_features(path: Path, data: Dataset, model: Model) -> Dataset:
-    """Read rows without labels to predict for, from a .npy file: the rows of one client, with made-up targets.
-
-    They are stored like those of `data`.
-
-    Raises
-    ------
-    DatasetError
-        If a dataset of the model could not have these rows.
-    """
-    try:
-        features = np.load(path, allow_pickle=False)
-    except OSError:
-        raise
-    except Exception:  # NumPy raises many kinds, some with advice to load objects
-        text = f"{path} is not a .npy file of numbers; save the rows with numpy.save"
-        raise DatasetError(text, code="data.unreadable") from None
-    if not isinstance(features, np.ndarray):
-        raise DatasetError(f"{path} holds several arrays; save the rows as one .npy", code="data.several-arrays")
-    if features.shape[1:] != data.features.shape[1:] or not features.ndim:
-        text = f"{path} has rows of shape {features.shape[1:]}, but the data's are {data.features.shape[1:]}"
-        raise DatasetError(text, code="data.unfit-rows")
-    if not len(features):
-        raise DatasetError(f"{path} has no rows; give it at least one", code="data.no-rows")
-    alone: dict[str, Any] = {"clients": 1, "split": {"train": 1, "validation": 0}, "part": "", "groups": []}
-    targets = np.repeat(np.asarray(data.targets[:1]), len(features), axis=0)
-    rows = Dataset(data.manifest.model_copy(update=alone), features, targets, offsets_of([len(features)]))
-    check(rows, path)
-    _check_fit(model, rows, path)
-    return rows
-
-
-def _check_fit(model: Model, data: Dataset, name: Path | str) -> None:
-    if reason := misfit(model, data):
-        raise DatasetError(f"{name}: model {model.name!r} {reason}", code="data.unfit-model")
-
-
-def table(made: list[Prediction], model: Model, data: Dataset, with_targets: bool = True) -> pd.DataFrame:
-    """Return a row for each prediction, in the target's unit: client, row, hypothesis, prediction, and target.
-
-    Clients' names stand beside their numbers. Categories appear by name. Several outputs of a model are an array.
-    """
-    import pandas as pd  # the import takes half a second
-
-    frames = []
-    for one in made:
-        count = len(one.outputs)
-        columns = {
-            "client": [one.client] * count,
-            **({"name": [data.names[one.client]] * count} if data.names else {}),
-            "row": range(count),
-            "hypothesis": [one.hypothesis] * count,
-            "prediction": shown(told(model, one.outputs, data.manifest), data.manifest),
-        }
-        if with_targets:
-            columns["target"] = shown(np.asarray(data.client(one.client)[1]), data.manifest)
-        frames.append(pd.DataFrame(columns))
-    return pd.concat(frames, ignore_index=True)
 
 
 def told(model: Model, outputs: Tensor, manifest: Manifest) -> NDArray[Any]:

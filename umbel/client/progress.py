@@ -18,8 +18,6 @@ from umbel.protocol.flower import log
 
 T = TypeVar("T")
 
-PASSING = "umbel_passing"
-"""Attribute of a log record that says nothing once its message has been answered."""
 _EVERY_S = 10.0  # a shorter round gets no line but the server's
 _ROUNDING = 1e-6
 
@@ -45,7 +43,7 @@ class _Watch:
         left = in_time((now - self.began) / share * (1 - share))
         done = int(share * self.clients + _ROUNDING)
         text = self.text.format(done=done, clients=self.clients)
-        log(INFO, "%s, about %s left", text, left, extra={PASSING: True})
+        log(INFO, "%s, about %s left", text, left)
 
 
 _part: ContextVar[tuple[_Watch, float, float] | None] = ContextVar("umbel_progress", default=None)

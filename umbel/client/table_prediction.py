@@ -18,7 +18,17 @@ from umbel.client.cohort import Cohort
 from umbel.client.learner import Learner
 from umbel.client.personal import Own
 from umbel.client.personal.own import same_for
-from umbel.client.prediction import DEFAULT, Learnt, Prediction, in_unit, predicted, shown, told, unknown_client
+from umbel.client.prediction import (
+    DEFAULT,
+    Learnt,
+    Predicted,
+    Prediction,
+    in_unit,
+    predicted,
+    shown,
+    told,
+    unknown_client,
+)
 from umbel.client.trial import try_out
 from umbel.data import Dataset, Manifest, Schema, check, offsets_of
 from umbel.data.hints import Syntax
@@ -27,14 +37,7 @@ from umbel.models.fit import look
 from umbel.models.model import Model
 from umbel.protocol.errors import DatasetError
 
-_TABLES = (".csv", ".csv.gz", ".csv.zip", ".tsv", ".parquet", ".pq")
 _SHOWN = 3  # names of clients in a sentence
-
-
-def is_table(name: str | Path) -> bool:
-    """Return whether a name or path is a table's, and not a dataset's."""
-    path = Path(name).expanduser()
-    return path.name.lower().endswith(_TABLES) or (path.is_file() and path.suffix.lower() != ".json")
 
 
 @dataclass(frozen=True)
@@ -114,26 +117,6 @@ class Table:
         return Dataset(manifest, data.features[chosen], data.targets[chosen], offsets_of(lengths))
 
 
-@dataclass(frozen=True)
-class Predicted:
-    """The predictions for a table.
-
-    Attributes
-    ----------
-    rows : DataFrame
-        One row for each prediction, in the table's order: client, row (from 1 below the header, as in errors),
-        hypothesis (none if no label chose one), prediction and, if any row has one, target.
-    notes : list of str
-        Facts about the prediction, as sentences.
-    warning : str
-        Names of clients without a labelled row; empty if there are none.
-    """
-
-    rows: pd.DataFrame
-    notes: list[str]
-    warning: str
-
-
 def predict_table(
     learnt: Learnt,
     table: Table,
@@ -141,7 +124,10 @@ def predict_table(
     shares: NDArray[np.float64],
     how: str = DEFAULT,
 ) -> Predicted:
-    """Return the predictions of a table's clients for its rows.
+    """Return the predictions of a table's clients for its rows, in the table's order.
+
+    Their columns are client, row (from 1 below the header, as in errors), hypothesis (none if no label chose one),
+    prediction and, if any row has one, target.
 
     A known client, by its name, has its labelled rows in the dataset; any other has those of the table. They
     personalise the hypotheses. A client without labelled rows gets the hypotheses weighted by `shares` (k,).

@@ -26,15 +26,13 @@ from umbel.models import load
 from umbel.models.fit import look, misfit, one_line
 from umbel.models.losses import SLOPES, Score
 from umbel.models.model import Kind, Model, Parameters
-from umbel.models.optimizers import Adam, descent_of
+from umbel.models.optimizers import Adam
 from umbel.privacy.gate.randomness import row_sources, streams
-from umbel.protocol.arrays import Arrays, all_finite, flatten
+from umbel.protocol.arrays import Arrays, all_finite
 from umbel.protocol.errors import DatasetError, ModelError
 from umbel.protocol.release import RowPrivacy
-from umbel.protocol.run_config import RunConfig
 
 _LENGTHS = (3, 2)  # rows of the artificial clients; unequal, so that one of them is padded
-_MEASURED = 200  # clients whose first updates give a guess of the clip norm
 _SCORES = ("the loss", "the metric")
 _STEP = LocalUpdate(local_epochs=1, step_size=0.01, batch_size=0)
 _LONG_S = 0.05  # seconds whose measurement tells how long more of the same takes
@@ -194,23 +192,6 @@ def check_fit(data: Dataset) -> None:
     if reason := misfit(load(manifest.model, manifest.loss), data):
         text = f"model {manifest.model!r} {reason}; give another model or loss, or leave both out"
         raise DatasetError(text, code="data.unfit-model")
-
-
-def first_update(run: RunConfig, model: Model, dataset: Dataset, hypotheses: Arrays) -> float:
-    """Return the median norm of clients' first updates, over some training clients.
-
-    Before any training, it is a first guess of the clip norm.
-    """
-    learner = try_out(model, dataset, run.device)
-    some = range(0, dataset.manifest.train, -(-dataset.manifest.train // _MEASURED))
-    cohort = Cohort.gather(dataset, some, learner.device)
-    local = model.initial_local(streams(run.seed, "local", 0, some))
-    chosen = learner.choose(hypotheses, cohort, local)
-    steps = run.local_epochs, run.step_size, run.batch_size, run.local_steps
-    update = LocalUpdate(*steps, descent=descent_of(run.optimizer))
-    trained, _ = learner.train(hypotheses, chosen, cohort, update, streams(run.seed, "shuffle", 1, some), local)
-    moved = flatten(trained, np.float64) - flatten(hypotheses, np.float64)[chosen]
-    return float(np.median(np.linalg.norm(moved, axis=1)))
 
 
 def _check_network(model: Model, cohort: Cohort) -> None:

@@ -20,7 +20,8 @@ from umbel.privacy.accounting.guarantee import (
     released_by,
     secure_report,
 )
-from umbel.privacy.accounting.rows import row_guarantee
+from umbel.privacy.accounting.odometer import clients_to_date
+from umbel.privacy.accounting.rows import row_guarantee, rows_to_date
 from umbel.privacy.gate.charges import NO_LIMITS, Account, Limits, paper_spent
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.runs import Request, Runs
@@ -48,7 +49,8 @@ class Client:
     """A client's spending.
 
     `used` is the part of its budget, or of its rows' budget if that is more, from 0 to 1; None without a budget.
-    `row_epsilon_at_delta` is the guarantee of each of its rows.
+    `paper` is the paper's budget, a heuristic. Epsilons of each of its rows are empty where no release hid rows, and
+    those to date unless they were asked for.
     """
 
     number: int
@@ -56,7 +58,10 @@ class Client:
     releases: int
     epsilon: str
     epsilon_at_delta: str
+    epsilon_to_date: str
     row_epsilon_at_delta: str
+    row_epsilon_to_date: str
+    paper: str
     used: float | None
 
 
@@ -85,14 +90,14 @@ class Books:
         Its limits decide what part of its budget a client has used.
     delta : float
         Of the epsilons that are shown, if the site's budget has no delta.
-    node_config : str
-        The text that describes the site, if they are to follow it (`now`).
+    to_date : bool
+        Whether to show the epsilons that hold for releases that were not planned in advance.
     """
 
     ledger: Path
     site: Site | None = None
     delta: float = DELTA
-    node_config: str = ""
+    to_date: bool = False
 
     @classmethod
     def of(cls, node_config: str) -> Self:
@@ -100,11 +105,7 @@ class Books:
         site = Site.of(entries_of(node_config))
         if site.ledger_path is None:
             raise SiteError("a simulated site has no ledger; name the site's data", code="site.no-data")
-        return cls(site.ledger_path, site, node_config=node_config)
-
-    def now(self) -> Self:
-        """Return the books as they are now: ledger, log, and the policy, whose file a node reads for each message."""
-        return type(self).of(self.node_config) if self.node_config else replace(self)
+        return cls(site.ledger_path, site)
 
     @cached_property
     def limits(self) -> Limits:
@@ -128,14 +129,19 @@ class Books:
     def clients(self) -> list[Client]:
         """Every client that has released something; those nearest to the end of their budgets come first."""
         names = dict(enumerate(Names(self.ledger).read()))
-        alike: dict[Any, tuple[str, str, str, float | None]] = {}  # many clients have the same account
+        alike: dict[Any, tuple[Any, ...]] = {}  # many clients have the same account
         found = []
-        for number, account in self._opened.accounts().items():
+        for number, account in self.opened.accounts().items():
             if (key := tuple(account.items())) not in alike:
-                of_row = in_words(row_guarantee(account, self.delta))[1]
-                alike[key] = (*in_words(guarantee(account, self.delta)), of_row, self.used(account))
+                alike[key] = (*self._epsilons(account), amount(paper_spent(account)), self.used(account))
             found.append(Client(number, str(names.get(number, "")), sum(account.values()), *alike[key]))
         return sorted(found, key=lambda one: (-(one.used or 0.0), one.number))
+
+    def _epsilons(self, account: Account) -> Iterator[str]:
+        yield from in_words(guarantee(account, self.delta))
+        yield amount(clients_to_date(account, self.delta)) if self.to_date else ""
+        yield in_words(row_guarantee(account, self.delta))[1] if self.hides_rows else ""
+        yield amount(rows_to_date(account, self.delta)) if self.hides_rows and self.to_date else ""
 
     @cached_property
     def runs(self) -> list[Run]:
@@ -143,7 +149,7 @@ class Books:
         clients: dict[str, Counter[int]] = {}
         times: dict[str, list[str]] = {}
         # The ledger's: a log may have been set aside, and it names only ranges of many clients.
-        for row in self._opened.table("charges"):
+        for row in self.opened.table("charges"):
             clients.setdefault(row["run"], Counter())[row["client"]] += 1
             times[row["run"]] = [times.get(row["run"], [row["at"]])[0], row["at"]]
         by_run: dict[str, list[Line]] = {run: [] for run in clients}
@@ -162,7 +168,7 @@ class Books:
     @cached_property
     def hides_rows(self) -> bool:
         """Whether a release hid rows by noise in training; else a row's guarantee is its client's."""
-        return any(release.by_rows for account in self._opened.accounts().values() for release in account)
+        return any(release.by_rows for account in self.opened.accounts().values() for release in account)
 
     def used(self, account: Account) -> float | None:
         """Return the part of its budget that a client has used, or of its rows' budget if that is more; None without
@@ -181,11 +187,12 @@ class Books:
             "delta": self.delta,
             "clients": [asdict(one) for one in self.clients],
             "runs": [asdict(one) for one in self.runs],
-            "requests": [with_prices(one) for one in self.requests],
+            "requests": [asdict(one) | {"prices": dict(prices(one))} for one in self.requests],
         }
 
     @cached_property
-    def _opened(self) -> Ledger:
+    def opened(self) -> Ledger:
+        """The ledger, whose chain is intact."""
         return Ledger(self.ledger, whole=True).distrust(self.site.policy.mechanisms if self.site else "")
 
 
@@ -196,11 +203,6 @@ def _part(account: Account, budget: Fraction, covers: Callable[[Account, Fractio
         middle = (low + high) / 2
         low, high = (low, middle) if covers(account, Fraction(middle) * budget) else (middle, high)
     return high
-
-
-def with_prices(request: Request) -> dict[str, Any]:
-    """Return a request and its prices as plain values."""
-    return asdict(request) | {"prices": dict(prices(request))}
 
 
 def prices(request: Request) -> list[tuple[str, str]]:

@@ -19,7 +19,6 @@ def explained(policy: Policy) -> list[tuple[str, str]]:
         ("what leaves", " ".join(_what(policy))),
         ("what it costs a client", " ".join(_cost(policy))),
         ("what is not covered", " ".join(_gaps(policy)) or "Nothing that this policy allows."),
-        ("work for a message", _work(policy)),
     ]
 
 
@@ -113,15 +112,3 @@ def _gaps(policy: Policy) -> Iterator[str]:
         yield f"Other code adds the noise: {', '.join(others)}."
     if policy.app:
         yield f"The site's own app answers: {policy.app}."
-
-
-def _work(policy: Policy) -> str:
-    limits = [
-        (policy.max_seconds, "seconds"),
-        (policy.max_local_epochs, "local epochs"),
-        (policy.max_local_steps, "local steps"),
-        (policy.max_examples, "rows of a client"),
-        (policy.max_hypotheses, "hypotheses"),
-    ]
-    said = [f"{most:,.0f} {what}" for most, what in limits if math.isfinite(most)]
-    return f"At most {', '.join(said)}." if said else "There is no limit."

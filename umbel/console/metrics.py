@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -35,10 +35,13 @@ _MESSAGES = ("query", "query.secure", "query.keep", "train", "evaluate", "approv
 
 
 class Reading:
-    """The series of a site's ledger and log, read again only after a change: a scraper asks every few seconds."""
+    """The series of a site's ledger and log, read again only after a change: a scraper asks every few seconds.
 
-    def __init__(self, books: Books) -> None:
-        self.ledger, self._books = books.ledger, books
+    `books` returns the books as they are now: a node reads the policy's file for each message, too.
+    """
+
+    def __init__(self, books: Callable[[], Books]) -> None:
+        self.ledger, self._books = books().ledger, books
         self._seen: tuple[Seen, Limits] | None = None
         self._series: list[Metric] = []
 
@@ -46,7 +49,7 @@ class Reading:
         """Return them; none before the ledger exists. Raises `UmbelError` if ledger or log is refused."""
         if not self.ledger.exists():
             return []
-        books = self._books.now()
+        books = self._books()
         if (now := (seen_of(self.ledger), books.limits)) != self._seen:
             self._series, self._seen = _known(books), now
         return self._series
@@ -123,7 +126,7 @@ def main(
 ) -> None:
     """Print a site's metrics for Prometheus, or serve them."""
     with errors_in_one_line():
-        reading = Reading(Books.of(node_config))
+        reading = Reading(lambda: Books.of(node_config))
         readiness = Readiness.of(entries_of(node_config), keeps=False)
         assert readiness is not None, "a site with books has a ledger's path"
         certificates = watched(certificate)

@@ -1,11 +1,9 @@
-"""The rows of a dataset, checks against the format, and division into parts."""
+"""The rows of a dataset, and checks against the format."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +32,7 @@ class Dataset:
     targets : ndarray, shape (rows,) or (rows, outputs)
         Outputs, integers for classes.
     offsets : ndarray of int64, shape (clients + 1,)
-        Client ``i`` owns rows ``offsets[i]`` to ``offsets[i + 1]``, and none if it is not in this part.
+        Client ``i`` owns rows ``offsets[i]`` to ``offsets[i + 1]``.
     names : sequence of str
         The name of each client at its data; empty if unknown. No message holds it.
 
@@ -57,24 +55,8 @@ class Dataset:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Number of rows of each client in this part, or of all clients in a whole dataset."""
-        first, step = self.manifest.shard
-        return np.diff(self.offsets)[first::step]
-
-    @cached_property
-    def digest(self) -> str:
-        """The beginning of the SHA-256 of all rows and offsets; it does not depend on the files' format."""
-        digest = hashlib.sha256()
-        for array in (self.features, self.targets, np.asarray(self.offsets, np.int64)):
-            digest.update(f"{array.dtype.str}{array.shape}".encode())
-            for _, part in _parts(array):
-                digest.update(np.ascontiguousarray(part).tobytes())
-        return digest.hexdigest()[:16]
-
-    def holds(self, first: int, step: int) -> bool:
-        """Return whether the clients ``first, first + step, ...`` are here."""
-        own, parts = self.manifest.shard
-        return step % parts == 0 and first % parts == own
+        """Number of rows of each client."""
+        return np.diff(self.offsets)
 
     def client(self, index: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return the stored features and targets of one client, without a copy."""
@@ -103,13 +85,9 @@ def check(dataset: Dataset, source: Path) -> None:
     if offsets[0] != 0 or offsets[-1] != len(features):
         found = f"{offsets[0]} to {offsets[-1]}"
         raise DatasetError(f"{source}: offsets run from {found}, not 0 to {len(features)} rows", code="data.offsets")
-    first, step = manifest.shard
-    here = np.arange(manifest.clients) % step == first
-    if len(bad := np.flatnonzero(here & (offsets[1:] <= offsets[:-1]))):
+    if len(bad := np.flatnonzero(offsets[1:] <= offsets[:-1])):
         span = f"offsets {offsets[bad[0]]} to {offsets[bad[0] + 1]}"
         raise DatasetError(f"{source}: client {bad[0]} has no rows ({span})", code="data.empty-client")
-    if len(bad := np.flatnonzero(~here & (offsets[1:] != offsets[:-1]))):
-        raise DatasetError(f"{source}: client {bad[0]} is not in part {manifest.part}; shard again", code="data.part")
     if 0 in (*features.shape[1:], *targets.shape[1:]):
         raise DatasetError(f"{source}: rows are empty in {shapes}", code="data.empty-rows")
     if len(dataset.names) not in (0, manifest.clients):
@@ -135,31 +113,6 @@ def check(dataset: Dataset, source: Path) -> None:
             if strange.any():
                 wrong = f"row {start + int(strange.argmax())} has a token outside 0 to {manifest.tokens - 1}"
                 raise DatasetError(f"{source}: {wrong}; set tokens to the vocabulary's size", code="data.tokens")
-
-
-def shard(dataset: Dataset, first: int, step: int) -> Dataset:
-    """Return the part of a dataset with the rows of clients ``first, first + step, ...``, for one of several machines.
-
-    A part keeps the manifest of the whole and the numbers of its clients. It has at least one training client.
-    """
-    manifest, offsets = dataset.manifest, dataset.offsets
-    if manifest.part:
-        raise DatasetError(f"{manifest.name} is part {manifest.part} of a dataset; shard the whole", code="data.part")
-    if not 1 <= step <= max(1, manifest.train):
-        raise DatasetError(f"{manifest.train} training clients are too few for {step} parts", code="data.part")
-    if not 0 <= first < step:
-        raise DatasetError(f"there is no part {first} of {step}: parts are numbered 0 to {step - 1}", code="data.part")
-    here = np.arange(manifest.clients) % step == first
-    lengths = np.diff(offsets)
-    rows = np.repeat(here, lengths)
-    names = [name if here[client] else "" for client, name in enumerate(dataset.names)]
-    return Dataset(
-        manifest.model_copy(update={"part": f"{first}/{step}", "whole": dataset.digest} if step > 1 else {}),
-        dataset.features[rows],
-        dataset.targets[rows],
-        offsets_of(np.where(here, lengths, 0)),
-        names,
-    )
 
 
 def as_array(values: ArrayLike, name: str) -> NDArray[Any]:

@@ -79,11 +79,6 @@ def digest_of(path: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def digest_of_rows(path: Path) -> str:
-    """Return the digest of the rows of the dataset at `path`, without checking them."""
-    return (open_folder(path) if path.is_dir() else open_leaf(path)).digest
-
-
 def read_manifest(path: Path) -> Manifest:
     """Read the manifest of the dataset at `path`; of a folder no data are read."""
     if path.is_dir():
@@ -92,10 +87,8 @@ def read_manifest(path: Path) -> Manifest:
     return open_leaf(path).manifest
 
 
-def open_dataset(path: Path, part: bool = False) -> Dataset:
+def open_dataset(path: Path) -> Dataset:
     """Open and check the dataset at `path`, a folder or a LEAF JSON file.
-
-    `part` says whether a part of a dataset is accepted (see `umbel.data.shard`).
 
     Raises
     ------
@@ -105,9 +98,6 @@ def open_dataset(path: Path, part: bool = False) -> Dataset:
     """
     version = _version(path)
     dataset = open_folder(path) if path.is_dir() else open_leaf(path)
-    if dataset.manifest.part and not part:
-        wrong = f"{path} holds part {dataset.manifest.part} of a dataset, for one machine of a Ray cluster"
-        raise DatasetError(f"{wrong}; give the whole dataset", code="data.part")
     # A run opens its dataset many times, and checking reads all rows, which may not fit into memory.
     if version is None or version not in _checked or version != _version(path):
         check(dataset, path)

@@ -14,10 +14,9 @@ from umbel.protocol.errors import DatasetError
 from umbel.protocol.plugins import distrust
 
 _ESTIMATED = re.compile(r"estimated from the training clients' rows with epsilon (\S+) a client")
-_PART = re.compile(r"(0|[1-9]\d{0,8})/([1-9]\d{0,8})")
 _SMALLEST, _LARGEST = 1e-38, 3e38  # range of 32-bit numbers
 # Entries that a file omits where they are empty.
-_IF_ANY = ("metric", "part", "pretrained", "tokens", "whole")
+_IF_ANY = ("metric", "pretrained", "tokens")
 
 
 def check_printable(found: Any, source: Any) -> None:
@@ -47,11 +46,6 @@ class Manifest(Entries):
     split : dict
         ``{"train": a, "validation": b}`` with ``a + b == clients``: the first ``a`` clients
         train, the others validate.
-    part : str
-        ``"i/m"`` if only the rows of clients i, i + m, i + 2m, ... are here, a shard for one of several
-        machines; all other entries describe the whole. Empty for a whole dataset.
-    whole : str
-        In a part, the digest of the whole dataset's rows, which all of its parts must share.
     units : dict
         Public constants that convert stored numbers to real units. ``units["target"]`` may hold
         ``name``, ``unit`` and ``scale``: a stored target times ``scale`` is in ``unit``. For classes,
@@ -78,8 +72,6 @@ class Manifest(Entries):
     clients: int = Field(ge=1)
     split: dict[str, int]
     model: str = ""
-    part: str = ""
-    whole: str = ""
     loss: str = ""
     metric: str = ""
     pretrained: str = ""
@@ -116,12 +108,6 @@ class Manifest(Entries):
         found = _ESTIMATED.search(self.provenance)
         return found[1] if found else ""
 
-    @property
-    def shard(self) -> tuple[int, int]:
-        """Return i and m of ``part``; 0 and 1 if all clients are here."""
-        first, _, step = (self.part or "0/1").partition("/")
-        return int(first), int(step)
-
     @model_validator(mode="after")
     def _adds_up(self) -> Self:
         split, groups = self.split, self.groups
@@ -129,9 +115,6 @@ class Manifest(Entries):
             raise ValueError(f'"split" must be {{"train": a, "validation": b}}, got {split!r}')
         if split["train"] + split["validation"] != self.clients:
             raise ValueError(f"split {split} does not add up to {self.clients} clients")
-        part = _PART.fullmatch(self.part or "0/1")
-        if part is None or int(part[1]) >= int(part[2]):
-            raise ValueError(f'"part" must be "i/m" with i from 0 to m - 1, got {self.part!r}')
         if len(groups) not in (0, self.clients):
             raise ValueError(f'"groups" must list a group for each of {self.clients} clients, got {len(groups)}')
         if groups and min(groups) < 0:

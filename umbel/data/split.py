@@ -8,7 +8,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from umbel.data.data import offsets_of, shard
+from umbel.data.data import offsets_of
 from umbel.data.files import write_dataset
 from umbel.data.find import find_typed, open_dataset
 from umbel.data.manifest import Manifest
@@ -18,25 +18,13 @@ from umbel.protocol.errors import DatasetError
 
 def main(
     dataset: Annotated[str, typer.Argument(help="A name under $UMBEL_HOME/data or in datasets/, or a path.")],
-    out: Annotated[Path, typer.Option(help="The folder for site-1, site-2, ..., or part-0, part-1, ...")],
+    out: Annotated[Path, typer.Option(help="The folder for site-1, site-2, ...")],
     sites: Annotated[int, typer.Option(help="Number of sites.")] = 3,
-    shards: Annotated[
-        int, typer.Option(min=0, help="Instead of sites: parts for so many machines of a Ray cluster.")
-    ] = 0,
-    only: Annotated[int | None, typer.Option(min=0, help="Write only this part.", show_default="all")] = None,
 ) -> None:
-    """Split a dataset over several sites, or into parts for machines that simulate one run."""
+    """Split a dataset over several sites."""
     with errors_in_one_line():
-        path = find_typed(dataset)
-        if not shards:
-            for folder in split(path, sites, out):
-                typer.echo(folder)
-            return
-        name, whole = path.name if path.is_dir() else path.stem, open_dataset(path)
-        for i in range(shards) if only is None else [only]:
-            part, folder = shard(whole, i, shards), out / f"part-{i}" / "data" / name
-            write_dataset(folder, part.manifest, part.features, part.targets, part.offsets, part.names)
-            typer.echo(f"{folder}: the rows of {len(part.lengths):,} clients")
+        for folder in split(find_typed(dataset), sites, out):
+            typer.echo(folder)
 
 
 def split(source: Path, sites: int, out: Path) -> list[Path]:

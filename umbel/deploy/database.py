@@ -14,7 +14,7 @@ from logging import ERROR, INFO
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine, event
+from sqlalchemy import Engine, Pool, event
 
 from umbel.deploy.listening import option
 from umbel.protocol.errors import DiskError, ServerError, UmbelError
@@ -23,6 +23,9 @@ from umbel.protocol.home import LAST_ROOM, LEAST_ROOM, check_room, disk_error
 
 _RECENT_S = 60.0
 """Seconds after a failed write for which the disk counts as full: some limits do not show in its free space."""
+
+_LOCKED_S = 30.0
+"""Seconds that a request waits to write to the database; Flower gives up after 5 seconds."""
 
 _URL = "sqlite:///"
 
@@ -63,8 +66,14 @@ class Database:
         return fault
 
     def watch(self) -> None:
-        """From here on, answer requests for which there is no room with 503."""
-        event.listen(Engine, "handle_error", self._failing)
+        """From here on, answer requests for which there is no room with 503, wait longer to write, and shrink files."""
+        for kind, what, listener in self.listeners:
+            event.listen(kind, what, listener)
+
+    @property
+    def listeners(self) -> tuple[tuple[type, str, Callable[..., None]], ...]:
+        """What SQLAlchemy calls for every database of this process."""
+        return (Engine, "handle_error", self._failing), (Engine, "connect", _shrink), (Pool, "checkout", _be_patient)
 
     def _fault(self) -> UmbelError | None:
         if self.path is None:
@@ -87,3 +96,12 @@ class Database:
             self._failed = self._clock(), error
             self.fault()
             raise HTTPException(503, f"the server's disk is full; it tries again [{error.code}]")
+
+
+def _shrink(connection: Any, _record: Any) -> None:
+    """In a new database, remove content that has been read from the disk too; Flower's own settings come later."""
+    connection.execute("PRAGMA auto_vacuum = FULL")
+
+
+def _be_patient(connection: Any, _record: Any, _proxy: Any) -> None:
+    connection.execute(f"PRAGMA busy_timeout = {1000 * _LOCKED_S:.0f}")

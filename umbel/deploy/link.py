@@ -1,8 +1,9 @@
 """A site's link to its server: the meaning of the server's replies, in words and with a remedy.
 
 Flower ends a node whose key or clock the server refuses as "terminated gracefully", or with exit code 305. Here the
-reason goes to the site's log. If time helps, the node tries again: the server counts a killed node as online for up to
-a minute. If it does not help, as with a removed key or a wrong clock, the node ends, and the error's code says why.
+reason goes to the site's log. If time may help, the node tries again: the server counts a killed node as online for up
+to a minute, and does not say whether that is why. If it does not help, as with a wrong clock, the node ends, and the
+error's code says why.
 """
 
 from __future__ import annotations
@@ -12,20 +13,31 @@ from collections.abc import Callable
 from http import HTTPStatus
 from logging import ERROR, INFO, WARNING
 from threading import Lock
-from typing import NoReturn
 
 import httpx
 
-from umbel.client.checks import ahead_of, clock_fault, connection_fault, refusal_fault
+from umbel.client.checks import ahead_of, clock_fault, connection_fault
 from umbel.protocol.durations import in_time
 from umbel.protocol.errors import SiteError
-from umbel.protocol.flower import Refusal, log, refusal_in
+from umbel.protocol.flower import log
 
 _PATIENCE_S = 90.0
 """Seconds for which the server may count a node's previous session as online; Flower's server takes 60."""
 _FIRST_S, _LONGEST_S = 2.0, 10.0
 """The shortest and the longest pause between two tries; each is twice the one before."""
+_KEPT_UP = ("/pull-messages", "/send-node-heartbeat")
+"""Calls that a busy server may fail: after one failure Flower's node would make no more of them, and stay in memory."""
 
+_NO_KEY = SiteError(
+    "the server admits only sites with a registered key; name it: --auth-supernode-private-key FILE", code="site.no-key"
+)
+_NOT_ADMITTED = SiteError(
+    "the server does not admit this site's key: it is not registered (its operator registers the key's .pub file), it "
+    "has been removed (make another: umbel certs --node NAME), or the server still counts another session with it as "
+    "online, as for a minute after a process was killed",
+    code="site.key-refused",
+)
+"""Flower's server does not tell which."""
 _FORGOTTEN = SiteError(
     "the server no longer accepts this site's key: its operator has removed the site, or the server has lost its "
     "database; ask the operator, and make another key if the site was removed (umbel certs --node NAME)",
@@ -39,7 +51,7 @@ def ended(fault: SiteError) -> SystemExit:
 
 
 class Link:
-    """The link of a node; Flower's calls to the server report to it (`umbel.protocol.flower.run_supernode`).
+    """The link of a node; Flower's calls to the server report to it (`umbel.deploy.flower.run_supernode`).
 
     Parameters
     ----------
@@ -66,6 +78,10 @@ class Link:
     def fault(self) -> SiteError | None:
         """Return why no message can arrive now."""
         return self._fault
+
+    def lost(self) -> SiteError | None:
+        """Return why calls fail; None if none has failed since the last that worked."""
+        return None if self._since is None else self._fault
 
     def works(self) -> None:
         """Note a call that the server answered."""
@@ -94,30 +110,24 @@ class Link:
         if response.status_code == HTTPStatus.UNAUTHORIZED:
             ahead = ahead_of(response, self._wall())
             raise ended((None if ahead is None else clock_fault(ahead)) or _FORGOTTEN)
-        if path.endswith("/activate-node") or path.endswith("/register-node"):
+        if path.endswith(("/activate-node", "/register-node")):
             return self._not_admitted(response)
         self._note(SiteError(f"the server at {self._address} replied {_told(response)}", code="site.server-fault"))
-        if response.is_server_error and path.endswith("/pull-messages"):
-            self._wait()  # Flower's node would stop, but stay in memory
+        if response.is_server_error and path.endswith(_KEPT_UP):
+            self._wait()
             return True
         return False
-
-    def gives_up(self, told: str) -> NoReturn:
-        """End the node, as Flower would for lack of a connection."""
-        raise ended(self._fault or SiteError(told, code="site.no-server"))
 
     def _not_admitted(self, response: httpx.Response) -> bool:
         """Wait if the server may admit the node later."""
         if response.status_code != HTTPStatus.PRECONDITION_FAILED:
             self._note(SiteError(f"the server at {self._address} replied {_told(response)}", code="site.server-fault"))
             return False
-        reason = refusal_in(response.text)
-        fault = refusal_fault(reason)
-        if reason not in (Refusal.ONLINE, Refusal.UNTOLD):
-            raise ended(fault)
-        self._note(fault)
+        if response.request.url.path.endswith("/register-node"):  # as only a node without a key of its own does
+            raise ended(_NO_KEY)
+        self._note(_NOT_ADMITTED)
         if self._clock() - (self._since or 0.0) > _PATIENCE_S:
-            raise ended(fault)
+            raise ended(_NOT_ADMITTED)
         self._wait()
         return True
 

@@ -20,6 +20,14 @@ def option(arguments: Sequence[str], name: str, default: str = "") -> str:
     return found
 
 
+def without(arguments: Sequence[str], name: str) -> list[str]:
+    """Return options without one that takes a value."""
+    before = ["", *arguments]
+    return [
+        word for last, word in zip(before, arguments, strict=False) if name not in (last, word, word.partition("=")[0])
+    ]
+
+
 def check_port(kind: type[UmbelError], host: str, port: str) -> None:
     """Raise an error of a kind if no process can listen at an address."""
     code = f"{kind.kind}.port"

@@ -4,7 +4,7 @@
         --auth-supernode-private-key site.key --node-config 'data-path="/data/site"'
 
 takes the options of Flower's ``flower-supernode``. On its own, that command would run the code that the server sends;
-here the site's own app answers (`umbel.client.executor`). The two processes end together.
+here the site's own app answers (`umbel.deploy.executor`). The two processes end together.
 """
 
 from __future__ import annotations

@@ -17,10 +17,11 @@ from typing import Any
 
 import typer
 
+from umbel.deploy.flower import SUPEREXEC, Claim, run_program, run_superexec
 from umbel.protocol import logs
 from umbel.protocol.cli import PASSES_ON, command_line
 from umbel.protocol.errors import ServerError
-from umbel.protocol.flower import SUPEREXEC, Claim, log, run_program, run_superexec
+from umbel.protocol.flower import log
 
 THROUGH = (sys.executable, "-P", "-m", __spec__.name)
 """The beginning of a command that runs a program of Flower's, with its name and options behind it."""

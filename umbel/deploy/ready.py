@@ -1,4 +1,4 @@
-"""Readiness over HTTP, apart from liveness: ``GET /ready`` beside Flower's ``GET /health``.
+"""Readiness, apart from liveness: ``GET /ready`` beside Flower's ``GET /health``, and for an executor gRPC's health.
 
 ``/health`` answers 200 as long as the process runs. ``/ready`` answers 200 if it can do its work, and otherwise 503
 with the code of the reason. The reason in words is in the log: whoever asks may be a stranger.
@@ -6,10 +6,12 @@ with the code of the reason. The reason in words is in the log: whoever asks may
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+
+from starlette.responses import JSONResponse
 
 from umbel.protocol.errors import UmbelError
 
@@ -20,23 +22,41 @@ Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 Fault = Callable[[], UmbelError | None]
 """Returns why a process is not ready; None if it is."""
 
-PATH = "/ready"
+PATH, READY = "/ready", "ready"
+"""Where it is asked for over HTTP, and its name in gRPC's health protocol."""
+
+_THREADS = 2
+_serving: list[Any] = []  # a server ends when nothing refers to it
 
 
-class Ready:
-    """An ASGI application that answers `PATH` itself, and passes all else on."""
+def endpoint(fault: Fault) -> Callable[[], JSONResponse]:
+    """Return the function that answers `PATH` in an application."""
 
-    def __init__(self, app: Asgi, fault: Fault) -> None:
-        self._app, self._fault = app, fault
+    def ready() -> JSONResponse:
+        found = fault()
+        content = {"ready": found is None} | ({"code": found.code} if found else {})
+        return JSONResponse(content, 503 if found else 200)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
-        if scope["type"] != "http" or scope["path"] != PATH or scope["method"] not in ("GET", "HEAD"):
-            await self._app(scope, receive, send)
-            return
-        fault = await asyncio.to_thread(self._fault)
-        content = {"ready": fault is None} | ({"code": fault.code} if fault else {})
-        await reply(send, 503 if fault else 200, content)
+    return ready
+
+
+def serve_health(address: str, fault: Fault) -> None:
+    """Serve gRPC's health protocol from threads of this process, which is alive under any name but `READY`."""
+    import grpc
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    status = health_pb2.HealthCheckResponse
+
+    class Health(health_pb2_grpc.HealthServicer):
+        def Check(self, request: Any, context: Any) -> Any:
+            ready = request.service != READY or fault() is None
+            return status(status=status.SERVING if ready else status.NOT_SERVING)
+
+    server = grpc.server(ThreadPoolExecutor(_THREADS))
+    health_pb2_grpc.add_HealthServicer_to_server(Health(), server)
+    server.add_insecure_port(address)
+    server.start()
+    _serving.append(server)
 
 
 async def reply(send: Send, status: int, content: dict[str, Any]) -> None:

@@ -13,8 +13,10 @@ sign-ins: ``credentials.yaml`` beside ``config.toml``, which no other user can r
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
+import subprocess
 import tomllib
 from logging import INFO
 from numbers import Real
@@ -27,17 +29,23 @@ from starlette.exceptions import HTTPException
 
 from umbel.deploy.connections import LOOP, BoundedConnection
 from umbel.deploy.database import Database
+from umbel.deploy.flower import SUPEREXEC, run_superlink
 from umbel.deploy.guard import Guard, Rules, look_up, parse_networks, read_secret
 from umbel.deploy.listening import check_port, option
 from umbel.deploy.programs import THROUGH
-from umbel.deploy.ready import Asgi, Ready
+from umbel.deploy.ready import Asgi
 from umbel.deploy.validity import check_validity
+from umbel.nodes.words import told
 from umbel.protocol import logs
 from umbel.protocol.cli import PASSES_ON, command_line, errors_in_one_line
 from umbel.protocol.errors import GuardError, ServerError
-from umbel.protocol.flower import FLOWER_LOGGER, keep_secret, log, run_superlink
+from umbel.protocol.flower import FLOWER_LOGGER, keep_secret, log
 from umbel.protocol.home import umbel_home
-from umbel.server.nodes.words import told
+
+_ISOLATION, _AUTHORITY, _EXECUTORS_SECRET = "--isolation", "--ssl-ca-certfile", "--superexec-auth-secret-file"
+_NO_INSTALLS = "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"
+_HOST, _PORT = "127.0.0.1", "8000"
+"""Where Flower's SuperLink listens, unless options say otherwise."""
 
 
 def _start(
@@ -94,7 +102,7 @@ def _start(
         _check(context.args, database)
     logs.configure()
     with errors_in_one_line():
-        for name in ("--ssl-ca-certfile", "--ssl-certfile"):
+        for name in (_AUTHORITY, "--ssl-certfile"):
             if file := option(context.args, name):
                 check_validity(Path(file).expanduser())
     os.umask(0o077)  # messages in the database, the app's code, runs
@@ -102,8 +110,9 @@ def _start(
     database.watch()
     with errors_in_one_line():
         try:
-            run_superlink(context.args, lambda served: _guarded(served, rules, database), BoundedConnection, LOOP,
-                largest_answer << 20, THROUGH)  # fmt: skip
+            run_superlink([*context.args, f"{_ISOLATION}=process"], lambda served: _guarded(served, rules, database),
+                BoundedConnection, LOOP, largest_answer << 20, database.fault,
+                lambda: _start_executor(context.args))  # fmt: skip
         except (SQLAlchemyError, HTTPException) as error:
             if fault := database.fault():
                 raise fault from None
@@ -114,7 +123,26 @@ def _start(
 def _guarded(served: Asgi, rules: Rules, database: Database) -> Guard:
     for logger in (FLOWER_LOGGER, logging.getLogger("uvicorn.access")):
         logger.addFilter(_in_one_line)
-    return Guard(Ready(served, database.fault), rules, database.fault)
+    return Guard(served, rules, database.fault)
+
+
+def _start_executor(arguments: list[str]) -> None:
+    """Start the ServerApps' executor beside the server, unless it is in another container; it ends with the server.
+
+    Flower would start its own, by its name on the PATH.
+    """
+    if option(arguments, _ISOLATION) == "process":
+        return
+    host, port = option(arguments, "--host", _HOST), option(arguments, "--port", _PORT)
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    command = [*THROUGH, SUPEREXEC, "--runtime-api-address", f"[{host}]:{port}" if ":" in host else f"{host}:{port}"]
+    command += ["--parent-pid", str(os.getpid())]
+    command += ["--insecure"] if "--insecure" in arguments else ["--root-certificates", option(arguments, _AUTHORITY)]
+    if secret := option(arguments, _EXECUTORS_SECRET):
+        command += [_EXECUTORS_SECRET, secret]
+    if "--disable-runtime-dependency-installation" not in arguments and os.environ.get(_NO_INSTALLS) != "1":
+        command += ["--allow-runtime-dependency-installation"]
+    atexit.register(subprocess.Popen(command, start_new_session=True).terminate)
 
 
 def _in_one_line(record: logging.LogRecord) -> bool:
@@ -128,7 +156,7 @@ def _in_one_line(record: logging.LogRecord) -> bool:
 
 def _check(arguments: list[str], database: Database) -> None:
     """Raise if the port, the database or a file that options name cannot be used."""
-    for name in ("--ssl-ca-certfile", "--ssl-certfile", "--ssl-keyfile", "--superexec-auth-secret-file"):
+    for name in (_AUTHORITY, "--ssl-certfile", "--ssl-keyfile", _EXECUTORS_SECRET):
         if file := option(arguments, name):
             try:
                 Path(file).expanduser().open("rb").close()
@@ -136,7 +164,7 @@ def _check(arguments: list[str], database: Database) -> None:
                 text = f"{name} {file} cannot be read: {error.strerror}; make certificates and secrets: umbel certs"
                 raise ServerError(text, code="server.file") from None
     homes = {"FLWR_HOME": _flower_home()}
-    if option(arguments, "--isolation") != "process":  # else runs are written where the executor is
+    if option(arguments, _ISOLATION) != "process":  # else runs are written where the executor is
         homes["UMBEL_HOME"] = umbel_home()
     for name, home in homes.items():
         there = next(folder for folder in (home, *home.parents) if os.path.isdir(folder))
@@ -144,7 +172,7 @@ def _check(arguments: list[str], database: Database) -> None:
             text = f"{home} cannot be written to, so every run would fail; set {name} to a folder of the server's user"
             raise ServerError(text, code="server.home")
     database.check()
-    check_port(ServerError, option(arguments, "--host", "127.0.0.1"), option(arguments, "--port", "8000"))
+    check_port(ServerError, option(arguments, "--host", _HOST), option(arguments, "--port", _PORT))
 
 
 def _flower_home() -> Path:

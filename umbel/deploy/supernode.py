@@ -12,6 +12,7 @@ If the server refuses the site, the SuperNode says why, and tries again if that 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from logging import WARNING
@@ -21,16 +22,17 @@ from typing import NoReturn
 import typer
 
 from umbel.client.checks import entries_of, file_checks
+from umbel.deploy.flower import run_supernode
 from umbel.deploy.link import Link
 from umbel.deploy.listening import check_port, option
-from umbel.deploy.ready import Fault, Ready
+from umbel.deploy.ready import Fault
 from umbel.deploy.validity import check_validity
 from umbel.privacy.gate.policy_file import POLICY_FILE
 from umbel.privacy.gate.site import Site
 from umbel.protocol import logs
-from umbel.protocol.cli import PASSES_ON, command_line, errors_in_one_line, fail
+from umbel.protocol.cli import PASSES_ON, command_line, errors_in_one_line, printable
 from umbel.protocol.errors import SiteError
-from umbel.protocol.flower import log, run_supernode
+from umbel.protocol.flower import log
 from umbel.protocol.polling import Pace
 
 _APART = "process"
@@ -69,15 +71,18 @@ def run(arguments: Sequence[str], site: Fault = lambda: None) -> NoReturn:
     def wait(seconds: float) -> None:
         time.sleep(pace.seconds(seconds))
 
+    stopped = SiteError("the SuperNode has stopped; the lines above say why", code="site.stopped")
     try:
-        run_supernode(arguments, wait, link, lambda app: Ready(app, lambda: link.fault() or site()))
-        fault = SiteError("the SuperNode has stopped; the lines above say why", code="site.stopped")
+        run_supernode(arguments, wait, link, lambda: link.fault() or site())
+        fault = stopped
     except SystemExit as end:
-        if not isinstance(end.code, SiteError):
+        if not end.code:
             raise
-        fault = end.code
-    # Not the exit code of wrong options: a supervisor has to start the node again, as once its key is registered.
-    fail(str(fault))
+        fault = end.code if isinstance(end.code, SiteError) else link.lost() or stopped
+    typer.echo(logs.error(printable(str(fault))), err=True)
+    # Flower's application for the executor has a thread, for which the process would wait. The exit code is not that of
+    # wrong options: a supervisor has to start the node again, as once its key is registered.
+    os._exit(1)
 
 
 def main(context: typer.Context) -> None:

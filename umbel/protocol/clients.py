@@ -3,7 +3,7 @@
 The server samples clients by their number in the run. A message numbers the clients of its node, so that it says
 nothing of other nodes. Data, ledger and random streams use the number in the dataset.
 
-The server turns the first into the second (`umbel.server.nodes.roster.Roster.place`). The node turns the second into
+The server turns the first into the second (`umbel.nodes.roster.Roster.place`). The node turns the second into
 the third: `umbel.privacy.gate.site.Site.client_ids` for the ledger, `umbel.client.node.Node.training_clients` for the
 data.
 """

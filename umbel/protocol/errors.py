@@ -13,15 +13,12 @@
     ├── LogError            a site's log cannot be used
     ├── Refused             a site refuses a task; for the node's own log
     ├── OutOfTime           a node has used up the time that its site allows for a message
-    ├── LaunchError         a simulation does not start, or its run fails
-    ├── ClusterError        a Ray cluster cannot be joined, or its machines lack something that a run needs
     ├── SweepError          a sweep cannot start
     ├── NotApplicableError  an attack does not fit the model
     ├── CertificateError    certificates or keys cannot be made or used
     ├── GuardError          the guard in front of the server cannot be set up
     ├── MetricsError        metrics cannot be collected or served
     ├── ServerError         the server cannot start
-    ├── DemoError           the demonstration cannot continue
     ├── DiskError           a file cannot be written, because its disk is full
     └── WorthError          under ``--strict``, a run is not shown to be worth it
 
@@ -32,7 +29,6 @@ errors stay Python's own.
 
 from __future__ import annotations
 
-import re
 from typing import ClassVar, Self
 
 
@@ -65,15 +61,6 @@ class UmbelError(Exception):
         happened."""
         text = error.text if isinstance(error, UmbelError) else str(error)
         return cls(f"{prefix}{text}", code=error.code if isinstance(error, UmbelError) else "")
-
-
-def told(line: str, prefix: str = "") -> UmbelError | None:
-    """Return the error that another process printed as a line, after a prefix; None where the line has no code."""
-    found = re.fullmatch(r"(?P<text>.*) \[(?P<code>(?P<kind>[a-z]+)\.[a-z0-9-]+)\]", line, re.DOTALL)
-    kinds = {kind.kind: kind for kind in UmbelError.__subclasses__()}
-    if found is None or found["kind"] not in kinds:
-        return None
-    return kinds[found["kind"]](prefix + found["text"], code=found["code"])
 
 
 class ConfigError(UmbelError, kind="config", exit_code=2):
@@ -116,14 +103,6 @@ class OutOfTime(UmbelError, kind="time"):
     """A node has used up the time that its site allows for a message."""
 
 
-class LaunchError(UmbelError, kind="launch"):
-    """A simulation does not start, or its run fails."""
-
-
-class ClusterError(UmbelError, kind="cluster"):
-    """A Ray cluster cannot be joined, or its machines lack something that a run needs."""
-
-
 class SweepError(UmbelError, kind="sweep", exit_code=2):
     """A sweep cannot start."""
 
@@ -146,10 +125,6 @@ class MetricsError(UmbelError, kind="metrics", exit_code=2):
 
 class ServerError(UmbelError, kind="server"):
     """The server cannot start."""
-
-
-class DemoError(UmbelError, kind="demo"):
-    """The demonstration cannot continue."""
 
 
 class DiskError(UmbelError, OSError, kind="disk"):

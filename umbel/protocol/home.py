@@ -6,10 +6,8 @@ import errno
 import os
 import shutil
 import sqlite3
-import stat
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from umbel.protocol.errors import ConfigError, DiskError
@@ -160,17 +158,3 @@ def sync(path: Path) -> None:
 def special_file(folder: Path) -> Path | None:
     """Return a pipe or device in a folder, or a link to one, if there is any: reading it may never end."""
     return next((one for one in folder.iterdir() if one.exists() and not (one.is_file() or one.is_dir())), None)
-
-
-def private_scratch(within: str = "") -> Path:
-    """Return a folder for temporary files that only this user's processes can read or prepare.
-
-    It lies in `within`, by default the system's folder for temporary files.
-    """
-    folder = Path(within or tempfile.gettempdir()) / f"umbel-{os.getuid()}"
-    with suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    found = folder.lstat()
-    private = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
-    # Others may have created it first; then its content is theirs.
-    return folder if private else Path(tempfile.mkdtemp(prefix="umbel-", dir=within or None))

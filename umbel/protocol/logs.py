@@ -20,7 +20,7 @@ from umbel.protocol.words import one_line
 
 FORM = "UMBEL_LOG"
 """Environment variable with the form, for a process and those that it starts."""
-JSON, PLAIN = "json", "plain"
+JSON = "json"
 
 _about: dict[str, Any] = {}
 
@@ -31,9 +31,8 @@ def configure(strangers: bool = False) -> None:
     With `strangers`, as at a site, lines quote what a server sent: in a record that is not JSON, quoted text stays in
     one line, and the lines after the first are indented. So no text passes for another record, or steers a terminal.
     """
-    form = os.environ.get(FORM, "")
     handlers = logging.getLogger("flwr").handlers
-    if form == JSON:
+    if os.environ.get(FORM) == JSON:
         others = logging.StreamHandler()
         logging.lastResort = others  # of other libraries
         logging.getLogger("py.warnings").handlers = [others]
@@ -47,10 +46,9 @@ def configure(strangers: bool = False) -> None:
     if strangers:
         for handler in handlers:
             handler.format = partial(_plain, handler.format)  # type: ignore[method-assign]
-    if form == PLAIN or not sys.stderr.isatty():
-        from umbel.protocol.flower import plain_console  # here, since it takes long: commands use `error` alone
-
-        plain_console()
+    if not sys.stderr.isatty():
+        for handler in handlers:  # of Flower's log
+            vars(handler).update(timestamps=True, colored=False)
 
 
 @contextmanager

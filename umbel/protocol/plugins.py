@@ -79,11 +79,6 @@ def remember(names: Iterable[str]) -> None:
         os.environ[TRUST] = " ".join([os.environ.get(TRUST, ""), *sorted(new)]).strip()
 
 
-def trust_elsewhere() -> dict[str, str]:
-    """Return the environment variables that make processes on other machines trust the same names."""
-    return {TRUST: " ".join(sorted(_trusted()))}
-
-
 def names_in(texts: Iterable[object]) -> set[str]:
     """Return the names of code, ``package.module:attribute``, in values of a run config or a manifest."""
     words = {word for text in texts if isinstance(text, str) for word in text.replace(";", " ").split()}

@@ -6,20 +6,11 @@ import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
-from functools import lru_cache
+
+from umbel.protocol.prices import quotient
 
 LAPLACE = "laplace"
 """The mechanism of the group privacy paper, and the default."""
-
-MAX_CHOICE_EPSILON = 30.0
-"""Largest epsilon of a choice. Above it a choice is practically open, and its probabilities are finer than random
-numbers."""
-
-NOISE_STEPS = 16
-"""The standard deviation of a component's noise is at least this many steps of the grid on which a release is rounded,
-and at least this many steps of 32-bit numbers."""
-
-_LONGEST, _GRAIN = 1000, 2**32  # denominators of prices
 
 
 class Clipping(StrEnum):
@@ -250,20 +241,3 @@ def participation(
 def report_release(noise_multiplier: float, bound: float = 1.0, mechanism: str = LAPLACE) -> Release:
     """Return the release of a client's loss and metric, each from 0 to `bound`."""
     return Release(Kind.REPORT, 2, noise_multiplier, Clipping.PUBLIC, math.sqrt(2) * bound, mechanism)
-
-
-def exact(value: float) -> Fraction:
-    """Return the decimal number that people wrote: .3 is 3/10, and not the nearest binary number."""
-    return Fraction(repr(float(value)))
-
-
-@lru_cache(maxsize=64)
-def quotient(above: int, below: float) -> Fraction:
-    """Return above / below: exact where the fraction is short, otherwise rounded up to a multiple of 2**-32.
-
-    So sums of many prices stay cheap to compute and are never too small.
-    """
-    price = Fraction(above) / exact(below)
-    if price.denominator <= _LONGEST:
-        return price
-    return Fraction(math.ceil(price * _GRAIN), _GRAIN)

@@ -71,7 +71,7 @@ class Sums:
 class Scores:
     """Loss and metric, averaged over the validation clients that replied, with equal weights.
 
-    Values far from all others are pulled in (`umbel.server.nodes.bounds.pulled_in`).
+    Values far from all others are pulled in (`umbel.nodes.bounds.pulled_in`).
 
     Attributes
     ----------

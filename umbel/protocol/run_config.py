@@ -12,15 +12,8 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from umbel.protocol.errors import ConfigError, ProtocolError
 from umbel.protocol.plugins import distrust, parse_options
-from umbel.protocol.release import (
-    LAPLACE,
-    MAX_CHOICE_EPSILON,
-    Clipping,
-    ClipSchedule,
-    NoisePer,
-    Protect,
-    Release,
-)
+from umbel.protocol.prices import MAX_CHOICE_EPSILON
+from umbel.protocol.release import LAPLACE, Clipping, ClipSchedule, NoisePer, Protect, Release
 from umbel.protocol.rules import Settings
 from umbel.protocol.signatures import SIGNATURE
 from umbel.protocol.tasks import TrainingSpec
@@ -312,7 +305,7 @@ class RunConfig(Settings):
             return
         if not self.rows:
             text = f'protect = "{self.protect}" needs rows = "clip=C noise=sigma rate=q batch=B"'
-            raise ValueError(f"{text}; umbel plan --rows finds them")
+            raise ValueError(f"{text}; umbel plan --row-epsilon finds them")
         if self.protect is Protect.ROWS and self.noise_multiplier:
             text = f'protect = "rows" adds no noise to models, and noise-multiplier is {self.noise_multiplier:g}'
             raise ValueError(f'{text}; set noise-multiplier = 0, or protect = "both"')

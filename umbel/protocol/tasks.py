@@ -13,16 +13,15 @@ from flwr.app import ConfigRecord, MetricRecord
 from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.flower import filled
+from umbel.protocol.prices import MAX_CHOICE_EPSILON, exact
 from umbel.protocol.release import (
     LAPLACE,
-    MAX_CHOICE_EPSILON,
     Clipping,
     ClipSchedule,
     NoisePer,
     Release,
     ReleaseBy,
     RowPrivacy,
-    exact,
     participation,
 )
 
@@ -119,7 +118,7 @@ class TrainingSpec(_Spec):
 
     One object from the run config to the noise: `umbel.protocol.run_config.RunConfig.training` makes a template without
     round and clients. The strategy replaces the fields that it decides (`HypothesisStrategy.task`).
-    `umbel.server.nodes.fleet` sets round and clients, and the gate sanitises by the task
+    `umbel.nodes.fleet` sets round and clients, and the gate sanitises by the task
     (`umbel.privacy.gate.releases.Sanitiser`). Fields not listed here are the run config's keys of the same names.
 
     Attributes

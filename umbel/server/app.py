@@ -13,23 +13,22 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from umbel.nodes.differences import prior_of
 from umbel.protocol import logs
 from umbel.protocol.errors import DiskError
-from umbel.protocol.flower import log, pull_soon
+from umbel.protocol.flower import log
 from umbel.protocol.plugins import trust
 from umbel.protocol.release import Clipping
 from umbel.server.history import State
 from umbel.server.observer import Observer, Run
-from umbel.server.observers import Checkpoints, Log, Released, Resumed, Sites, Spending, named
+from umbel.server.observers import Checkpoints, Log, Released, Sites, named
 from umbel.server.report import View, render
 from umbel.server.rounds import initial_hypotheses, run_rounds
 from umbel.server.run_folder import RunFolder, Section, versions
 from umbel.server.runs import home_of_runs, run_named
 from umbel.server.saved import Saved
 from umbel.server.setup import Setup
-from umbel.server.snapshots import Snapshots
 from umbel.server.summary import Summary
-from umbel.strategies.differences import prior_of
 
 app = ServerApp()
 
@@ -37,7 +36,6 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the strategy in the run config."""
-    pull_soon()
     trust(*context.run_config.values())
     conduct(grid, context.run_config, context.run_id)
 
@@ -62,7 +60,9 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int, watching: Se
     """
     setup = Setup.parse(run_config)
     observers = [*named(setup)]
-    setup.strategy.summary()
+    name, config = type(setup.strategy).__name__, setup.config
+    text = "%s: k = %d hypotheses, %d clients a round, clipping %s"
+    log(INFO, text, name, setup.strategy.hypotheses, config.clients_per_round, config.schedule.mode)
     if setup.config.protect.clients and not setup.config.noise_multiplier and setup.config.clipping is Clipping.PUBLIC:
         neither = "clipping=update choice-epsilon=0"
         log(WARNING, "Without noise, updates are still clipped and choices still randomised. To stop both: %s", neither)
@@ -86,7 +86,7 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int, watching: Se
         if setup.config.resume:
             folder = RunFolder(run_named("resume", setup.config.resume))
             held.enter_context(folder.held())
-            state, snapshots = _resume(setup, grid)
+            state = _resume(setup, grid)
             folder.write_worth(None)
         else:
             folder = RunFolder.make(home_of_runs(), _name(setup, run_id))
@@ -96,12 +96,9 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int, watching: Se
             log(INFO, "Results go to %s", folder.path)
             start = initial_hypotheses(setup, grid, folder.path.name)
             state = State(hypotheses=start, best=start)
-            snapshots = Snapshots(state)
-        checkpoints = held.enter_context(Checkpoints(snapshots))
+        checkpoints = held.enter_context(Checkpoints())
         sites = Sites()
-        observers += [Log(summary), Spending(summary), checkpoints, sites, Released(), *watching]
-        if setup.config.resume:
-            observers.append(Resumed())
+        observers += [Log(summary), checkpoints, sites, Released(), *watching]
         run = Run(setup, grid, state, observers, folder.path.name, folder)
         held.enter_context(sites.until_end(run))
         try:
@@ -118,7 +115,7 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int, watching: Se
         sections = [section for observer in observers if (section := _section(observer)) is not None]
         folder.write_sections(sections)
         participations = setup.fleet.participations
-        view = View(folder.path.name, summary, state, participations, snapshots, dict(run_config))
+        view = View(folder.path.name, summary, state, participations, dict(run_config))
         view.worth = folder.read_worth()
         folder.write_report(render(view, versions(), sections))
         prior = prior_of(setup.strategy.state, len(next(iter(state.best.values()))))
@@ -149,7 +146,7 @@ def _section(observer: Observer) -> Section | None:
     return None
 
 
-def _resume(setup: Setup, grid: Grid) -> tuple[State, Snapshots]:
+def _resume(setup: Setup, grid: Grid) -> State:
     """Return the state of an interrupted run after its last finished round."""
     saved = Saved.of(setup)
     setup.fleet.resume(grid, saved.nodes, saved.spent)
@@ -158,7 +155,16 @@ def _resume(setup: Setup, grid: Grid) -> tuple[State, Snapshots]:
     saved.folder.write_latest(saved.state, saved.kept)
     log(INFO, "The run continues after round %d", len(saved.state.history))
     log(INFO, "Results go to %s", saved.folder.path)
-    return saved.state, saved.snapshots
+    if setup.fleet.roster(grid).simulated:  # a site keeps all that on its disk
+        text = (
+            "Its simulated nodes are new: their counts for their policy's limits (UMBEL_MAX_PARTICIPATIONS, "
+            "UMBEL_BUDGET, ...) start from 0 again, unless UMBEL_LEDGER_PATH names a ledger on disk. The run config's "
+            "max-participations is not reset."
+        )
+        log(WARNING, text)
+        if setup.model.local_shapes:
+            log(WARNING, "Its clients start with new local parameters: the result differs from an uninterrupted run's")
+    return saved.state
 
 
 def _name(setup: Setup, run_id: int) -> str:

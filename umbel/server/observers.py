@@ -21,17 +21,15 @@ from umbel.protocol.flower import log
 from umbel.protocol.home import LAST_ROOM, LEAST_ROOM, check_room
 from umbel.protocol.words import count_of
 from umbel.server.history import State, collapsed, last_rounds
-from umbel.server.observer import Observer, Run, Section, load_observers
+from umbel.server.observer import Observer, Run, load_observers
 from umbel.server.report.alarms import why_collapsed
 from umbel.server.setup import Setup
-from umbel.server.snapshots import Snapshots
 from umbel.server.status import RunState, status_of
 from umbel.server.summary import Summary
 from umbel.server.tracking import load_tracker
 
 _FIRST = 3  # rounds; a node without a reply in a single round may only be slow
 _LINES = 100
-_QUARTERS = 4
 _COPIES = 3  # of the state, while the new one takes the place of the latest and of the best
 _LARGE = 1 << 24  # bytes of hypotheses and strategy's state; writing fewer takes a few hundredths of a second
 
@@ -110,36 +108,6 @@ class Sites(Observer):
             run.folder.write_status(status_of(run.setup.config, roster, number, participations, paused, ends, state))
 
 
-class Resumed(Observer):
-    """Says, in the log and in the report, which state of its nodes a resumed simulation has lost.
-
-    A site keeps it on its disk; a simulated node keeps it in memory, only while it runs.
-    """
-
-    def begin(self, run: Run) -> None:
-        """Write it to the log, where nodes are simulated."""
-        self._told: tuple[str, ...] = ()
-        if not run.fleet.roster(run.grid).simulated:
-            return
-        done = len(run.state.history)
-        self._told = (
-            f"After round {done} the run continues with new simulated nodes. Their counts for their policy's limits "
-            "(UMBEL_MAX_PARTICIPATIONS, UMBEL_BUDGET, ...) start from 0 again, unless UMBEL_LEDGER_PATH names a ledger "
-            "on disk. The run config's max-participations is not reset.",
-        )
-        if run.setup.model.local_shapes:
-            self._told += (
-                f"After round {done} clients start with new local parameters, so the result differs from that of "
-                "an uninterrupted run.",
-            )
-        for text in self._told:
-            log(WARNING, "%s", text)
-
-    def section(self) -> Section | None:
-        """Return the same for the report."""
-        return Section("Resumed simulation", self._told) if self._told else None
-
-
 class Log(Observer):
     """Logs the progress of a run, with the remaining time.
 
@@ -202,30 +170,6 @@ class Log(Observer):
         log(INFO, line)
 
 
-class Spending(Observer):
-    """Logs the guarantee after the first quarter of a run's rounds, and after later ones if it has changed.
-
-    It is the planned one. A run without a maximum of participations has spent some epsilon to date, which holds at all
-    times at once (`umbel.privacy.accounting.odometer`), so such a run may be stopped because of it. It counts the
-    releases that the server knows; a site's ledger counts all.
-    """
-
-    def __init__(self, summary: Summary) -> None:
-        super().__init__()
-        self._summary = summary
-        self._told: list[str] = []
-
-    def after_round(self, run: Run) -> None:
-        """Log it, if a quarter has ended and there is a guarantee."""
-        entry, rounds = run.state.history[-1], run.setup.config.rounds
-        quarters = [entry.number * _QUARTERS // rounds, (entry.number - 1) * _QUARTERS // rounds]
-        if entry.asked and quarters[0] != quarters[1] and entry.number < rounds:
-            lines = self._summary.spent_lines(entry.max_participations)
-            for line in lines if lines != self._told else []:
-                log(INFO, "%s", line)
-            self._told = lines
-
-
 def _size(state: State, kept: Arrays) -> int:
     return sum(value.nbytes for value in [*state.hypotheses.values(), *kept.values()])
 
@@ -235,17 +179,9 @@ class Checkpoints(Observer):
 
     A thread writes a large model while the next round runs. The end of that round waits for the thread, and so does the
     end of the run. Both raise the error of a failed write. Leaving the context waits too.
-
-    Parameters
-    ----------
-    snapshots : Snapshots
-        Saved too.
     """
 
-    def __init__(self, snapshots: Snapshots) -> None:
-        super().__init__()
-        self._snapshots = snapshots
-        self._written: Future[None] | None = None
+    _written: Future[None] | None = None
 
     def __enter__(self) -> Self:
         """Return the observer."""
@@ -276,13 +212,10 @@ class Checkpoints(Observer):
         if (folder := run.folder) is None:
             return
         nodes = run.fleet.roster(run.grid).nodes
-        releases = self._snapshots.to_bytes() if self._snapshots.add(run.state, run.outcome) else b""
 
         def write(state: State, participations: NDArray[np.int64], kept: Arrays) -> None:
             folder.write_nodes(nodes)
             folder.write_round(state, participations, release, kept)
-            if releases:
-                folder.write_releases(releases)
 
         state, participations, release = run.state, run.fleet.participations, run.setup.release
         kept = run.strategy.state

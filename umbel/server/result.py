@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from umbel.data import Dataset
 from umbel.models.model import Model
 from umbel.models.prior import Prior
+from umbel.nodes.differences import prior_of
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.run_config import MAX_HYPOTHESES
 from umbel.server.history import Round, shares_of
@@ -23,7 +24,6 @@ from umbel.server.run_folder import RunFolder
 from umbel.server.setup import Setup, check_hypotheses
 from umbel.server.summary import Summary
 from umbel.server.worth import Worth
-from umbel.strategies.differences import prior_of
 
 if TYPE_CHECKING:
     import pandas as pd

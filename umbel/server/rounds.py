@@ -1,33 +1,37 @@
 """The rounds of a run: train, evaluate, keep the best, until all are done or an observer stops it.
 
 The strategy (`umbel.strategies.base`) says what to ask and makes the next hypotheses of the replies.
-`umbel.server.nodes.fleet` samples the clients, and sends and reads the messages.
+`umbel.nodes.fleet` samples the clients, and sends and reads the messages.
 """
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, replace
 from logging import WARNING
+from typing import Any, cast
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from umbel.models.model import Model
+from umbel.nodes.exchange import Exchange
+from umbel.nodes.transport import transport_of
 from umbel.protocol import logs
 from umbel.protocol.arrays import Arrays, flatten
+from umbel.protocol.errors import FleetError
 from umbel.protocol.flower import log
 from umbel.protocol.records import to_array_record
+from umbel.protocol.releases import Scores
 from umbel.protocol.words import count_of
 from umbel.server.history import Round, State
-from umbel.server.nodes.exchange import Exchange
-from umbel.server.nodes.transport import transport_of
 from umbel.server.observer import Observer, Run
 from umbel.server.setup import Setup
+from umbel.strategies.base import Outcome
+from umbel.strategies.rounds import Stop
 
 _INITIAL = 3  # separates the draws of initial hypotheses from the strategy's sampling
 
@@ -76,41 +80,47 @@ def initial_hypotheses(setup: Setup, grid: Grid, name: str = "") -> Arrays:
     for r in range(len(sets)):
         scores = setup.fleet.scores(reply for reply in replies if reply.metadata.group_id == f"restart-{r}")
         losses.append(scores.loss if scores else math.inf)
+    if messages and losses == [math.inf] * len(sets):
+        raise FleetError(
+            f"{len(messages)} messages asked for scores of {len(sets)} first sets, and none got a usable reply; the "
+            "sites' logs say why, and restarts=1 begins without scores",
+            code="nodes.no-scores",
+        )
     return sets[int(np.argmin(losses))]
 
 
 def run_rounds(run: Run) -> None:
     """Run rounds until they are over or an observer stops the run; `run.state` holds the outcome.
 
-    A round sends training from theta(t) and evaluation of theta(t) in one message a node, so that it
-    costs one wait. Where `patience` may end the run, the evaluation goes alone, and training follows if the run
-    continues: clients are not charged for training that has no use.
+    Where `patience` may end the run, evaluation goes alone, and training follows if the run continues: clients are not
+    charged for training that has no use.
     """
-    rounds, state = run.setup.config.rounds, run.state
+    config, state, task = run.setup.config, run.state, run.setup.task(run.name)
     for observer in run.observers:
         observer.begin(run)
-    arrays, task = run.fleet.record(state.hypotheses), run.setup.task(run.name).to_record()
-    for number in range(len(state.history) + 1, rounds + 1):
-        logs.about(round=number)
-        if run.fleet.used_up:
-            most = run.setup.config.max_participations
-            done = f"every client has reached max-participations = {most}"
-            break
-        for observer in run.observers:
-            observer.before_round(run, number)
-        arrays = _run_round(run, number, arrays, task, train=True)
-        _tell(run.observers, lambda observer: observer.after_round(run))
-        if state.stopped:
-            break
-    else:
-        done = f"all {rounds} rounds done" if rounds > 1 else "its only round is done"
+    run.strategy.start(
+        run.grid,
+        run.fleet.record(state.hypotheses),
+        config.rounds,
+        config.round_timeout,
+        task.to_record(),
+        task.evaluation.to_record(),
+        first_round=len(state.history) + 1,
+        evaluate_every=config.validate_every,
+        callbacks=[_Rounds(run)],
+        nodes=run.fleet,
+    )
     if not state.stopped:
-        state.stopped = done
-        # The hypotheses from the last training round have not been evaluated yet.
-        if state.best_round:
-            _run_round(run, len(state.history) + 1, arrays, task, train=False)
-            _tell(run.observers, lambda observer: observer.after_round(run))
+        state.stopped = _done(run)
     _tell(run.observers, lambda observer: observer.at_end(run))
+
+
+def _done(run: Run) -> str:
+    """Return why the run's rounds are over, if nothing stopped them."""
+    rounds, most = run.setup.config.rounds, run.setup.config.max_participations
+    if run.fleet.used_up and sum(entry.asked > 0 for entry in run.state.history) < rounds:
+        return f"every client has reached max-participations = {most}"
+    return f"all {rounds} rounds done" if rounds > 1 else "its only round is done"
 
 
 def _tell(observers: Iterable[Observer], tell: Callable[[Observer], None]) -> None:
@@ -128,111 +138,107 @@ def _tell(observers: Iterable[Observer], tell: Callable[[Observer], None]) -> No
         raise errors[0]
 
 
-def _run_round(run: Run, number: int, arrays: ArrayRecord, task: ConfigRecord, train: bool) -> ArrayRecord:
-    """Do a round from the hypotheses in `arrays`; return those of the next.
+class _Rounds(Stop):
+    """Keeps the state of a run from round to round, tells its observers, and ends it where patience is exhausted."""
 
-    It does not train after a validation that exhausts the run's patience, unless both had to be asked together.
-    """
-    clock = _Clock()
-    setup, state, strategy = run.setup, run.state, run.strategy
-    fleet, k, patience = run.fleet, len(next(iter(state.hypotheses.values()))), run.setup.config.patience
-    nearest = distances(flatten(state.hypotheses)) if k > 1 else []
-    validates = not train or (number - 1) % setup.config.validate_every == 0
-    training = partial(strategy.configure_train, number, arrays, task, run.grid)
-    evaluation = partial(strategy.configure_evaluate, number, arrays, task, run.grid)
-    alone = train and validates and 0 < patience <= state.stale + 1 and strategy.validates_alone
-    first = [training] * (train and not alone) + [evaluation] * validates
-    asked, replies = _exchange(run, number, clock, first)
-    dropped = 0
+    logs = True
 
-    scores = strategy.validate(number, replies) if validates else None
-    if scores is not None:
-        _keep_best(state, scores.loss, number)
-        if train and 0 < patience <= state.stale:
-            state.stopped = f"no better hypotheses in {count_of(patience, 'validation')}"
-            train = not alone
-    elif any(message.metadata.message_type == "evaluate" for message in asked):
-        log(
-            WARNING, "round %d: no validation client reported; their sites refuse, or their budgets are used up", number
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self._begun: ArrayRecord | None = None  # what the exchange is to train
+        self._evaluated = False
+        self._scores: Scores | None = None
+        self._outcome: Outcome | None = None
+
+    def before_round(self, round: int, arrays: ArrayRecord) -> None:
+        """Tell the observers."""
+        self._begun = arrays
+        logs.about(round=round)
+        for observer in self.run.observers:
+            observer.before_round(self.run, round)
+
+    def in_pause(self, round: int, since: float, ends: float) -> None:
+        """Tell the observers."""
+        for observer in self.run.observers:
+            observer.in_pause(self.run, round, since, ends)
+
+    def may_stop(self, round: int) -> bool:
+        """Return whether one more validation without better hypotheses exhausts the run's patience."""
+        return 0 < self.run.setup.config.patience <= self.run.state.stale + 1
+
+    def after_evaluate(self, round: int, metrics: MetricRecord | None) -> str | None:
+        """Keep the hypotheses if they are the best so far."""
+        state, patience = self.run.state, self.run.setup.config.patience
+        self._evaluated = True
+        self._scores = None if metrics is None else _scores_in(metrics)
+        if self._scores is not None:
+            _keep_best(state, self._scores.loss, round + 1)
+            if self._begun is not None and 0 < patience <= state.stale:
+                state.stopped = f"no better hypotheses in {count_of(patience, 'validation')}"
+        else:
+            text = "round %d: no validation client reported; their sites refuse, or their budgets are used up"
+            log(WARNING, text, round + 1)
+        return state.stopped
+
+    def after_train(self, round: int, arrays: ArrayRecord, metrics: MetricRecord | None) -> None:
+        """Take the round's outcome from the strategy; of one that keeps none, from what it returned."""
+        known, counts = self.run.strategy.history, cast(dict[str, Any], metrics or {})
+        following = None if arrays is self._begun else self.run.fleet.arrays_in(arrays)
+        if known and known[-1].round == round:
+            self._outcome = replace(known[-1], following=following)
+            return
+        nobody, groups = np.zeros(0, np.int64), np.asarray(counts.get("groups", ()), np.int64)
+        asked, lost = (int(counts.get(name, 0)) for name in ("asked", "lost-nodes"))
+        self._outcome = Outcome(round, nobody, nobody, groups, None, asked, lost, following)
+
+    def after_exchange(self, round: int, stages: dict[str, float]) -> str | None:
+        """Add the round to the history, and tell the observers."""
+        run, state, scores, outcome = self.run, self.run.state, self._scores, self._outcome
+        happened = outcome is not None or self._evaluated
+        if self._begun is None:
+            state.stopped = state.stopped or _done(run)
+        self._begun, self._evaluated, self._scores, self._outcome = None, False, None, None
+        if not happened:
+            return state.stopped
+        before = state.hypotheses
+        nearest = distances(flatten(before)) if len(next(iter(before.values()))) > 1 else []
+        following = outcome.following if outcome else None
+        if following is not None:
+            state.hypotheses = following
+            if len(next(iter(following.values()))) != len(next(iter(before.values()))):
+                # More hypotheses fit the scored rows better, so losses of different numbers are not compared.
+                state.best_loss, state.stale = math.inf, 0
+        if not state.best_round:
+            state.best = state.hypotheses  # no validation: use the latest hypotheses
+        run.outcome = outcome
+        spent = run.fleet.participations
+        state.history.append(
+            Round(
+                number=round,
+                loss=scores.loss if scores else None,
+                metric=scores.metric if scores else None,
+                asked=outcome.asked if outcome else 0,
+                releases=len(outcome.clients) if outcome else 0,
+                lost_nodes=outcome.lost_nodes if outcome else 0,
+                groups=outcome.counts.tolist() if outcome else [],
+                nearest=nearest,
+                moved=following is not None,
+                best_round=state.best_round,
+                median_participations=_median(spent),
+                max_participations=int(spent.max()),
+                seconds=_rounded(sum(stages.values())),
+                dropped=run.fleet.dropped,
+                loss_spread=scores.loss_spread if scores else [],
+                metric_spread=scores.metric_spread if scores else [],
+                exact_reports=scores.exact if scores else 0,
+                report_noise=scores.noise if scores else 0.0,
+                report_bound=scores.bound if scores else 0.0,
+                ratio=ratios(outcome.longest, nearest) if outcome and outcome.longest is not None else [],
+                stages={stage: _rounded(seconds) for stage, seconds in stages.items()},
+            )
         )
-    clock.ends("validation")
-    if train and alone:
-        dropped = fleet.dropped
-        _, replies = _exchange(run, number, clock, [training])
-    run.outcome = outcome = strategy.train(number, replies) if train else None
-    following = outcome.following if outcome else None
-    if following is not None:
-        before, state.hypotheses, arrays = state.hypotheses, following, fleet.record(following)
-        if len(next(iter(following.values()))) != len(next(iter(before.values()))):
-            # More hypotheses fit the scored rows better, so losses of different numbers are not compared.
-            state.best_loss, state.stale = math.inf, 0
-    if not state.best_round:
-        state.best = state.hypotheses  # no validation: use the latest hypotheses
-    spent = fleet.participations
-    clock.ends("aggregation")
-    state.history.append(
-        Round(
-            number=number,
-            loss=scores.loss if scores else None,
-            metric=scores.metric if scores else None,
-            asked=outcome.asked if outcome else 0,
-            releases=len(outcome.clients) if outcome else 0,
-            lost_nodes=outcome.lost_nodes if outcome else 0,
-            groups=outcome.counts.tolist() if outcome else [],
-            nearest=nearest,
-            moved=following is not None,
-            best_round=state.best_round,
-            median_participations=_median(spent),
-            max_participations=int(spent.max()),
-            seconds=round(sum(clock.stages.values()), 3),
-            dropped=dropped + fleet.dropped,
-            loss_spread=scores.loss_spread if scores else [],
-            metric_spread=scores.metric_spread if scores else [],
-            exact_reports=scores.exact if scores else 0,
-            report_noise=scores.noise if scores else 0.0,
-            report_bound=scores.bound if scores else 0.0,
-            ratio=ratios(outcome.longest, nearest) if outcome and outcome.longest is not None else [],
-            stages={stage: round(seconds, 3) for stage, seconds in clock.stages.items()},
-        )
-    )
-    return arrays
-
-
-def _exchange(
-    run: Run, number: int, clock: _Clock, parts: Sequence[Callable[[], Iterable[Message]]]
-) -> tuple[list[Message], list[Message]]:
-    """Send the messages that each of `parts` makes, and return them and the replies.
-
-    If no node answers, the messages are made and sent again, once nodes can be asked again.
-    """
-    fleet, grid = run.fleet, run.grid
-    while True:
-        fleet.wait(number, grid, partial(_in_pause, run, number))
-        clock.ends("pause")
-        messages = [message for part in parts for message in part()]
-        replies = fleet.exchange(number, grid, messages, run.setup.config.round_timeout)
-        clock.ends("sites")
-        if not (fleet.unanswered and fleet.waits(grid)):
-            return messages, replies
-
-
-class _Clock:
-    """The seconds of a round's stages."""
-
-    def __init__(self) -> None:
-        self.stages: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def ends(self, stage: str) -> None:
-        """Count the seconds since the end of another stage."""
-        now = time.perf_counter()
-        self.stages[stage] = self.stages.get(stage, 0.0) + now - self._last
-        self._last = now
-
-
-def _in_pause(run: Run, number: int, since: float, ends: float) -> None:
-    for observer in run.observers:
-        observer.in_pause(run, number, since, ends)
+        _tell(run.observers, lambda observer: observer.after_round(run))
+        return state.stopped
 
 
 def distances(hypotheses: NDArray[np.float64]) -> list[float]:
@@ -252,6 +258,15 @@ def ratios(longest: NDArray[np.float64], nearest: Sequence[float]) -> list[float
     with np.errstate(divide="ignore", invalid="ignore"):
         found: list[float] = np.where(longest > 0, longest / np.asarray(nearest), 0.0).tolist()
     return found
+
+
+def _scores_in(metrics: Mapping[str, Any]) -> Scores:
+    """Return the scores in the metrics of a strategy, which may have others besides."""
+    return Scores(**{entry.name: metrics[entry.name] for entry in fields(Scores) if entry.name in metrics})
+
+
+def _rounded(seconds: float) -> float:
+    return round(seconds, 3)
 
 
 def _median(spent: NDArray[np.int64]) -> float:

@@ -63,13 +63,10 @@ class Section:
     title : str
     paragraphs : tuple of str
         Plain text.
-    picture : str
-        An SVG; empty for none.
     """
 
     title: str
     paragraphs: tuple[str, ...] = field(default=())
-    picture: str = ""
 
     def __post_init__(self) -> None:
         if isinstance(self.paragraphs, str):  # ("text") is no tuple, and a paragraph for each letter is not meant
@@ -99,11 +96,6 @@ class RunFolder:
                                 frozen parameters
     ``dataset.json``            the dataset's manifest at the start: a dataset of that name may change later; for real
                                 sites none
-    ``releases.safetensors``    for a model of two parameters: what the first and the best round
-                                released, ``first.releases`` (m, 2), the hypothesis each was
-                                assigned to, ``first.groups`` (m,), and the hypotheses that the
-                                round started from, ``first.hypotheses`` (k, 2); ``best.`` too;
-                                metadata ``first.round`` and ``best.round``
     ``report.html``             the outcome for people
     ==========================  ==========================================================
 
@@ -249,10 +241,6 @@ class RunFolder:
         if told != self._latest:
             self._write("latest.safetensors", _to_bytes(latest, {"rounds": told}))
             self._latest = told
-
-    def write_releases(self, content: bytes) -> None:
-        """Save the releases in the plane (`umbel.server.snapshots.Snapshots`)."""
-        self._write("releases.safetensors", content)
 
     def write_sections(self, sections: Sequence[Section]) -> None:
         """Save observers' sections of the report."""

@@ -17,7 +17,6 @@ from umbel.server.history import Round, State
 from umbel.server.run_folder import RunFolder
 from umbel.server.runs import DAMAGE, run_named
 from umbel.server.setup import Setup, check_hypotheses
-from umbel.server.snapshots import Snapshots
 
 # Settings that may change when a run resumes.
 _FREE = {
@@ -40,7 +39,6 @@ class Saved:
         State that the strategy keeps from round to round.
     nodes : list of (int, Hosting)
         In the order in which their clients are numbered.
-    snapshots : Snapshots
     """
 
     folder: RunFolder
@@ -48,7 +46,6 @@ class Saved:
     spent: dict[ClientInRun, int]
     kept: Arrays
     nodes: list[tuple[int, Hosting]]
-    snapshots: Snapshots
 
     @classmethod
     def of(cls, setup: Setup) -> Saved:
@@ -73,8 +70,6 @@ class Saved:
             check_hypotheses(state.best, setup.model.shapes, setup.strategy.hypotheses)
             newest = folder.read_history(len(state.history))[-1]
             _check_participations(spent, nodes, state.history, newest)
-            releases = path / "releases.safetensors"
-            snapshots = Snapshots.of_bytes(state, releases.read_bytes()) if releases.exists() else Snapshots(state)
         # Entries after the last training round only evaluate, and are made again at the end.
         over = not state.history[-1].asked or not state.best_round
         while state.history and not state.history[-1].asked:
@@ -86,7 +81,7 @@ class Saved:
                 code="config.resume-done",
             )
         state.stopped = ""
-        return cls(folder, state, spent, kept, nodes, snapshots)
+        return cls(folder, state, spent, kept, nodes)
 
 
 @contextmanager

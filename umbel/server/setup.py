@@ -14,6 +14,7 @@ from umbel.data import Dataset, Manifest, digest_of, find_dataset, open_dataset
 from umbel.models.fit import misfit
 from umbel.models.model import Model
 from umbel.models.optimizers import descent_of
+from umbel.nodes.fleet import Fleet
 from umbel.privacy import mechanisms
 from umbel.privacy.accounting.guarantee import released_by
 from umbel.protocol.arrays import Arrays, all_finite, flatten
@@ -21,7 +22,6 @@ from umbel.protocol.errors import ConfigError, Refused
 from umbel.protocol.release import Protect, Release, ReleaseBy
 from umbel.protocol.run_config import MAX_HYPOTHESES, RunConfig
 from umbel.protocol.tasks import TrainingSpec
-from umbel.server.nodes.fleet import Fleet
 from umbel.server.run_folder import RunFolder
 from umbel.server.runs import DAMAGE, run_named
 from umbel.strategies import HypothesisStrategy
@@ -59,9 +59,10 @@ class Setup:
         """
         run = RunConfig.parse(run_config)
         fleet = Fleet(run)
-        strategy = strategies.make(run, fleet)
+        strategy = strategies.make(run)
+        strategy.nodes = fleet
         # Opening checks it here too: a simulation should fail before its nodes start.
-        dataset = _open(run, part=True)
+        dataset = _open(run)
         manifest = dataset.manifest if dataset else None
         model = models.load_for(run, manifest)
         strategy.check(run, model)
@@ -99,12 +100,9 @@ class Setup:
         was = folder.read_manifest()
         return replace(setup, manifest=was) if was else setup
 
-    def open_dataset(self, part: bool = False) -> Dataset | None:
-        """Return the dataset, to look at its rows; None if every node serves its own data.
-
-        If only a part of it is here, this raises `DatasetError` unless `part` is set.
-        """
-        return _open(self.config, part)
+    def open_dataset(self) -> Dataset | None:
+        """Return the dataset, to look at its rows; None if every node serves its own data."""
+        return _open(self.config)
 
     @cached_property
     def first(self) -> Arrays:
@@ -214,5 +212,5 @@ def _check_length(hypotheses: Arrays) -> None:
         )
 
 
-def _open(run: RunConfig, part: bool) -> Dataset | None:
-    return open_dataset(find_dataset(run.dataset), part) if run.dataset else None
+def _open(run: RunConfig) -> Dataset | None:
+    return open_dataset(find_dataset(run.dataset)) if run.dataset else None

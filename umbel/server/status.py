@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
+from umbel.nodes.presence import Presence
+from umbel.nodes.roster import TRAIN, Roster
 from umbel.protocol.run_config import RunConfig
-from umbel.server.nodes.presence import Presence
-from umbel.server.nodes.roster import TRAIN, Roster
 
 FILE = "status.json"
 _LONGEST = 300  # of a name

@@ -218,22 +218,6 @@ class Summary:
         """Return a number of releases that no client exceeds, whichever of the `left` rounds are done."""
         return int(min(self.most, maximum + left))
 
-    def spent_lines(self, times: int) -> list[str]:
-        """Return the guarantee during a run in which the busiest client has made so many releases; empty without one.
-
-        It is the run's own, if the run sets a maximum. Otherwise it is what was spent to date, for any later tasks.
-        """
-        if self.capped:
-            known = [("a client", self.of_client(times)), ("a row of a client", self.of_row(times))]
-            told = [f"{whose} has {stated(one)}" for whose, one in known if one]
-            return [f"As planned, over the whole run, {' and '.join(told)}."] if told else []
-        made, rows = {self.release: times}, self.release.by_rows
-        spent = [("a client", clients_to_date(made, self.delta))]
-        spent += [("a row of a client", rows_to_date(made, self.delta))] if rows else []
-        told = [f"{whose} has spent epsilon {amount(one)} at most" for whose, one in spent if math.isfinite(one)]
-        text = f"The run sets no max-participations. For any later tasks, at delta {self.delta:g}"
-        return [f"{text}, {' and '.join(told)} to date."] if told else []
-
     def privacy_lines(self, median: float, maximum: int, exact: int = 0, left: int = 0) -> list[str]:
         """Return the cost to the clients, with the paper's heuristic; for the arguments see above.
 

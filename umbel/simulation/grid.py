@@ -1,8 +1,7 @@
-"""Flower Grids of simulations: their base, and a grid in this process, without Ray or a SuperLink."""
+"""A Flower Grid in this process, without Ray or a SuperLink."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any
@@ -18,41 +17,48 @@ _SERVER = 1
 _FIRST_NODE = 100
 
 
-def partitions(nodes: int) -> list[dict[str, Any]]:
-    """Return the configurations of simulated nodes, which split the run config's dataset."""
-    return [{"partition-id": i, "num-partitions": nodes} for i in range(nodes)]
+class InProcessGrid(Grid):
+    """Nodes in this process that answer in turn, as soon as messages are pushed.
 
-
-def answered(app: ClientApp, message: Message, context: Context) -> Message:
-    """Return an app's reply in a simulation, or, if it raises, an error like that of Flower's own engines."""
-    try:
-        with in_process():
-            return app(message, context)
-    except Exception as error:
-        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error)}:<'{error}'>"), reply_to=message)
-
-
-class SimulatedGrid(Grid):
-    """Nodes that belong to the server's own simulation, in any process.
+    Messages and replies arrive as over a network: whoever changes one, changes no other.
 
     Parameters
     ----------
-    node_configs : sequence of mapping
-        The configuration of each node.
+    client_app : ClientApp
+        The app of every node.
+    run_config : mapping
+        The run's configuration, as in ``[tool.flwr.app.config]``.
+    nodes : int
+        Number of simulated nodes, which split the run config's dataset.
+    node_configs : sequence of mapping, optional
+        Instead of `nodes`: the configuration of each node, as at a site.
 
     Attributes
     ----------
-    node_configs : dict from int to mapping
-        The same, by node id.
+    contexts : dict from int to Context
+        The configuration and state of each node, by node id.
     """
 
     in_process = True
     """Nodes are as trusted as the server, and pulling never waits."""
 
-    def __init__(self, node_configs: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(
+        self,
+        client_app: ClientApp,
+        run_config: Mapping[str, Any],
+        nodes: int = 1,
+        node_configs: Sequence[Mapping[str, Any]] | None = None,
+    ) -> None:
+        if node_configs is None:
+            node_configs = [{"partition-id": i, "num-partitions": nodes} for i in range(nodes)]
+        self._app = client_app
         self._run = Run.create_empty(run_id=1)
         self._ids = count()
-        self.node_configs = {_FIRST_NODE + i: config for i, config in enumerate(node_configs)}
+        self._replies: dict[str, Message] = {}
+        self.contexts = {
+            node: Context(1, node, dict(config), RecordDict(), dict(run_config))
+            for node, config in enumerate(node_configs, _FIRST_NODE)
+        }
         identify(_SERVER)
 
     def set_run(self, run: Run) -> None:
@@ -72,54 +78,7 @@ class SimulatedGrid(Grid):
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the ids of the nodes."""
-        return list(self.node_configs)
-
-    @abstractmethod
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the available replies to the given messages, each once."""
-
-    def numbered(self, message: Message) -> str:
-        """Give a message a new id, and return it."""
-        message.metadata.__dict__["_message_id"] = str(next(self._ids))
-        return message.metadata.message_id
-
-
-class InProcessGrid(SimulatedGrid):
-    """Nodes in this process that answer in turn, as soon as messages are pushed.
-
-    Messages and replies arrive as over a network: whoever changes one, changes no other.
-
-    Parameters
-    ----------
-    client_app : ClientApp
-        The app of every node.
-    run_config : mapping
-        The run's configuration, as in ``[tool.flwr.app.config]``.
-    nodes : int
-        Number of simulated nodes, which split the run config's dataset.
-    node_configs : sequence of mapping, optional
-        Instead of `nodes`: the configuration of each node, as at a site.
-
-    Attributes
-    ----------
-    contexts : dict from int to Context
-        The state of each node, by node id.
-    """
-
-    def __init__(
-        self,
-        client_app: ClientApp,
-        run_config: Mapping[str, Any],
-        nodes: int = 1,
-        node_configs: Sequence[Mapping[str, Any]] | None = None,
-    ) -> None:
-        super().__init__(partitions(nodes) if node_configs is None else node_configs)
-        self._app = client_app
-        self._replies: dict[str, Message] = {}
-        self.contexts = {
-            node: Context(1, node, dict(config), RecordDict(), dict(run_config))
-            for node, config in self.node_configs.items()
-        }
+        return list(self.contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Pass each message to its node, which answers; return the messages' ids."""
@@ -138,6 +97,17 @@ class InProcessGrid(SimulatedGrid):
         return self.pull_messages(list(self.push_messages(messages)))
 
     def _answer(self, message: Message) -> Message:
-        reply = answered(self._app, delivered(message), self.contexts[message.metadata.dst_node_id])
+        """Return a node's reply, or, if its app raises, an error like that of Flower's own engine."""
+        try:
+            with in_process():
+                reply = self._app(delivered(message), self.contexts[message.metadata.dst_node_id])
+        except Exception as error:
+            reason = f"{type(error)}:<'{error}'>"
+            reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
         self.numbered(reply)
         return delivered(reply)
+
+    def numbered(self, message: Message) -> str:
+        """Give a message a new id, and return it."""
+        message.metadata.__dict__["_message_id"] = str(next(self._ids))
+        return message.metadata.message_id

@@ -5,11 +5,13 @@ from __future__ import annotations
 import secrets
 import tomllib
 from collections.abc import Mapping, Sequence
+from logging import INFO
 from pathlib import Path
 from typing import Any
 
 import umbel.client.app
 from umbel.protocol.errors import ConfigError, FleetError
+from umbel.protocol.flower import log
 from umbel.protocol.project import CONFIGS
 from umbel.protocol.run_config import RunConfig
 from umbel.server.app import conduct
@@ -20,18 +22,27 @@ from umbel.server.rounds import initial_hypotheses, run_rounds
 from umbel.server.run_folder import RunFolder
 from umbel.server.saved import Saved
 from umbel.server.setup import Setup
-from umbel.server.snapshots import Snapshots
 from umbel.simulation.grid import InProcessGrid
 
 _SAVED_EVERY = 25  # rounds
 
 
+class _Place(Observer):
+    """Notes the run's folder."""
+
+    folder: Path | None = None
+
+    def begin(self, run: Run) -> None:
+        """Note it."""
+        self.folder = run.folder.path if run.folder else None
+
+
 class _Saves(Observer):
     """Saves a run at regular intervals."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._checkpoints = Checkpoints(Snapshots(state))
+        self._checkpoints = Checkpoints()
 
     def after_round(self, run: Run) -> None:
         """Save the run, if it is time."""
@@ -86,7 +97,16 @@ def run(config: Mapping[str, Any], nodes: int = 1, observers: Sequence[Observer]
         If the nodes refuse; the reason is in the log.
     """
     config = RunConfig().entries() | RunConfig.current(config)
-    return conduct(InProcessGrid(umbel.client.app.app, config, nodes), config, secrets.randbelow(10**6), observers)
+    grid, place = InProcessGrid(umbel.client.app.app, config, nodes), _Place()
+    try:
+        return conduct(grid, config, secrets.randbelow(10**6), [place, *observers])
+    except KeyboardInterrupt:
+        if place.folder and (place.folder / "latest.safetensors").is_file():
+            log(INFO, "Stopped. The finished rounds are kept in %s", place.folder)
+            log(INFO, "Resume it with: umbel run %s --resume", place.folder.name)
+        else:
+            log(INFO, "Stopped before the first round was over; nothing is kept.")
+        raise
 
 
 def play(
@@ -146,7 +166,7 @@ def play(
     if saved_in is not None:
         folder = RunFolder(saved_in)
         folder.write_config(config, **setup.digests)
-        watching.append(_Saves(state))
+        watching.append(_Saves())
     run = Run(setup, grid, state, watching, folder=folder)
     run_rounds(run)
     return run

@@ -94,7 +94,6 @@ def plan_run(
     wanted: Wanted,
     sites: int = 1,
     name: str = "",
-    part: bool = False,
 ) -> PlannedRun:
     """Return a run config with the missing entries.
 
@@ -112,8 +111,6 @@ def plan_run(
         Number of nodes that release sums of their clients' updates, if the strategy has sites release.
     name : str
         The user's name for it, for the hint.
-    part : bool
-        Whether a part of the dataset suffices here (see `umbel.data.shard`).
 
     Raises
     ------
@@ -129,7 +126,7 @@ def plan_run(
         # A configuration may lack settings that a guarantee needs, and a strategy may refuse that.
         found |= {key: value for key, value in _PROVISIONAL.items() if key not in kept}
     setup = Setup.parse(found)
-    dataset = setup.open_dataset(part)
+    dataset = setup.open_dataset()
     if dataset is None:
         raise ConfigError('dataset = "" has nothing to plan from; name a dataset', code="config.no-dataset")
     if own:
@@ -210,10 +207,8 @@ def _declared(dataset: Dataset) -> tuple[NDArray[np.float64], NDArray[np.float64
 
 def _sample(dataset: Dataset) -> list[NDArray[np.float64]]:
     """Return the features of some rows of some training clients."""
-    train, shard = dataset.manifest.train, dataset.manifest.shard
-    there = range(shard[0], train, shard[1])
-    some = there[:: -(-len(there) // _SAMPLE)]
-    rows = (dataset.client(client)[0] for client in some)
+    train = dataset.manifest.train
+    rows = (dataset.client(client)[0] for client in range(0, train, -(-train // _SAMPLE)))
     return [np.asarray(own[:: -(-len(own) // _SAMPLE)], np.float64) for own in rows]
 
 

@@ -1,8 +1,7 @@
-"""Reports of runs: of one without a report, and of one beside others."""
+"""The report of a run from its folder, with what only a simulation can measure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,68 +12,33 @@ from umbel.client.engines import learner_for
 from umbel.client.learner import best_hypothesis
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.cli import command_line, errors_in_one_line
-from umbel.protocol.errors import ConfigError, DatasetError
+from umbel.protocol.errors import ConfigError
 from umbel.protocol.run_config import MAX_HYPOTHESES
-from umbel.server.report import HeldOut, Measured, View, check, render
-from umbel.server.report.compare import MAX_KINDS, runs_of
+from umbel.server.report import Fits, View, render
 from umbel.server.run_folder import RunFolder
 from umbel.server.runs import DAMAGE, find_run, reading
 from umbel.server.saved import check_releases
 from umbel.server.setup import Setup, check_hypotheses
-from umbel.server.snapshots import Snapshots
 from umbel.server.summary import Summary
-from umbel.simulation.baselines import local_only, measure, validation_cohort
-from umbel.simulation.in_process import play
-from umbel.simulation.measured import LOCAL_ONLY
+from umbel.simulation.baselines import validation_cohort
 from umbel.simulation.worth import appraise
 
-FEDAVG = "fedavg"
 
-
-def write_report(run: str | Path, against: Sequence[str | Path] = (), baselines: bool = True) -> Path:
+def write_report(run: str | Path, baselines: bool = True) -> Path:
     """Write the report of a run, by its name or its folder, and return its path.
 
-    For a simulation whose dataset is on this machine, the report also says which hypotheses fit the validation clients,
-    and how the run serves them on held-out rows. For sites' own data the server knows neither. With `baselines`, a
-    missing measurement of the run's worth is made and saved (`umbel.simulation.worth`).
-
-    It compares the run with those in `against`, seeds together. ``"fedavg"`` and ``"local-only"`` stand for these
-    baselines, made here from the run's config, if its dataset is on this machine: FedAvg takes about as long as the run
-    did. Raises `ConfigError` if a folder holds no run with a finished round, or a run has other data.
+    For a simulation whose dataset is on this machine, the report also says which hypotheses fit the validation clients.
+    For sites' own data the server does not know it. With `baselines`, a missing measurement of the run's worth is made
+    and saved (`umbel.simulation.worth`). Raises `ConfigError` if the folder holds no run with a finished round.
     """
     folder, setup, view, kept = _open(run)
-    if made := [one for one in (FEDAVG, LOCAL_ONLY) if one in against]:
-        _needs_data(folder, setup, made[0])
-    others = []
-    for one in against:
-        if one == FEDAVG:
-            others.append(_baseline(setup))
-        elif one != LOCAL_ONLY:
-            beside, theirs, other, _ = _open(one)
-            check(view, other)
-            if not _alike(folder, setup, beside, theirs):
-                text = f"{other.name} has other rows than {view.name}, though their datasets have the same name"
-                raise ConfigError(f"{text}; compare runs of the same data", code="config.compare")
-            others.append(other)
-    if len(runs_of(view, others)) > MAX_KINDS + 1:
-        text = f"a report compares a run with at most {MAX_KINDS} kinds of others; leave some out"
-        raise ConfigError(text, code="config.too-many-runs")
-    alone = None
-    if LOCAL_ONLY in against:
-        dataset = setup.open_dataset()
-        assert dataset is not None
-        try:
-            alone = _held_out(local_only(setup.model, dataset, setup.config))
-        except DatasetError as error:
-            raise DatasetError.of(error, f"leave out {LOCAL_ONLY}: ") from error
     view.worth = folder.read_worth()
     if view.worth is None or view.worth.rounds != len(view.state.history):
         view.worth = None
         if baselines and _same_data(folder, setup):
             view.worth = appraise(setup, view.state, kept)
             folder.write_worth(view.worth)
-    page = render(view, folder.read_config()["versions"], folder.read_sections(), others, alone)
-    folder.write_report(page)
+    folder.write_report(render(view, folder.read_config()["versions"], folder.read_sections()))
     return folder.path / "report.html"
 
 
@@ -100,24 +64,17 @@ def _open(run: str | Path) -> tuple[RunFolder, Setup, View, Arrays]:
         check_releases(spent, state.history, folder.read_history(len(state.history))[-1])
     participations = np.zeros(clients, np.int64)
     participations[list(spent)] = list(spent.values())
-    releases = path / "releases.safetensors"
-    snapshots = Snapshots.of_bytes(state, releases.read_bytes()) if releases.exists() else Snapshots(state)
     summary = Summary.of(setup)
-    view = View(path.name, summary, state, participations, snapshots, config)
+    view = View(path.name, summary, state, participations, config)
     # A dataset of the same name may be here that differs from the data of sites, or that has changed since.
     if _simulated(folder) and setup.has_rows_of(folder.read_config()):
-        view.measured = _measured(setup, view)
+        view.fits = _fits(setup, view)
     return folder, setup, view, kept
-
-
-def named(against: Sequence[str]) -> list[str | Path]:
-    """Return the runs for comparison as folders: after this run, "last" would be another one."""
-    return [one if one in (FEDAVG, LOCAL_ONLY) else find_run(one) for one in against]
 
 
 def _same_data(folder: RunFolder, setup: Setup) -> bool:
     """Return whether a simulation's data are here unchanged: another dataset of the same name may be here."""
-    if setup.manifest is None or setup.manifest.part or not _simulated(folder):
+    if setup.manifest is None or not _simulated(folder):
         return False
     return bool(folder.read_config().get("data") == setup.digests["data"])
 
@@ -127,71 +84,28 @@ def _simulated(folder: RunFolder) -> bool:
     return all(hosting.simulated for _, hosting in nodes)
 
 
-def _baseline(setup: Setup) -> View:
-    """Return a run of FedAvg from the same config."""
-    none = {"observers": "", "track": "", "resume": ""}
-    config = setup.config.entries() | {"strategy": FEDAVG, "hypotheses": 1} | none
-    run = play(config)
-    summary = Summary.of(run.setup)
-    view = View(FEDAVG, summary, run.state, run.fleet.participations, Snapshots(run.state), config)
-    view.measured = _measured(run.setup, view)
-    return view
-
-
-def _needs_data(folder: RunFolder, setup: Setup, what: str) -> None:
-    """Raise `ConfigError` unless the rows of all clients are here as they were at the start of a run."""
-    text = f"{what} needs the clients' rows, and each site has its own; give a run of it instead"
-    if setup.manifest is not None and setup.has_rows_of(folder.read_config()):
-        return
-    if setup.manifest is not None:
-        text = f"{what} needs the run's rows, and its dataset has changed since; give a run of it instead"
-    raise ConfigError(text, code="config.no-data-here")
-
-
-def _alike(one: RunFolder, setup: Setup, other: RunFolder, theirs: Setup) -> bool:
-    """Return whether two runs had the same rows, as far as their folders tell: parts of a dataset differ."""
-    digests = {str(folder.read_config().get("data", "")) for folder in (one, other)} - {""}
-    parts = [bool(each.manifest and each.manifest.part) for each in (setup, theirs)]
-    return len(digests) < 2 or any(parts)
-
-
-def _measured(setup: Setup, view: View) -> Measured | None:
-    """Measure a run on the rows of validation clients; None if they are not on this machine."""
+def _fits(setup: Setup, view: View) -> Fits | None:
+    """Return how hypotheses fit the rows of validation clients; None if there is no choice, or no rows are here."""
     dataset = setup.open_dataset()
-    model, last = setup.model, view.state.hypotheses
-    if dataset is None or not dataset.manifest.split["validation"]:
+    model = setup.model
+    if dataset is None or not dataset.manifest.split["validation"] or view.k == 1 or model.local_shapes:
         return None
-    held_out = _held_out(measure(model, dataset, last, setup.config)["held_out"])
-    if view.k == 1 or model.local_shapes:
-        return Measured(held_out)
     learner = learner_for(model)
-    losses, _ = learner.score(last, validation_cohort(dataset, learner))
+    losses, _ = learner.score(view.state.hypotheses, validation_cohort(dataset, learner))
     chosen = best_hypothesis(losses)
     own = [losses[j, chosen == j].mean() if (chosen == j).any() else np.nan for j in range(view.k)]
-    return Measured(held_out, np.bincount(chosen, minlength=view.k).tolist(), own, losses.mean(axis=1).tolist())
-
-
-def _held_out(told: Mapping[str, float]) -> HeldOut | None:
-    clients = int(told["clients"])
-    return HeldOut(told["mean"], told["worst_decile"], clients) if clients else None
+    return Fits(np.bincount(chosen, minlength=view.k).tolist(), own, losses.mean(axis=1).tolist())
 
 
 def main(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run: its name, its path, or last.")] = "last",
-    against: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Another run of the same data; fedavg or local-only to make that baseline here. May be repeated.",
-            show_default=False,
-        ),
-    ] = None,
     baselines: Annotated[
         bool, typer.Option("--baselines/--no-baselines", help="Measure the run's worth, if that was not done.")
     ] = True,
 ) -> None:
-    """Write the report.html of a run, with other runs beside it. Interrupted runs and runs of a sweep have none yet."""
+    """Write the report.html of a run. Interrupted runs and runs of a sweep have none yet."""
     with errors_in_one_line(), reading(run):
-        typer.echo(write_report(run, against or (), baselines))
+        typer.echo(write_report(run, baselines))
 
 
 app = command_line(main)

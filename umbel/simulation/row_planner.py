@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from umbel.privacy.accounting.guarantee import stated
-from umbel.privacy.accounting.plan import usual_choice
+from umbel.privacy.accounting.plan import rounded_up, usual_choice
 from umbel.privacy.accounting.row_plan import RowPlan, RowTask, row_plan_for
-from umbel.privacy.accounting.rows import row_guarantee
+from umbel.privacy.accounting.rows import needed_budget, row_guarantee
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Protect
 from umbel.protocol.run_config import RunConfig
@@ -79,7 +79,7 @@ def _check(setup: Setup, kept: frozenset[str]) -> None:
     run = setup.config
     wrong = ""
     if run.protect is not Protect.ROWS:
-        wrong = f'protect = "{run.protect}" needs noise on models as well: plan the rows by umbel plan --rows'
+        wrong = f'protect = "{run.protect}" needs noise on models as well: plan the rows with protect = "rows"'
     elif "rows" in kept:
         wrong = "the noise of rows is planned for row-epsilon: leave one out"
     elif setup.strategy.discloses_choice and setup.strategy.hypotheses > 1:
@@ -94,6 +94,8 @@ def _words(planned: RowPlan, run: RunConfig, numbers: int, clients: int) -> list
     settings = run.of_rows
     assert settings is not None, "the run hides rows"
     noise = sigma / settings.batch * math.sqrt(numbers / clients)
+    allowed = rounded_up(needed_budget(task.release(sigma), task.participations, have.delta))
+    chosen = f" max-choice-epsilon={task.choice_epsilon:g}" if task.hypotheses > 1 else ""
     return [
         f"Planned: {stated(have)} for each row of a client over the whole run, "
         f"with {count_of(run.rounds, 'round')} of {count_of(clients, 'client')}. A client takes part {often}, with "
@@ -101,5 +103,8 @@ def _words(planned: RowPlan, run: RunConfig, numbers: int, clients: int) -> list
         f"Noise multiplier {sigma:.4g} in training, row clip norm {settings.clip:g}: in a round's mean gradient, "
         f"the noise is {noise:.2g} row clip norms long if clients have {count_of(task.rows, 'row')}.",
         "It hides each single row, and not what the rows of a client have in common. No row was read.",
+        f'A site\'s policy: protect="rows" budget="inf" row-budget="{allowed:.4g} delta={have.delta:g}" '
+        f"min-row-noise-multiplier={sigma} max-row-rate={task.rate} max-local-steps={task.steps} "
+        f"max-hypotheses={task.hypotheses}{chosen}",
         *planned.warnings,
     ]

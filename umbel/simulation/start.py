@@ -1,6 +1,6 @@
 """Runs in simulation: their values, from a file, a name and the user; their checks; and their start.
 
-They run in Flower's own simulation, on a Ray cluster, or in this process.
+They run in this process.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import shlex
 import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
+from logging import WARNING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +19,12 @@ import numpy as np
 
 from umbel.data import find_dataset
 from umbel.protocol.errors import ConfigError, DatasetError
+from umbel.protocol.flower import log
 from umbel.protocol.home import make_folder, umbel_home
-from umbel.protocol.plugins import distrust, names_in, own_path, remember, trust, trust_elsewhere
-from umbel.protocol.project import CONFIGS, OWN_PATH
+from umbel.protocol.plugins import distrust, names_in, remember, trust
+from umbel.protocol.project import CONFIGS, PACKAGE
 from umbel.protocol.run_config import RunConfig, read_saved
 from umbel.server.runs import find_run, home_of_runs, run_named
-from umbel.simulation import launch
-from umbel.simulation.relay import Relay
 from umbel.simulation.wanted import NOTHING, Wanted
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def values_of(
     if not values.get("dataset", _SHIPPED):
         raise ConfigError('dataset = "" has nothing to plan from; name a dataset', code="config.no-dataset")
     name = name or str(values.get("dataset", ""))
-    return plan_run(values, given, own, wanted, sites, name, on_cluster())
+    return plan_run(values, given, own, wanted, sites, name)
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,12 +94,9 @@ def resumed(run: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def check(values: Mapping[str, Any], part: bool = False) -> Setup:
+def check(values: Mapping[str, Any]) -> Setup:
     """Return the parts of a run config; raise for the first of dataset, model and strategy that does not fit the
-    others.
-
-    With `part`, a part of the dataset suffices here (see `umbel.data.shard`).
-    """
+    others."""
     run = RunConfig.parse(values)
     if not run.dataset:
         text = 'dataset = "" is for sites with their own data; name a dataset to simulate'
@@ -116,7 +113,7 @@ def check(values: Mapping[str, Any], part: bool = False) -> Setup:
     _ = setup.first
     if run.resume:
         Saved.of(setup)
-    dataset = setup.open_dataset(part)
+    dataset = setup.open_dataset()
     assert dataset is not None, "the run config names it"
     for key, kind in ("clients-per-round", "train"), ("validation-clients-per-round", "validation"):
         if (asked := run.entries()[key]) > (there := dataset.manifest.split[kind]):
@@ -126,58 +123,23 @@ def check(values: Mapping[str, Any], part: bool = False) -> Setup:
     return setup
 
 
-def launched(values: Mapping[str, Any], nodes: int, relay: Relay, baselines: bool = True) -> Path:
-    """Run in separate processes, and return the run's folder.
-
-    These are the processes of Flower's own simulation, or, if ``RAY_ADDRESS`` names a Ray cluster, hosts on its
-    machines. Errors are those of `umbel.simulation.launch.run`, or `umbel.simulation.ray_grid.run`. With `baselines`,
-    the worth of a run on a cluster is measured at its end, if the whole dataset is here; after a run in Flower's own
-    simulation the report measures it.
-    """
-    if on_cluster():
-        from umbel.simulation import cluster  # importing Ray takes a second
-
-        with relay.in_this_process():
-            cluster.probe()
-            check(values, part=True)
-            _make_home()
-            # Errors are reported before these imports.
-            from umbel.simulation import ray_grid
-
-            return ray_grid.run(values, nodes, own_modules(Path.cwd(), values), baselines)
-    _make_home()
-    environment = {OWN_PATH: own_path()} | trust_elsewhere()
-    launch.run(launch.APP, values, nodes, relay=relay, check=lambda: check(values), environment=environment)
-    return Path(relay.folder)
-
-
-def on_cluster() -> bool:
-    """Return whether ``RAY_ADDRESS`` names a Ray cluster."""
-    return os.environ.get("RAY_ADDRESS", "") not in ("", "local")
-
-
-def own_modules(folder: Path, values: Mapping[str, Any]) -> list[Path]:
-    """Return the modules and packages in a folder if the run config names one, as ``module:attribute``."""
-    own = {path.stem: path for path in folder.iterdir() if path.suffix == ".py" or any(path.glob("*.py"))}
-    named = {name.partition(":")[0].partition(".")[0] for name in names_in(values.values())}
-    return [path for name, path in own.items() if name.isidentifier() and name != "umbel"] if named & own.keys() else []
-
-
-def in_this_process(values: Mapping[str, Any], nodes: int, baselines: bool = True) -> Path:
+def in_this_process(values: Mapping[str, Any], nodes: int = 1, baselines: bool = True) -> Path:
     """Run in this process, and return the run's folder; errors as for `umbel.simulation.in_process.run`.
 
     With `baselines`, its worth is measured at its end (`umbel.simulation.worth`).
     """
+    if os.environ.get("RAY_ADDRESS"):
+        log(WARNING, "umbel run works in this process and ignores RAY_ADDRESS; flwr run uses the Ray cluster")
     check(values)
     _make_home()
     # Errors are reported before these imports.
     from umbel.simulation import in_process
 
     if not baselines:
-        return in_process.run(values, nodes or 1)
+        return in_process.run(values, nodes)
     from umbel.simulation.worth import Appraisal
 
-    return in_process.run(values, nodes or 1, [Appraisal()])
+    return in_process.run(values, nodes, [Appraisal()])
 
 
 def _make_home() -> None:
@@ -269,7 +231,8 @@ def _read(file: Path, sent: bool = False) -> dict[str, Any]:
     if sent:
         raise ConfigError(f"{file} has no table config; give the folder of a run", code="config.no-run")
     # A file is sent around like a folder. Modules in the person's working folder are the person's own.
-    here = {path.stem for path in own_modules(Path.cwd(), values)}
-    remember(name for name in names_in(values.values()) if name.partition(":")[0].partition(".")[0] in here)
+    here = {path.stem for path in Path.cwd().iterdir() if path.suffix == ".py" or any(path.glob("*.py"))}
+    named = {name: name.partition(":")[0].partition(".")[0] for name in names_in(values.values())}
+    remember(name for name, package in named.items() if package in here - {PACKAGE.name})
     distrust(*values.values())
     return RunConfig.current(values)

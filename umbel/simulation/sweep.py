@@ -1,4 +1,4 @@
-"""Many runs on all cores, or on a Ray cluster; each is saved when it is done, so that a stopped sweep can resume."""
+"""Many runs on all cores; each is saved when it is done, so that a stopped sweep can resume."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ import io
 import json
 import logging
 import os
+import pickle
 import shutil
+import subprocess
 import sys
-import tempfile
 import traceback
-import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import chdir, contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
+from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import numpy as np
-import ray
 import safetensors.numpy
+import torch
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 from rich.console import Console
@@ -32,16 +33,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from umbel.data import digest_of, find_dataset, read_manifest
 from umbel.models.model import find_weights
 from umbel.protocol.arrays import Arrays
+from umbel.protocol.cores import cores
 from umbel.protocol.errors import SweepError
-from umbel.protocol.home import make_folder, private_scratch, write_atomically
-from umbel.protocol.plugins import names_in
-from umbel.protocol.project import PACKAGE, source
+from umbel.protocol.home import make_folder, write_atomically
+from umbel.protocol.plugins import names_in, own_path
+from umbel.protocol.project import OWN_PATH, PACKAGE, source
 from umbel.protocol.run_config import RunConfig
 from umbel.server.run_folder import RunFolder, versions
-from umbel.simulation import cluster
 from umbel.simulation.measured import Finished, Spec, finish
 
 Task = Callable[[Mapping[str, Any]], Finished]
+Runs = Generator[tuple[Spec, Finished | None, str], None, None]
 
 FIRST_SEED = 2000
 """Runs in results have seeds from here on; settings were chosen with lower ones."""
@@ -49,11 +51,11 @@ FIRST_SEED = 2000
 # Inputs of a result besides its configuration.
 _CODE = (
     "umbel/protocol", "umbel/data", "umbel/client", "umbel/models", "umbel/privacy", "umbel/strategies",
-    "umbel/server/nodes", "umbel/server/setup.py", "umbel/server/rounds.py", "umbel/server/history.py",
+    "umbel/nodes", "umbel/server/setup.py", "umbel/server/rounds.py", "umbel/server/history.py",
     "umbel/server/observer.py", "umbel/server/observers.py", "umbel/server/run_folder.py", "umbel/simulation/grid.py",
     "umbel/simulation/in_process.py", "umbel/simulation/measured.py", "umbel/simulation/baselines.py",
 )  # fmt: skip
-PACKAGES = ("umbel", "flwr", "numpy", "torch", "ray")
+PACKAGES = ("umbel", "flwr", "numpy", "torch")
 # One thread for each worker. Workers also keep the memory that they free: returning it and taking it again
 # costs a third of a round's time for models with a million parameters.
 _WORKER = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(1 << 33), "MALLOC_TRIM_THRESHOLD_": str(1 << 34)}
@@ -98,7 +100,7 @@ def sweep(
 ) -> list[Result]:
     """Do all runs that are not done yet, and return the results of all in the order of `specs`.
 
-    On this machine `workers` runs are parallel, by default as many as there are cores.
+    `workers` runs are parallel, by default as many as there are cores.
 
     A run is done if its folder ``runs/NAME`` holds the result of the same configuration, made from the same data by the
     same code and versions. With `keep`, code and versions may be others, and settings that the run did not know must
@@ -142,96 +144,106 @@ def _sweep(specs: Sequence[Spec], folder: Path, task: Task, workers: int | None,
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=console) as progress:
         bar = progress.add_task(folder.name, total=len(specs), completed=len(results))
-        for spec, finished, error in _each(missing, task, workers) if missing else ():
-            results[spec.name] = _save(spec, finished, error, folder, task)
-            progress.advance(bar)
-            if error:
-                progress.console.print(f"[red]{spec.name} failed:[/red] {error.strip().splitlines()[-1]}")
+        if missing:
+            with closing(_each(missing, task, workers)) as runs:
+                for spec, finished, error in runs:
+                    results[spec.name] = _save(spec, finished, error, folder, task)
+                    progress.advance(bar)
+                    if error:
+                        progress.console.print(f"[red]{spec.name} failed:[/red] {error.strip().splitlines()[-1]}")
     return [results[spec.name] for spec in specs]
 
 
-def _each(specs: Sequence[Spec], task: Task, workers: int | None = None) -> Iterator[tuple[Spec, Finished | None, str]]:
+def _each(specs: Sequence[Spec], task: Task, workers: int | None = None) -> Runs:
     """Yield each run with its result or the reason of its failure, in the order in which they end."""
-    with _cluster(workers) as remote:
-        data: dict[str, Any] = dict.fromkeys(spec.config["dataset"] for spec in specs)
-        if remote:
-            data = {name: ray.put(_pack(find_dataset(name))) for name in data}
-        there = ray.cluster_resources()
-        # Each GPU serves as many runs as there are cores for it.
-        gpus = there.get("GPU", 0) / there["CPU"]
-        run: Any = ray.remote(num_cpus=1, num_gpus=min(1.0, gpus), max_retries=0)(_work)
-        pending = {run.remote(task, spec.config, data[spec.config["dataset"]]): spec for spec in specs}
-        while pending:
-            (done,), _ = ray.wait(list(pending), num_returns=1)
-            spec = pending.pop(done)
-            try:
-                finished, error = ray.get(done)
-            except ray.exceptions.RayError as lost:  # the worker itself died
-                finished, error = None, str(lost)
-            yield spec, finished, error
+    waiting, busy = list(specs)[::-1], dict[int, tuple[_Worker, Spec]]()
+    idle = [_Worker(number) for number in range(min(workers or cores(), len(waiting)))]
+    try:
+        while waiting or busy:
+            while waiting and idle:
+                worker, spec = idle.pop(), waiting.pop()
+                worker.begin(task, spec.config)
+                busy[worker.answers.fileno()] = worker, spec
+            for answers in wait(list(busy)):
+                worker, spec = busy.pop(cast(int, answers))
+                finished, error = worker.result()
+                idle.append(worker)
+                yield spec, finished, error
+    finally:
+        for worker in [*idle, *(worker for worker, _ in busy.values())]:
+            worker.end()
 
 
-@contextmanager
-def _cluster(workers: int | None = None) -> Iterator[bool]:
-    """Start Ray on this machine, or join the cluster that ``RAY_ADDRESS`` names; yield whether it is a cluster."""
-    if cluster.address():
-        with cluster.joined(_WORKER):
-            yield True
-        return
-    cluster.quiet()
-    environment = _WORKER | {"PYTHONPATH": os.pathsep.join([str(PACKAGE.parent), *sys.path[1:]])}
-    options: Any = {"include_dashboard": False, "logging_level": logging.ERROR, "log_to_driver": False}
-    with cluster.private():
-        # Ray's workers import first of all from the folder where it starts. Somebody may have sent the working folder.
-        with chdir(private_scratch()):
-            # "local": not a cluster that happens to run here, which may be busy or have another version.
-            ray.init("local", num_cpus=workers, runtime_env={"env_vars": environment}, **options)
+class _Worker:
+    """A process for one run after another, and a new one after one that died.
+
+    It imports nothing from the working folder, which somebody may have sent. The GPUs are shared out among the workers.
+    """
+
+    def __init__(self, number: int) -> None:
+        paths = os.pathsep.join([str(PACKAGE.parent), *sys.path[1:]])
+        self._environment = os.environ | _WORKER | {"PYTHONPATH": paths, OWN_PATH: own_path()}
+        if (gpus := torch.cuda.device_count()) > 1:
+            names = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))
+            self._environment["CUDA_VISIBLE_DEVICES"] = names.split(",")[number % gpus]
+        self._start()
+
+    def _start(self) -> None:
+        command = [sys.executable, "-P", "-c", f"from {__name__} import serve; serve()"]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        # In a separate session: an interrupt is for the sweep, which ends its workers.
+        self._process = subprocess.Popen(command, env=self._environment, start_new_session=True, **pipes)
+
+    @property
+    def answers(self) -> IO[bytes]:
+        """A pipe that can be read once the run has ended, or the process has died."""
+        assert self._process.stdout is not None, "it is a pipe"
+        return self._process.stdout
+
+    def begin(self, task: Task, config: Mapping[str, Any]) -> None:
+        """Begin a run."""
+        assert self._process.stdin is not None, "it is a pipe"
+        with suppress(BrokenPipeError):  # it has died since its last run, which its result will say
+            pickle.dump((task, dict(config)), self._process.stdin)
+            self._process.stdin.flush()
+
+    def result(self) -> tuple[Finished | None, str]:
+        """Wait for the run's result, or the reason of its failure."""
         try:
-            yield False
-        finally:
-            ray.shutdown()
+            found: tuple[Finished | None, str] = pickle.load(self.answers)
+            return found
+        except (EOFError, pickle.UnpicklingError):
+            self.end()
+            code = self._process.returncode
+            self._start()
+            return None, f"the process of the run died, with exit code {code}; it may have lacked memory"
+
+    def end(self) -> None:
+        """End the process, and the run that it does."""
+        self._process.kill()
+        self._process.communicate()
 
 
-def _work(task: Task, config: Mapping[str, Any], data: bytes | None) -> tuple[Finished | None, str]:
-    """Do a run in a worker, where Flower's log would be lost."""
+def serve() -> None:
+    """Do the runs that a sweep sends to this process. Flower's log, and all that a run prints, go nowhere."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    return _attempt(task, config, data)
+    asked, answers = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    while True:
+        try:
+            task, config = pickle.load(asked)
+        except EOFError:  # the sweep is over
+            return
+        pickle.dump(_attempt(task, config), answers)
+        answers.flush()
 
 
-def _attempt(task: Task, config: Mapping[str, Any], data: bytes | None) -> tuple[Finished | None, str]:
+def _attempt(task: Task, config: Mapping[str, Any]) -> tuple[Finished | None, str]:
     """Do a run; return its result, or the reason of its failure."""
     try:
-        if data is None:
-            return task(config), ""
-        finished = task({**config, "dataset": str(_unpack(data))})
-        _forget(finished)  # here: the sweep is on another machine
-        return finished, ""
+        return task(config), ""
     except Exception:
         return None, traceback.format_exc()
-
-
-def _pack(path: Path) -> bytes:
-    """Return a dataset, a folder or a file, as bytes."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        for file in sorted(path.iterdir()) if path.is_dir() else [path]:
-            archive.write(file, file.name)
-    return buffer.getvalue()
-
-
-def _unpack(data: bytes) -> Path:
-    """Write a packed dataset to a private folder of this machine, once, and return its path."""
-    folder = private_scratch() / hashlib.sha256(data).hexdigest()[:16]
-    if not folder.exists():
-        scratch = Path(tempfile.mkdtemp(dir=folder.parent))
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            archive.extractall(scratch)
-        try:
-            scratch.rename(folder)
-        except OSError:  # another worker was first
-            shutil.rmtree(scratch)
-    files = list(folder.iterdir())
-    return folder if len(files) > 1 else files[0]
 
 
 def _save(spec: Spec, finished: Finished | None, error: str, folder: Path, task: Task = finish) -> Result:

@@ -25,7 +25,7 @@ def sweep(config: str | Path | Mapping[str, Any] = "", *, name: str, **values: A
     """Do a run for each combination of the values that are lists, and return the measures of each.
 
     The runs are under ``$UMBEL_HOME/sweeps/NAME``. The same call resumes a stopped sweep. It uses all
-    cores, or the Ray cluster that RAY_ADDRESS names.
+    cores.
 
     Parameters
     ----------

@@ -43,8 +43,8 @@ class Wanted:
             text = "a plan for rows needs row-epsilon and rows, the number of rows of a typical client; give both"
             raise ConfigError(text, code="config.missing-figure")
         if self.epsilon is not None and self.row_epsilon is not None:
-            text = "epsilon is for clients and row-epsilon for rows; give one, and plan"
-            raise ConfigError(f'{text} protect = "both" by umbel plan --rows', code="config.both-ways")
+            text = "epsilon is for clients and row-epsilon for rows; give one"
+            raise ConfigError(text, code="config.both-ways")
         for name, one in (("epsilon", self.epsilon), ("row-epsilon", self.row_epsilon)):
             if one is not None and not 0 < one < math.inf:
                 raise impossible(name, "a finite number above 0", one)

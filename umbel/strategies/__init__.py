@@ -2,58 +2,51 @@
 
 from __future__ import annotations
 
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.plugins import load_class, parse_options
-from umbel.protocol.run_config import AUTO, RunConfig
-from umbel.protocol.uncalled import refuse_uncalled
-from umbel.strategies.base import Clients, HypothesisStrategy
-from umbel.strategies.fedavg import FedAvg
-from umbel.strategies.group_privacy import GroupPrivacy
-from umbel.strategies.how_many import HowMany
-from umbel.strategies.ifca import IFCA
-from umbel.strategies.recommender import Recommender
-from umbel.strategies.robust import GeometricMedian, TrimmedMean
-from umbel.strategies.secure_average import SecureAverage
-from umbel.strategies.site_average import SiteAverage
-from umbel.strategies.stock import PREFIX, Stock, adapted
+from umbel.strategies.base import HypothesisStrategy
+from umbel.strategies.rounds import Callback, Stop
 
-__all__ = [
-    "IFCA",
-    "STRATEGIES",
-    "FedAvg",
-    "GeometricMedian",
-    "GroupPrivacy",
-    "HypothesisStrategy",
-    "Recommender",
-    "SecureAverage",
-    "SiteAverage",
-    "Stock",
-    "TrimmedMean",
-    "load",
-    "make",
-]
+if TYPE_CHECKING:
+    from umbel.protocol.run_config import RunConfig
 
-STRATEGIES: dict[str, type[HypothesisStrategy]] = {
-    "group-privacy": GroupPrivacy,
-    "trimmed-mean": TrimmedMean,
-    "geometric-median": GeometricMedian,
-    "fedavg": FedAvg,
-    "ifca": IFCA,
-    "recommender": Recommender,
-    "site-average": SiteAverage,
-    "secure-average": SecureAverage,
+# Each is imported when it is first named: most need no more than Flower and NumPy, and some do.
+_HOMES = {
+    "GroupPrivacy": "group_privacy",
+    "TrimmedMean": "robust",
+    "GeometricMedian": "robust",
+    "FedAvg": "fedavg",
+    "IFCA": "ifca",
+    "Recommender": "recommender",
+    "SiteAverage": "site_average",
+    "SecureAverage": "secure_average",
+    "Stock": "stock",
 }
-
-
-_INSTEAD = {
-    "aggregate_train": "train",
-    "aggregate_fit": "train",
-    "aggregate_evaluate": "validate",
-    "configure_fit": "configure_train",
-    "evaluate": "validate",
-    "start": "train",
+STRATEGIES = {
+    "group-privacy": "GroupPrivacy",
+    "trimmed-mean": "TrimmedMean",
+    "geometric-median": "GeometricMedian",
+    "fedavg": "FedAvg",
+    "ifca": "IFCA",
+    "recommender": "Recommender",
+    "site-average": "SiteAverage",
+    "secure-average": "SecureAverage",
 }
-"""Methods of Flower's strategies that a run of umbel never calls, and those that it calls."""
+"""Built-in strategies: the class of each name."""
+
+__all__ = ["STRATEGIES", "Callback", "HypothesisStrategy", "Stop", "load", "make", *_HOMES]
+
+PREFIX = "flower:"
+"""Before the name of one of Flower's strategies (`umbel.strategies.stock`)."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 
 def load(name: str) -> type[HypothesisStrategy]:
@@ -65,13 +58,19 @@ def load(name: str) -> type[HypothesisStrategy]:
         If there is none, or it is not a `HypothesisStrategy`, or one that groups no releases; the text lists the
         choices. Also if it has a public method that nothing calls (`umbel.protocol.uncalled.refuse_uncalled`).
     """
+    from umbel.protocol.plugins import load_class
+    from umbel.protocol.uncalled import refuse_uncalled
+
     if name == "fedprox":
         text = 'there is no strategy "fedprox"; set strategy = "fedavg", and optimizer = "sgd proximal=0.1"'
         raise ConfigError(text, code="config.unknown-name")
     if name.startswith(PREFIX):
+        from umbel.strategies.stock import adapted
+
         return adapted(name.removeprefix(PREFIX))
-    kind = load_class("strategy", name, STRATEGIES, HypothesisStrategy)
-    if all(getattr(kind, one) is getattr(HypothesisStrategy, one) for one in ("assign", "learn", "train")):
+    built_in = {one: getattr(sys.modules[__name__], STRATEGIES[one]) for one in STRATEGIES}
+    kind = load_class("strategy", name, built_in, HypothesisStrategy)
+    if all(getattr(kind, one) is getattr(HypothesisStrategy, one) for one in ("assign", "learn", "aggregate_train")):
         text = f"strategy {name!r} does not say which hypothesis each release belongs to"
         fix = "define assign, or derive the class from umbel.strategies.GroupPrivacy"
         raise ConfigError(f"{text}; {fix}", code="config.no-assign")
@@ -79,16 +78,19 @@ def load(name: str) -> type[HypothesisStrategy]:
     return kind
 
 
-def make(run: RunConfig, fleet: Clients) -> HypothesisStrategy:
-    """Return the strategy of a run config, with its options and a run's clients."""
+_INSTEAD = {"aggregate_fit": "aggregate_train", "configure_fit": "configure_train", "evaluate": "aggregate_evaluate"}
+"""Methods that Flower's strategies had, and those that are called."""
+
+
+def make(run: RunConfig) -> HypothesisStrategy:
+    """Return the strategy of a run config, with its options."""
+    from umbel.protocol.plugins import parse_options
+    from umbel.protocol.run_config import AUTO
+    from umbel.strategies.how_many import HowMany
+
     kind = load(run.strategy_name)
-    strategy = kind(
-        fleet,
-        hypotheses=run.most_hypotheses,
-        min_releases=run.min_releases,
-        radius=run.schedule,
-        options=parse_options(kind.Options, run.strategy_options, "strategy"),
-    )
+    options: Any = parse_options(kind.Options, run.strategy_options, "strategy")
+    strategy = kind(hypotheses=run.most_hypotheses, min_releases=run.min_releases, **vars(options))
     if run.hypotheses == AUTO and strategy.fixed_hypotheses is None:
         strategy.how_many = HowMany.for_run(run)
     return strategy

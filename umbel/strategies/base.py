@@ -1,26 +1,26 @@
-"""The base class of all strategies of umbel.
+"""The base class of all strategies of umbel, each of which is one of Flower's.
 
 To write your own, subclass `HypothesisStrategy` or one of its children. Override `assign` (chooses the hypothesis of
 each release), `combine` (makes the next hypothesis from a group of releases) or `reshape` (changes the number of
-hypotheses). Then name it in the run config: ``strategy = "package.module:Class"``. The fields of a dataclass,
-`Options`, are its options. Its memory from round to round is `state`, which a resumed run restores.
+hypotheses); or any method of Flower's. Then use it in a ServerApp, as any strategy of Flower's, or name it in umbel's
+run config: ``strategy = "package.module:Class"``. The fields of a dataclass, `Options`, are its options. Its memory
+from round to round is `state`, which a resumed run restores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from logging import INFO, WARNING
-from typing import Any, ClassVar, Protocol, final
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
-from umbel.models.model import Model
+from umbel.nodes.plain import Aggregate, PlainNodes, mean_metrics
 from umbel.protocol.arrays import (
     Arrays,
     Labels,
@@ -34,24 +34,33 @@ from umbel.protocol.arrays import (
     unflatten,
 )
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.flower import log
-from umbel.protocol.plugins import NoOptions
-from umbel.protocol.records import to_array_record
-from umbel.protocol.release import ClipSchedule, ReleaseBy
-from umbel.protocol.releases import Releases, Scores, Sums, Total
-from umbel.protocol.run_config import RunConfig
-from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
-from umbel.strategies.differences import look
-from umbel.strategies.how_many import HowMany
+from umbel.protocol.hypotheses import number_in
+from umbel.protocol.log import log
+from umbel.protocol.release import ReleaseBy
+from umbel.protocol.releases import Releases
+from umbel.strategies.rounds import Callback, run_rounds
+
+if TYPE_CHECKING:
+    from umbel.models.model import Model
+    from umbel.protocol.run_config import RunConfig
+    from umbel.strategies.how_many import HowMany
 
 _KEPT = {np.dtype(code) for code in "?bBhHiIlLqQefd"}  # those of arrays that a run's folder keeps
 _DRAWN = 2  # releases with this many parameters can be drawn in the plane
 
 
-class Clients(Protocol):
-    """A strategy's view of a run's clients: it asks them, and reads their releases."""
+@dataclass(frozen=True)
+class NoOptions:
+    """The options of a strategy that has none."""
 
-    clients_per_round: int
+
+class Nodes(Protocol):
+    """A strategy's view of a run's nodes: it asks their clients, and reads their replies.
+
+    `umbel.nodes.plain.PlainNodes` are those of any Flower app; `umbel.nodes.fleet.Fleet` are umbel's, which host many
+    clients each.
+    """
+
     participations: Labels
     """Number of releases of each training client."""
 
@@ -60,35 +69,43 @@ class Clients(Protocol):
         """The hypotheses that the last `ask_training` sent."""
 
     @property
-    def task(self) -> TrainingSpec:
-        """The task of the last `ask_training`, the same for all clients."""
+    def used_up(self) -> bool:
+        """Whether no client may be asked to train again."""
 
-    def ask_training(self, round: int, hypotheses: ArrayRecord, task: TrainingSpec, grid: Grid) -> list[Message]:
+    @property
+    def unanswered(self) -> bool:
+        """Whether no node replied to the last exchange, so that it is to be repeated after `wait`."""
+
+    def ask_training(
+        self, round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, decisions: Mapping[str, Any]
+    ) -> list[Message]:
         """Return messages that ask a sample of the training clients to train, one for each node."""
 
-    def ask_evaluation(self, round: int, hypotheses: ArrayRecord, task: EvaluationSpec, grid: Grid) -> list[Message]:
+    def ask_evaluation(self, round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
         """Return messages that ask a sample of the validation clients to score hypotheses, one for each node."""
+
+    def wait(self, round: int, grid: Grid, paused: Callable[[float, float], None]) -> None:
+        """Wait until a round can begin."""
+
+    def exchange(
+        self, round: int, grid: Grid, messages: Sequence[Message], timeout: float
+    ) -> tuple[list[Message], list[Message]]:
+        """Send messages; return the replies for `aggregate_train`, and those for `aggregate_evaluate`."""
 
     def releases(self, replies: Iterable[Message]) -> Releases:
         """Return the releases in the replies to the last `ask_training`."""
 
-    def sums(self, replies: Iterable[Message]) -> Sums:
-        """Return the sums in the replies, if sites were asked for sums."""
+    def record(self, hypotheses: Arrays) -> ArrayRecord:
+        """Return hypotheses as the record from which a round's messages are made."""
 
-    def together(
-        self, round: int, messages: list[Message], colluding: int, least: int, reports: EvaluationSpec
-    ) -> list[Message]:
-        """Return those of a round's messages whose nodes can add their sums securely."""
+    def train_metrics(self, replies: Iterable[Message]) -> Mapping[str, Any]:
+        """Return what the replies to the last `ask_training` say besides, aggregated."""
 
-    def secure_sum(self, round: int, replies: Iterable[Message], reports: EvaluationSpec) -> Total:
-        """Return the sum over all sites that replied, which the server cannot read singly."""
+    def evaluation(self, replies: Iterable[Message]) -> MetricRecord | None:
+        """Return the metrics in the replies to the last `ask_evaluation`, aggregated; None without valid replies."""
 
-    def scores(self, replies: Iterable[Message]) -> Scores | None:
-        """Return the scores in the replies to the last `ask_evaluation`; None without valid replies."""
-
-    @property
-    def count_deviation(self) -> float:
-        """The standard deviation of the noise on each count of a site's sums."""
+    def look(self, state: dict[str, NDArray[Any]], releases: Vectors, labels: Labels, hypotheses: Matrix) -> None:
+        """Learn what the nodes' result needs from a round's releases, into the strategy's state."""
 
 
 @dataclass(frozen=True)
@@ -129,17 +146,28 @@ class Outcome:
 class HypothesisStrategy(Strategy):
     """Federated training of k hypotheses (group privacy paper, Algorithm 1).
 
+    Averages are unweighted, as in the paper. The parameters that Flower's `FedAvg` has too mean what they mean there,
+    but nobody is asked to evaluate unless `fraction_evaluate` says so, and a run of one node does not wait for more.
+
     Parameters
     ----------
-    fleet : Clients
-        The run's nodes and their clients (`umbel.server.nodes.fleet.Fleet`).
-    hypotheses : int
-        k, or the maximum if the strategy changes their number.
+    hypotheses : int, optional
+        k, or the maximum if the strategy changes their number; by default that of the first hypotheses.
     min_releases : int
         A round with fewer releases leaves the hypotheses unchanged.
-    radius : ClipSchedule
-        The clip norm of each round.
-    options : Options
+    fraction_train, fraction_evaluate : float
+        Share of the connected nodes that a round asks.
+    min_train_nodes, min_evaluate_nodes, min_available_nodes : int
+    arrayrecord_key, configrecord_key : str
+    train_metrics_aggr_fn, evaluate_metrics_aggr_fn : callable
+        By default the unweighted mean of each metric.
+    seed : int
+        Of the samples of nodes.
+    foreign_loop : bool
+        Whether another loop than `start` may run k > 1 hypotheses: Flower's own, within a wrapper, evaluates and trains
+        in separate exchanges.
+    **options
+        Fields of `Options`.
     """
 
     Options: ClassVar[type] = NoOptions
@@ -149,36 +177,51 @@ class HypothesisStrategy(Strategy):
     discloses_choice: ClassVar[bool] = False
     """Whether clients are asked for the hypothesis they chose."""
     resizes: ClassVar[bool] = False
-    """Whether `reshape` may change the number of hypotheses; true if a subclass overrides it and does not set this."""
-    averages: ClassVar[bool] = True
-    """Whether `combine` needs only the mean, and so no copy of the releases; false if a subclass overrides it."""
+    """Whether `reshape` may change the number of hypotheses. Unless it says no, a class that overrides it may."""
+    merge: ClassVar[bool] = True
+    """Whether `start` may evaluate and train in one exchange. Unless it says so, a class that overrides
+    `configure_train` or `aggregate_evaluate` gets two exchanges, as from Flower's own loop."""
     release_by: ClassVar[ReleaseBy] = ReleaseBy.CLIENT
     """The party that adds the noise: each client, or a site to its clients' sums (`umbel.strategies.site_average`)."""
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        cls.averages = cls.combine is HypothesisStrategy.combine
-        if "reshape" in vars(cls) and "resizes" not in vars(cls):
-            cls.resizes = True
+    nodes: Nodes
+    """The nodes of the run; those of any Flower app unless `start` is given others."""
 
     def __init__(
         self,
-        fleet: Clients,
         *,
-        hypotheses: int = 2,
+        hypotheses: int | None = None,
         min_releases: int = 1,
-        radius: ClipSchedule | None = None,
-        options: Any = None,
+        fraction_train: float = 1.0,
+        fraction_evaluate: float = 0.0,
+        min_train_nodes: int = 1,
+        min_evaluate_nodes: int = 1,
+        min_available_nodes: int = 1,
+        arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config",
+        train_metrics_aggr_fn: Aggregate = mean_metrics,
+        evaluate_metrics_aggr_fn: Aggregate = mean_metrics,
+        seed: int = 0,
+        foreign_loop: bool = False,
+        **options: Any,
     ) -> None:
-        self.fleet = fleet
-        self.hypotheses = self.fixed_hypotheses or hypotheses
+        if "weighted_by_key" in options:
+            text = "umbel's strategies average without weights, as Algorithm 1 does; leave weighted_by_key out"
+            raise ConfigError(text, code="config.weighted")
+        self.nodes = PlainNodes(
+            fraction_train, fraction_evaluate, min_train_nodes, min_evaluate_nodes, min_available_nodes,
+            arrayrecord_key, configrecord_key, train_metrics_aggr_fn, evaluate_metrics_aggr_fn, seed,
+        )  # fmt: skip
+        self.hypotheses = self.fixed_hypotheses or hypotheses or 0
         self.min_releases = min_releases
-        self.radius = radius or ClipSchedule()
-        self.options = options if options is not None else self.Options()
+        self.options = self.Options(**options)
         self.state: dict[str, NDArray[Any]] = {}
         """Arrays that the strategy keeps from round to round, by name; a run's folder keeps them too."""
+        self.history: list[Outcome] = []
+        """The outcome of each round of training; Flower's `Result` cannot hold it."""
         self.how_many: HowMany | None = None
         """Chooses k, if the run leaves that to it."""
+        self.may_differ = foreign_loop
+        """Whether `configure_train` may be called with more than one hypothesis: within `start`, or a foreign loop."""
 
     @property
     def first_hypotheses(self) -> int:
@@ -188,7 +231,12 @@ class HypothesisStrategy(Strategy):
     @property
     def fewest_hypotheses(self) -> int:
         """The fewest hypotheses among which clients may have to choose: a random choice among fewer reveals more."""
-        return min(2, self.hypotheses) if self.resizes or self.how_many else self.hypotheses
+        return min(2, self.hypotheses) if self.may_resize else self.hypotheses
+
+    @property
+    def may_resize(self) -> bool:
+        """Whether a round may change the number of hypotheses."""
+        return self.how_many is not None or bool(_declared(type(self), "resizes", {"reshape"}, True))
 
     @property
     def validates_alone(self) -> bool:
@@ -233,7 +281,7 @@ class HypothesisStrategy(Strategy):
 
     def learn(self, round: int, releases: Releases) -> Outcome:
         """Assign the releases to hypotheses and combine each group; a hypothesis without releases stays unchanged."""
-        vectors, sent = releases.vectors, self.fleet.sent
+        vectors, sent = releases.vectors, self.nodes.sent
         k = len(next(iter(sent.values())))
         labels, counts = np.full(len(vectors), -1, np.int64), np.zeros(k, np.int64)
         following = longest = None
@@ -252,7 +300,7 @@ class HypothesisStrategy(Strategy):
             moved, longest = hypotheses.copy(), np.zeros(k)
             for j in np.flatnonzero(counts).tolist():
                 rows = np.flatnonzero(labels == j)
-                if self.averages:
+                if type(self).combine is HypothesisStrategy.combine:  # the mean alone needs no copy of the releases
                     moved[j] = self._from_mean(mean_of(vectors, rows), len(rows), hypotheses[j], j)
                 else:
                     group = vectors[rows].astype(np.float64)
@@ -263,7 +311,7 @@ class HypothesisStrategy(Strategy):
                         raise ConfigError(f"{text}, not {got}", code="config.combine")
                     moved[j] = found
                 longest[j] = distances(vectors, hypotheses[j], rows).max()
-            look(self.state, vectors, labels, hypotheses, self.fleet.task)
+            self.nodes.look(self.state, vectors, labels, hypotheses)
             moved = np.asarray(self.reshape(round, moved, hypotheses, vectors, labels))
             self._check_shape(moved, hypotheses)
             following = moved_to(moved, sent, round)
@@ -274,7 +322,7 @@ class HypothesisStrategy(Strategy):
     def _check_shape(self, moved: Matrix, hypotheses: Matrix) -> None:
         """Raise unless there are as many hypotheses as before, or as many as the strategy says that there may be."""
         k, n = hypotheses.shape
-        least, most = 1 if self.resizes or self.how_many else k, max(k, self.hypotheses)
+        least, most = 1 if self.may_resize else k, max(k, self.hypotheses)
         if moved.ndim != 2 or moved.shape[1] != n or not least <= len(moved) <= most:
             text = f"{type(self).__name__}.reshape must return {least} to {most} hypotheses of {n} parameters"
             raise ConfigError(f"{text}, not an array of shape {moved.shape}", code="config.reshape")
@@ -293,12 +341,6 @@ class HypothesisStrategy(Strategy):
         """
         return moved if self.how_many is None else self.how_many.look(self.state, round, moved, hypotheses, labels)
 
-    def train(self, round: int, replies: Iterable[Message]) -> Outcome:
-        """Return the outcome of a round from the replies to its training messages."""
-        outcome = self.learn(round, self.fleet.releases(replies))
-        self._check_state()
-        return outcome
-
     def _check_state(self) -> None:
         """Raise unless the run's folder can keep the state."""
         for name, value in self.state.items():
@@ -307,62 +349,142 @@ class HypothesisStrategy(Strategy):
                 text = f"{type(self).__name__}.state must hold arrays of numbers by name, so that a run can resume"
                 raise ConfigError(f"{text}; {name!r} is of type {kind}", code="config.state")
 
-    def validate(self, round: int, replies: Iterable[Message]) -> Scores | None:
-        """Return the validation clients' scores of the hypotheses; None without valid replies."""
-        return self.fleet.scores(replies)
+    # --- Flower's methods
 
-    # --- Flower's hooks; a run of umbel never calls the last two, only Flower's own loop does
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        *,
+        first_round: int = 1,
+        evaluate_every: int = 1,
+        callbacks: Sequence[Callback] = (),
+        nodes: Nodes | None = None,
+    ) -> Result:
+        r"""Run the strategy, as Flower's `Strategy.start` does, and return its result.
+
+        One exchange evaluates the hypotheses after r rounds and trains round r + 1, unless evaluation may end the run.
+        Metrics at r describe the hypotheses after r rounds.
+
+        Parameters
+        ----------
+        initial_arrays : ArrayRecord
+            The hypotheses, each array of shape (k, \*shape) (`umbel.hypotheses`).
+        timeout : float
+            Seconds for each exchange.
+        first_round : int
+            Above 1, to continue a run.
+        evaluate_every : int
+            Rounds from one evaluation to the next.
+        callbacks : sequence of Callback
+            They watch the run, and may stop it.
+        nodes : Nodes, optional
+            The nodes, if they host more than one client each.
+
+        Raises
+        ------
+        ConfigError
+            If the first hypotheses are not stacked, or not as many as the strategy's.
+        """
+        self.nodes = nodes or self.nodes
+        if first_round == 1:
+            self._check_number(initial_arrays)
+        known, self.may_differ = self.may_differ, True
+        try:
+            return run_rounds(
+                self, grid, initial_arrays, num_rounds, timeout, train_config or ConfigRecord(),
+                evaluate_config or ConfigRecord(), evaluate_fn, first_round, evaluate_every, callbacks,
+            )  # fmt: skip
+        finally:
+            self.may_differ = known
+
+    def _check_number(self, arrays: ArrayRecord) -> None:
+        """Take k from the first hypotheses; raise `ConfigError` if the strategy has another."""
+        k = number_in(arrays)
+        self.hypotheses = self.hypotheses or k
+        if k != self.first_hypotheses and not self.may_resize:
+            text = f"{type(self).__name__} trains {self.first_hypotheses} hypotheses, but the first arrays hold {k}"
+            raise ConfigError(f"{text}; make as many, or leave hypotheses out", code="config.hypotheses")
+
+    @property
+    def merges(self) -> bool:
+        """Whether an exchange may both evaluate and train."""
+        return bool(_declared(type(self), "merge", {"configure_train", "aggregate_evaluate"}, False))
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Ask a sample of the training clients to train.
 
-        `config` holds fields of `umbel.protocol.tasks.TrainingSpec`; the strategy sets others, or they have their
-        default.
+        Raises
+        ------
+        ConfigError
+            If a foreign loop asks for k > 1 hypotheses without `foreign_loop`: it would run other rounds than `start`.
         """
-        task = self.task(server_round, TrainingSpec.of_config(config))
-        return self.fleet.ask_training(server_round, arrays, task, grid)
+        if not self.may_differ and number_in(arrays) > 1:
+            text = "several hypotheses need umbel's own loop: call start of the strategy itself, not of a wrapper"
+            raise ConfigError(f"{text}, or set foreign_loop=True", code="config.foreign-loop")
+        return self.nodes.ask_training(server_round, arrays, config, grid, self.decisions(server_round))
 
-    def task(self, round: int, template: TrainingSpec) -> TrainingSpec:
-        """Return the task for all clients of a round: the run's template, with the fields that the strategy decides."""
-        clip: dict[str, Any] = {"clipping": self.radius.mode, "clip_norm": self.radius.at(round)}
-        return _decided(template, **clip, disclose_choice=self.discloses_choice, release_by=self.release_by)
+    def decisions(self, round: int) -> dict[str, Any]:
+        """Return the fields of a round's task (`umbel.protocol.tasks.TrainingSpec`) that the strategy decides.
 
-    @final
+        Only umbel's clients know such fields; where there are none, a strategy works with any Flower app.
+        """
+        return {"disclose_choice": True} if self.discloses_choice else {}
+
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Return the next hypotheses, None if there were too few releases, and the round's counts.
 
-        The counts are ``asked``, ``releases``, ``lost-nodes``, and ``groups``: releases for each hypothesis.
+        The counts are ``asked``, ``releases``, ``lost-nodes``, and ``groups``: releases for each hypothesis. Metrics
+        that clients sent along are beside them.
         """
-        outcome = self.train(server_round, replies)
+        replies = list(replies)
+        outcome = self.learn(server_round, self.nodes.releases(replies))
+        return self.conclude(outcome, self.nodes.train_metrics(replies))
+
+    def conclude(
+        self, outcome: Outcome, metrics: Mapping[str, Any] | None = None
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Keep the outcome of a round, and return it as `aggregate_train` does."""
+        self._check_state()
+        self.history.append(outcome)
         counts = {"asked": outcome.asked, "releases": len(outcome.clients), "lost-nodes": outcome.lost_nodes}
-        told = MetricRecord({**counts, "groups": outcome.counts.tolist()})
-        return None if outcome.following is None else to_array_record(outcome.following), told
+        told = MetricRecord({**(metrics or {}), **counts, "groups": outcome.counts.tolist()})
+        if outcome.following is None:
+            return None, told
+        return self.nodes.record(outcome.following), told
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Ask a sample of the validation clients to score the hypotheses."""
-        return self.fleet.ask_evaluation(server_round, arrays, EvaluationSpec.of_config(config), grid)
+        """Ask a sample of the validation clients to score the hypotheses after so many rounds."""
+        return self.nodes.ask_evaluation(server_round + 1, arrays, config, grid)
 
-    @final
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Return the fields of `Scores` over the validation clients that replied; None without valid replies."""
-        scores = self.validate(server_round, replies)
-        return None if scores is None else MetricRecord(asdict(scores))
+        """Return the metrics over the validation clients that replied; None without valid replies."""
+        return self.nodes.evaluation(replies)
 
     def summary(self) -> None:
         """Log a description of the strategy."""
-        name, clients, mode = type(self).__name__, self.fleet.clients_per_round, self.radius.mode
-        log(INFO, "%s: k = %d hypotheses, %d clients a round, clipping %s", name, self.hypotheses, clients, mode)
+        log(INFO, "%s: k = %d hypotheses", type(self).__name__, self.hypotheses)
 
 
-@lru_cache(maxsize=4)
-def _decided(template: TrainingSpec, **decisions: Any) -> TrainingSpec:
-    return replace(template, **decisions)
+def _declared(kind: type, name: str, methods: set[str], implied: bool) -> Any:
+    """Return a class's declaration, or what a nearer class implies that overrides one of the methods."""
+    for one in kind.__mro__:
+        if name in vars(one):
+            return vars(one)[name]
+        if methods & vars(one).keys():
+            return implied
+    raise AttributeError(name)
 
 
 def moved_to(moved: Matrix, sent: Arrays, round: int) -> Arrays | None:

@@ -8,17 +8,17 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field
 
-from umbel.models.model import Model
 from umbel.protocol.arrays import Labels, Matrix, Vectors, in_blocks
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.run_config import AUTO, RunConfig
 from umbel.strategies.base import HypothesisStrategy
-from umbel.strategies.respawn import respawned
+
+if TYPE_CHECKING:
+    from umbel.models.model import Model
+    from umbel.protocol.run_config import RunConfig
 
 MAX_ITERATIONS = 300
 
@@ -107,14 +107,18 @@ class GroupOptions:
     """
 
     empty: Literal["stay", "relocate"] = "stay"
-    respawn: Annotated[int, Field(ge=0)] = 0
+    respawn: int = 0
+
+    def __post_init__(self) -> None:
+        if self.respawn < 0:
+            raise ValueError(f"respawn is a number of rounds, or 0 for never, not {self.respawn}")
 
 
 class GroupPrivacy(HypothesisStrategy):
     """k-means over the sanitised models, seeded with the hypotheses; unweighted averages."""
 
     Options: ClassVar[type] = GroupOptions
-    resizes: ClassVar[bool] = False
+    resizes = False
 
     @property
     def _respawn(self) -> int:
@@ -129,7 +133,7 @@ class GroupPrivacy(HypothesisStrategy):
 
     def check(self, run: RunConfig, model: Model) -> None:
         """Refuse to drop and to respawn hypotheses in the same run."""
-        if self._respawn and run.hypotheses == AUTO:
+        if self._respawn and self.how_many is not None:
             text = 'hypotheses = "auto" drops hypotheses that respawn brings back; leave one of them out'
             raise ConfigError(text, code="config.hypotheses")
 
@@ -138,4 +142,6 @@ class GroupPrivacy(HypothesisStrategy):
         moved = super().reshape(round, moved, hypotheses, releases, labels)
         if not self._respawn:
             return moved
+        from umbel.strategies.respawn import respawned  # few runs need it, or SciPy
+
         return respawned(self.state, self._respawn, round, moved, hypotheses, releases, labels)

@@ -10,15 +10,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from logging import INFO
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from umbel.protocol.arrays import Labels, Matrix
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.flower import log
-from umbel.protocol.run_config import RunConfig
+from umbel.protocol.log import log
+
+if TYPE_CHECKING:
+    from umbel.protocol.run_config import RunConfig
 
 _WINDOW = 5  # number of last rounds whose releases count
 _FEWEST = 0.05  # minimum share of these for a hypothesis

@@ -38,5 +38,5 @@ class Recommender(FedAvg):
         """Return the item vectors moved by the sum of all changes."""
         moved = hypothesis + count * (mean - hypothesis)
         if self._decay is not None:
-            moved -= count / len(self.fleet.participations) * self._decay * hypothesis
+            moved -= count / len(self.nodes.participations) * self._decay * hypothesis
         return moved

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umbel.protocol.arrays import Labels, Matrix, Vectors, distances, in_blocks, mean_of
-from umbel.protocol.flower import log
+from umbel.protocol.log import log
 
 _IDLE, _TOLD = "respawn/idle", "respawn/told"
 _USED = 0.25  # share of the average number of releases

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from pydantic import Field
 
-from umbel.models.model import Model
 from umbel.protocol.arrays import Labels, Matrix, Vectors, distances, in_blocks
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.release import exact
-from umbel.protocol.run_config import RunConfig
+from umbel.protocol.prices import exact
 from umbel.strategies.group_privacy import GroupPrivacy, nearest
+
+if TYPE_CHECKING:
+    from umbel.models.model import Model
+    from umbel.protocol.run_config import RunConfig
 
 _LLOYD = 20  # iterations; centres other than means may never settle
 _WEISZFELD, _TOLERANCE = 50, 1e-6
@@ -25,7 +26,11 @@ _REACH = 2.0
 class HostileOptions:
     """The share of a round's releases that may be hostile; all of them may lie in one group."""
 
-    hostile: Annotated[float, Field(ge=0, lt=0.5)] = 0.1
+    hostile: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.hostile < 0.5:
+            raise ValueError(f"hostile is a share from 0 to below .5, not {self.hostile:g}")
 
 
 class Robust(GroupPrivacy):

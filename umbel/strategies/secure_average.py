@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any, ClassVar
 
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from pydantic import Field
 
 from umbel.models.model import Model
+from umbel.nodes.differences import look_at_sums
 from umbel.privacy.mechanisms.discrete_gaussian import DiscreteGaussian
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import ReleaseBy
-from umbel.protocol.releases import Scores
 from umbel.protocol.run_config import RunConfig
-from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
-from umbel.strategies.base import Outcome
-from umbel.strategies.differences import look_at_sums
+from umbel.protocol.tasks import EvaluationSpec
 from umbel.strategies.site_average import Explore, SiteAverage
 
 
@@ -58,6 +56,7 @@ class SecureAverage(SiteAverage):
 
     Options: ClassVar[type] = Parties
     release_by: ClassVar[ReleaseBy] = ReleaseBy.SECURE
+    merge = True
 
     def check(self, run: RunConfig, model: Model) -> None:
         """Refuse runs whose numbers cannot be added securely."""
@@ -92,9 +91,9 @@ class SecureAverage(SiteAverage):
         chosen = {"report_noise_multiplier": self.options.report_noise, "report_bound": self.options.report_bound}
         return replace(task, **chosen)
 
-    def task(self, round: int, template: TrainingSpec) -> TrainingSpec:
-        """Return the task for the clients of a round."""
-        return replace(super().task(round, template), moments=self.options.moments)
+    def decisions(self, round: int) -> dict[str, Any]:
+        """Return what the strategy decides of a task."""
+        return super().decisions(round) | {"moments": self.options.moments}
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -108,21 +107,24 @@ class SecureAverage(SiteAverage):
     ) -> list[Message]:
         """Ask a sample of the validation clients to score the hypotheses, and perhaps their sites to add the losses."""
         task = self._with_reports(EvaluationSpec.of_config(config))
-        messages = self.fleet.ask_evaluation(server_round, arrays, task, grid)
-        return self._together(server_round, messages) if task.summed and messages else messages
+        messages = self.nodes.ask_evaluation(server_round + 1, arrays, task, grid)
+        return self._together(server_round + 1, messages) if task.summed and messages else messages
 
     def _together(self, round: int, messages: list[Message]) -> list[Message]:
-        return self.fleet.together(round, messages, self.options.colluding, self.options.least, self.reports)
+        return self.nodes.together(round, messages, self.options.colluding, self.options.least, self.reports)
 
-    def train(self, round: int, replies: Iterable[Message]) -> Outcome:
-        """Return the outcome of a round from the replies to its training messages; it takes two more exchanges."""
-        found = self.fleet.secure_sum(round, replies, self.reports).sums
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Return the next hypotheses and the round's counts; it takes two more exchanges."""
+        found = self.nodes.secure_sum(server_round, replies, self.reports).sums
         if found.moments is not None and len(found.clients):
-            look_at_sums(self.state, found, self.fleet.task)
-        return self.learn_sums(round, found)
+            look_at_sums(self.state, found, self.nodes.task)
+        return self.conclude(self.learn_sums(server_round, found))
 
-    def validate(self, round: int, replies: Iterable[Message]) -> Scores | None:
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Return the mean of the validation clients' scores; None without valid replies."""
         if not self.reports.summed:
-            return super().validate(round, replies)
-        return self.fleet.secure_sum(round, replies, self.reports).scores
+            return super().aggregate_evaluate(server_round, replies)
+        scores = self.nodes.secure_sum(server_round + 1, replies, self.reports).scores
+        return None if scores is None else MetricRecord(asdict(scores))

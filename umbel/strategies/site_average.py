@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
-from flwr.app import Message
+from flwr.app import ArrayRecord, Message, MetricRecord
 from pydantic import Field
 
 from umbel.models.model import Model
+from umbel.nodes.fleet import Fleet
 from umbel.protocol.arrays import Labels, Matrix, flatten
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Clipping, ReleaseBy
 from umbel.protocol.releases import Sums
 from umbel.protocol.run_config import RunConfig
-from umbel.protocol.tasks import TrainingSpec
 from umbel.strategies.base import HypothesisStrategy, Outcome, moved_to
 
 
@@ -50,11 +50,12 @@ class SiteAverage(HypothesisStrategy):
 
     Options: ClassVar[type] = Explore
     release_by: ClassVar[ReleaseBy] = ReleaseBy.SITE
+    nodes: Fleet
 
-    def task(self, round: int, template: TrainingSpec) -> TrainingSpec:
-        """Return the task for the clients of a round; in the first rounds some of them try another hypothesis."""
+    def decisions(self, round: int) -> dict[str, Any]:
+        """Return what the strategy decides of a task; in the first rounds some clients try another hypothesis."""
         explores = self.hypotheses > 1 and round <= self.options.rounds
-        return replace(super().task(round, template), explore=self.options.explore if explores else 0.0)
+        return {"release_by": str(self.release_by), "explore": float(self.options.explore) if explores else 0.0}
 
     def check(self, run: RunConfig, model: Model) -> None:
         """Refuse runs for which a site cannot make one release."""
@@ -65,13 +66,15 @@ class SiteAverage(HypothesisStrategy):
             text = f'strategy {run.strategy!r} works only with clipping = "public", not "{run.clipping}"'
             raise ConfigError(text, code="config.clipping")
 
-    def train(self, round: int, replies: Iterable[Message]) -> Outcome:
-        """Return the outcome of a round from the replies to its training messages."""
-        return self.learn_sums(round, self.fleet.sums(replies))
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Return the next hypotheses and the round's counts, from the sums in the replies."""
+        return self.conclude(self.learn_sums(server_round, self.nodes.sums(replies)))
 
     def learn_sums(self, round: int, found: Sums) -> Outcome:
         """Move each hypothesis by the mean of its clients' updates; one with (nearly) no clients stays unchanged."""
-        sent, shares, following = self.fleet.sent, np.zeros(self.hypotheses), None
+        sent, shares, following = self.nodes.sent, np.zeros(self.hypotheses), None
         if len(found.clients) >= max(1, self.min_releases):
             shares = self.shares(found)
             moved = flatten(sent)
@@ -91,7 +94,7 @@ class SiteAverage(HypothesisStrategy):
     def least(self, sites: int) -> float:
         """Return the minimum number of clients for a hypothesis to move: one, and at least the deviation of the counts'
         noise."""
-        return 1.0 if self.hypotheses == 1 else max(1.0, self.fleet.count_deviation * math.sqrt(sites))
+        return 1.0 if self.hypotheses == 1 else max(1.0, self.nodes.count_deviation * math.sqrt(sites))
 
 
 def _whole(shares: Matrix) -> Labels:

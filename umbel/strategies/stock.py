@@ -28,10 +28,10 @@ from umbel.protocol.logs import quiet
 from umbel.protocol.plugins import import_by_name
 from umbel.protocol.releases import Releases
 from umbel.protocol.run_config import RunConfig
+from umbel.strategies import PREFIX
 from umbel.strategies.base import Outcome
 from umbel.strategies.group_privacy import GroupPrivacy
 
-PREFIX = "flower:"
 _TRIAL = 16  # artificial releases that test a strategy before the run
 _WEIGHT = "num-examples"
 # Parameters that umbel decides, and names of records that umbel makes.
@@ -89,7 +89,7 @@ class Stock(GroupPrivacy):
             own = {name.removeprefix(prefix): kept for name, kept in self.state.items() if name.startswith(prefix)}
             self._running[index] = _with_state(self._new(), own)
         strategy = self._running[index]
-        following = _aggregate(strategy, self._round, group, hypothesis, self.fleet.sent)
+        following = _aggregate(strategy, self._round, group, hypothesis, self.nodes.sent)
         self.state |= {prefix + name: kept for name, kept in _to_state(strategy, self._new()).items()}
         return hypothesis if following is None else following
 

@@ -24,6 +24,8 @@ from umbel.client.node import Node
 from umbel.data import Dataset
 from umbel.models.factors import BiasedFactors, Factors
 from umbel.models.model import Model
+from umbel.nodes.fleet import Fleet
+from umbel.nodes.roster import TRAIN, Roster, sample
 from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.errors import ConfigError
@@ -34,8 +36,6 @@ from umbel.protocol.releases import Releases
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.simulated import in_process
 from umbel.protocol.tasks import TrainingSpec
-from umbel.server.nodes.fleet import Fleet
-from umbel.server.nodes.roster import TRAIN, Roster, sample
 from umbel.server.observer import Observer, Run, Section
 from umbel.simulation.grid import InProcessGrid
 from umbel.strategies.base import Outcome
@@ -208,7 +208,7 @@ class PacAttack(Recommender, Observer):
     by the paper's budget, n/nu each, a heuristic (None without noise, or with another mechanism than the paper's).
     """
 
-    fleet: Fleet
+    nodes: Fleet
 
     Options = AttackOptions
     options: AttackOptions
@@ -235,9 +235,9 @@ class PacAttack(Recommender, Observer):
 
     def begin(self, run: Run) -> None:
         """Draw the victims."""
-        population = self.fleet.roster(run.grid).train
+        population = self.nodes.roster(run.grid).train
         size = min(self.options.victims, population)
-        self._victims = sample([self.fleet.run.seed, _SAMPLE_VICTIMS], population, size)
+        self._victims = sample([self.nodes.run.seed, _SAMPLE_VICTIMS], population, size)
         factors, biases = factors_of(self._model), has_biases(self._model)
         spectral = "spectral" in (self.options.attack, self.options.reading)
         self._estimates = {client: Estimate(factors, spectral, biases) for client in self._victims.tolist()}
@@ -253,7 +253,7 @@ class PacAttack(Recommender, Observer):
         if server_round <= self.options.after:
             return super().configure_train(server_round, arrays, config, grid)
         self._honest = from_array_record(arrays)
-        task = self.task(server_round, TrainingSpec.of_config(config))
+        task = self.nodes.task_of(server_round, config, self.decisions(server_round))
         if self._restoring:
             task = replace(task, local_epochs=0, local_steps=0)
         else:
@@ -263,7 +263,7 @@ class PacAttack(Recommender, Observer):
             else:
                 task = replace(task, local_steps=1) if task.local_steps else replace(task, local_epochs=1)
             arrays = to_array_record({name: self._sent(value, server_round) for name, value in self._honest.items()})
-        return self.fleet.ask_training(server_round, arrays, task, grid, self._victims)
+        return self.nodes.ask_training(server_round, arrays, task, grid, clients=self._victims)
 
     def _stride(self, task: TrainingSpec) -> float:
         """Return the factor on the attack's step, chosen to reveal most and to move the victim least."""
@@ -280,7 +280,7 @@ class PacAttack(Recommender, Observer):
             return honest
         if self.options.attack == "zero":
             return np.zeros_like(honest)
-        generator = np.random.default_rng([self.fleet.run.seed, _JITTER, round])
+        generator = np.random.default_rng([self.nodes.run.seed, _JITTER, round])
         return _JITTERED * generator.standard_normal(honest.shape, np.float32)
 
     def learn(self, round: int, releases: Releases) -> Outcome:
@@ -288,7 +288,7 @@ class PacAttack(Recommender, Observer):
         if round <= self.options.after:
             return super().learn(round, releases)
         if not self._restoring:
-            updates = releases.vectors - flatten(self.fleet.sent)
+            updates = releases.vectors - flatten(self.nodes.sent)
             for client, update in zip(releases.clients.tolist(), updates, strict=True):
                 rows = update.reshape(self._shape)
                 self._estimates[client].add(rows)
@@ -334,7 +334,7 @@ class PacAttack(Recommender, Observer):
         """Return the errors of each victim's estimate by `ERRORS`; empty if the truth is unknown."""
         factors = factors_of(self._model)
         items = flatten(self._honest).reshape(self._shape)[:, :factors]
-        truth = local_parameters(run.grid, self.fleet.roster(run.grid), self._victims, run.name)
+        truth = local_parameters(run.grid, self.nodes.roster(run.grid), self._victims, run.name)
         known = {
             client: (estimate.vector, truth[client]["user"].astype(np.float64)[:factors])
             for client, estimate in self._estimates.items()

@@ -16,7 +16,6 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from numpy.typing import NDArray
 
 from umbel.data import BUNDLED
 
@@ -25,13 +24,12 @@ sys.path.insert(0, str(BUNDLED))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import femnist
-from qmnist_features import Kind, in_chunks, learn
+from qmnist_features import in_chunks, learn
 from writers import About, Handwriting, Limit, Seed, build
 
 from umbel.data import DatasetError, Manifest, write_dataset
 from umbel.data.making import Out, command, counted, writing
 
-NAME = "femnist-features"
 DIGITS = 10
 """Classes 0 to 9 of FEMNIST."""
 PUBLIC_SHARE = 0.2
@@ -45,18 +43,16 @@ def split_off(found: Handwriting, seed: int) -> tuple[Handwriting, Handwriting]:
     names = np.unique(found.writers)
     public = np.random.default_rng([seed, 1]).permutation(names)[: round(PUBLIC_SHARE * len(names))]
     others, digit = ~np.isin(found.writers, public), found.labels < DIGITS
-    return _rows(found, digit & ~others), _rows(found, digit & others)
-
-
-def _rows(found: Handwriting, chosen: NDArray[np.bool_]) -> Handwriting:
-    return Handwriting(found.images[chosen], found.labels[chosen], found.writers[chosen])
+    parts = (digit & ~others, digit & others)
+    first, second = (Handwriting(found.images[part], found.labels[part], found.writers[part]) for part in parts)
+    return first, second
 
 
 @app.command()
 def main(
     leaf: femnist.Leaf = None,
     parquet: femnist.Parquet = None,
-    name: Annotated[str, typer.Option(help="Name of the dataset.")] = NAME,
+    name: Annotated[str, typer.Option(help="Name of the dataset.")] = "femnist-features",
     out: Out = None,
     features: Annotated[int, typer.Option(min=1, help="Features of an image.")] = 20,
     rows: Limit = None,
@@ -71,7 +67,7 @@ def main(
             raise DatasetError(f"{wrong}; give all of the data", code="data.no-rows")
         # In one order, which the features depend on.
         shown = public.images[np.lexsort(public.images.reshape(len(public.images), -1).T)]
-        to_features = learn(np.concatenate([shown, np.rot90(shown, axes=(1, 2))]), Kind.NEIGHBOURS, features)
+        to_features = learn(np.concatenate([shown, np.rot90(shown, axes=(1, 2))]), features)
         about = About(
             recipe=Path(__file__).stem,
             name=name,

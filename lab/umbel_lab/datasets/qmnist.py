@@ -64,25 +64,19 @@ def read_idx(path: Path, dtype: str, shape: tuple[int, ...], url: str) -> NDArra
 
     `dtype` is the required type in NumPy's notation, ``">u1"`` or ``">i4"``; `url` is its source, for errors.
     """
-    if not path.is_file():
-        raise DatasetError(f"{path} is not a file; download {url}", code="data.no-file")
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
-        raise DatasetError(f"{path} cannot be read: {error}; download {url} again", code="data.unreadable") from None
+        raise DatasetError(f"{path} cannot be read: {error}; download {url}", code="data.unreadable") from None
     # Two zero bytes, the type, the number of axes, then the length of each axis, big-endian.
     magic = bytes([0, 0, {">u1": 0x08, ">i4": 0x0C}[dtype], 1 + len(shape)])
     start = 4 + 4 * (1 + len(shape))
-    if raw[:4] != magic or len(raw) < start:
-        wrong = f"{path} must begin with {magic.hex(' ')}, got {raw[:4].hex(' ')}"
+    rows, lengths = raw[4:8], np.array(shape, ">u4").tobytes()
+    size = int.from_bytes(rows) * math.prod(shape) * np.dtype(dtype).itemsize
+    if raw[:start] != magic + rows + lengths or len(raw) - start != size:
+        wrong = f"{path} does not hold rows of shape {shape}, or not all of them"
         raise DatasetError(f"{wrong}; download {url}", code="data.unreadable")
-    found = tuple(np.frombuffer(raw, ">u4", 1 + len(shape), offset=4).tolist())
-    if found[1:] != shape:
-        raise DatasetError(f"{path} holds rows of shape {found[1:]}, not {shape}; download {url}", code="data.shape")
-    if (size := math.prod(found) * np.dtype(dtype).itemsize) != len(raw) - start:
-        wrong = f"{path}: {len(raw) - start} bytes of data where {found[0]} rows need {size}"
-        raise DatasetError(f"{wrong}; download {url} again", code="data.lengths")
-    return np.frombuffer(raw, dtype, offset=start).reshape(found)
+    return np.frombuffer(raw, dtype, offset=start).reshape(-1, *shape)
 
 
 def read_digits(images: Path, labels: Path) -> Handwriting:

@@ -4,8 +4,6 @@ The price n/nu of a guarantee grows with the number n of parameters that a clien
 100 for a linear layer on 10 features. The map from images to features is learnt from MNIST's test images, without
 labels; their writers did not write the training images. It is the same at all clients and never trained. The kinds:
 
-- ``pixels``: principal components of the grey values;
-- ``gradients``: principal components of histograms of the grey values' gradients;
 - ``neighbours``: the position of an image among the public ones. Each public image is joined to those with the most
   similar gradients, and the smoothest functions on that graph are its features (the Laplacian eigenmaps of Belkin and
   Niyogi, 2003); the features of any other image are the mean over its neighbours. They separate the ten digits almost
@@ -27,7 +25,7 @@ import sys
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import typer
@@ -49,10 +47,8 @@ from writers import SIDE, Handwriting, build
 from umbel.data import DatasetError, Manifest, offsets_of, write_dataset
 from umbel.data.making import command, counted, split_of, writing
 
-NAME, IMAGES_NAME = "qmnist-features", "qmnist-images"
-USERS_NAME = "qmnist-users"
-USERS_IMAGES_NAME = "qmnist-users-images"
-"""Name of the dataset whose clients have few digits."""
+NAMES = {False: ("qmnist-features", "qmnist-images"), True: ("qmnist-users", "qmnist-users-images")}
+"""Names of the datasets of features and of images, by whether clients have few digits."""
 PUBLIC_IMAGES_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/t10k-images-idx3-ubyte.gz"
 PUBLIC_LABELS_URL = "https://raw.githubusercontent.com/facebookresearch/qmnist/master/qmnist-test-labels-idx2-int.gz"
 
@@ -62,17 +58,15 @@ COMPONENTS = 60
 """Number of principal components in which neighbours are searched."""
 NEIGHBOURS = 10
 
-IMAGES_MODEL = "lenet10"
-"""Model for the images themselves: the smallest of umbel's networks. A run may name another."""
-
-USERS_MODEL = "mlp inputs=784 hidden=256,128 outputs=10"
-"""Model for images of clients with few digits: 235,146 parameters, 1,290 of them in the head."""
+MODELS = {False: "lenet10", True: "mlp inputs=784 hidden=256,128 outputs=10"}
+"""Models of images, by whether clients have few digits: umbel's smallest network, and one of 235,146 parameters."""
 
 _CHUNK = 2000  # images at a time: a histogram takes four times the memory of its image as 32-bit numbers
 
 Images = NDArray[np.uint8]
 Rows = NDArray[np.float32]
 Map = Callable[[Images], Rows]
+Dealt = tuple[Images, NDArray[np.int64], list[int], dict[str, int]]  # images, classes, rows of clients, and the split
 
 app = command()
 
@@ -80,15 +74,8 @@ app = command()
 class Kind(StrEnum):
     """The source of features; `IMAGES` means no features."""
 
-    PIXELS = "pixels"
-    GRADIENTS = "gradients"
     NEIGHBOURS = "neighbours"
     IMAGES = "images"
-
-
-def pixels(images: Images) -> Rows:
-    """Return the grey values of images (rows, 28, 28), each image a row of numbers from 0 to 1."""
-    return images.reshape(len(images), -1).astype(np.float32) / np.float32(255)
 
 
 def gradients(images: Images) -> Rows:
@@ -116,8 +103,8 @@ def in_chunks(make: Map, images: Images) -> Rows:
     return np.concatenate(parts).astype(np.float32)
 
 
-def learn(public: Images, kind: Kind, features: int) -> Map:
-    """Learn from public images (rows, 28, 28) a map to features of a kind.
+def learn(public: Images, features: int) -> Map:
+    """Learn from public images (rows, 28, 28) a map to features, the `Kind.NEIGHBOURS`.
 
     Over the public images, features have mean square 1 on average.
     """
@@ -125,9 +112,7 @@ def learn(public: Images, kind: Kind, features: int) -> Map:
     if len(public) < least:
         wrong = f"{features} features need {least} public images, got {len(public)}"
         raise DatasetError(f"{wrong}; give all of them", code="data.too-few-rows")
-    if kind is not Kind.NEIGHBOURS:
-        return _principal(public, {Kind.PIXELS: pixels, Kind.GRADIENTS: gradients}[kind], features)
-    near = _principal(public, gradients, COMPONENTS)
+    near = principal(public, COMPONENTS)
     rows = in_chunks(near, public)
     graph = SpectralEmbedding(features, affinity="nearest_neighbors", n_neighbors=NEIGHBOURS, random_state=0)
     smooth = graph.fit_transform(rows)
@@ -136,16 +121,16 @@ def learn(public: Images, kind: Kind, features: int) -> Map:
     return lambda images: mean.predict(near(images))
 
 
-def _principal(public: Images, make: Map, features: int) -> Map:
-    """Return the map to principal components, each divided by the root of its standard deviation.
+def principal(public: Images, features: int) -> Map:
+    """Return the map to principal components of gradients, each divided by the root of its standard deviation.
 
     Unscaled components would let the first few drown the others; white ones would count noise as much as signal.
     """
-    found = PCA(features, svd_solver="covariance_eigh").fit(in_chunks(make, public))
-    deviations = np.sqrt(np.maximum(found.explained_variance_, 1e-12))
+    components = PCA(features, svd_solver="covariance_eigh").fit(in_chunks(gradients, public))
+    deviations = np.sqrt(np.maximum(components.explained_variance_, 1e-12))
     # Components have mean square v^(1/2) each after this, and 1 on average after the second factor.
     scale = np.sqrt(deviations.mean()) * np.sqrt(deviations)
-    return lambda images: (found.transform(make(images)) / scale).astype(np.float32)
+    return lambda images: (components.transform(gradients(images)) / scale).astype(np.float32)
 
 
 def read_public(images: Path, labels: Path) -> tuple[Images, NDArray[np.int64]]:
@@ -161,40 +146,31 @@ def read_public(images: Path, labels: Path) -> tuple[Images, NDArray[np.int64]]:
     return pictures.astype(np.uint8, copy=False), table[: len(pictures), qmnist.WRITER].astype(np.int64)
 
 
-def deal(
-    found: Handwriting, rows: int, turn: bool, seed: int
-) -> tuple[Manifest, Images, NDArray[np.int64], NDArray[np.int64]]:
+def deal(found: Handwriting, rows: int, seed: int) -> Dealt:
     """Deal the images of each writer to clients of `rows` images.
 
-    All clients of a writer train or all validate, and all are turned or none is. A remainder of fewer than `rows`
-    images is left out. The results are those of `writers.build`, with these clients instead of writers.
+    All clients of a writer train, or all validate. A remainder of fewer than `rows` images is left out.
     """
     whole, images, classes, ends = build(found, qmnist.ABOUT, None, seed)
     per_writer = np.diff(ends) // rows
     train, clients = int(per_writer[: whole.train].sum()), int(per_writer.sum())
     if not 0 < train < clients:
-        wrong = f"{NAME}: {train} training and {clients - train} validation clients of {rows} images"
+        wrong = f"{NAMES[False][0]}: {train} training and {clients - train} validation clients of {rows} images"
         raise DatasetError(f"{wrong}; lower --rows", code="data.too-few-clients")
-    turned = np.repeat(whole.groups, per_writer)
     # The rows of a writer are in random order: any run of them is a random draw.
     begins = np.concatenate([ends[i] + rows * np.arange(often) for i, often in enumerate(per_writer)])
     kept = (begins[:, None] + np.arange(rows)).ravel()
     dealt = images[kept]
-    if not turn:
-        back = np.repeat(turned == 1, rows)
-        dealt[back] = np.rot90(dealt[back], -1, axes=(1, 2))
-    split, groups = {"train": train, "validation": clients - train}, turned.tolist() if turn else []
-    manifest = _changed(whole, name=NAME, clients=clients, split=split, groups=groups, feature_scale=1.0)
-    return manifest, dealt, classes[kept], offsets_of([rows] * clients)
+    turned = np.repeat(np.repeat(whole.groups, per_writer) == 1, rows)
+    dealt[turned] = np.rot90(dealt[turned], -1, axes=(1, 2))
+    return dealt, classes[kept], [rows] * clients, {"train": train, "validation": clients - train}
 
 
-def deal_digits(
-    found: Handwriting, rows: int, digits: int, seed: int
-) -> tuple[Manifest, Images, NDArray[np.int64], NDArray[np.int64]]:
+def deal_digits(found: Handwriting, rows: int, digits: int, seed: int) -> Dealt:
     """Deal images to clients of so many rows and at most so many digits, regardless of their writers.
 
     The images of each digit are cut into shards, and each client gets `digits` of these (McMahan et al., AISTATS 2017).
-    A remainder is left out. The results are those of `deal`; 90 % of the clients train.
+    A remainder is left out. 90 % of the clients train.
     """
     generator = np.random.default_rng(seed)
     size = rows // digits
@@ -208,20 +184,8 @@ def deal_digits(
     drawn = generator.permutation(np.concatenate(shards))
     clients = len(drawn) // digits
     kept = generator.permuted(drawn[: clients * digits].reshape(clients, digits * size), axis=1).ravel()
-    manifest = Manifest(
-        name=USERS_NAME,
-        model=USERS_MODEL,
-        loss="cross-entropy",
-        clients=clients,
-        split=split_of(clients, 90, f"{USERS_NAME}: {clients} clients", "give all of the data"),
-        licence=qmnist.ABOUT.licence,
-    )
-    return manifest, found.images[kept], found.labels[kept], offsets_of([digits * size] * clients)
-
-
-def _changed(manifest: Manifest, **entries: Any) -> Manifest:
-    """Return a manifest with other entries, checked."""
-    return Manifest(**(manifest.model_dump() | entries))
+    split = split_of(clients, 90, f"{NAMES[True][0]}: {clients} clients", "give all of the data")
+    return found.images[kept], found.labels[kept], [digits * size] * clients, split
 
 
 @app.command()
@@ -231,8 +195,7 @@ def main(
     public_images: Annotated[Path, typer.Option(help="MNIST's t10k-images-idx3-ubyte, compressed (.gz) or not.")],
     public_labels: Annotated[Path, typer.Option(help="QMNIST's qmnist-test-labels-idx2-int, compressed (.gz) or not.")],
     out: Annotated[
-        Path | None,
-        typer.Option(help="Folder to write.", show_default=f"$UMBEL_HOME/data/{NAME}, or {IMAGES_NAME} of images"),
+        Path | None, typer.Option(help="Folder to write.", show_default="$UMBEL_HOME/data, under the dataset's name")
     ] = None,
     kind: Annotated[
         Kind, typer.Option(help="Kind of the features; images: the images themselves, without features.")
@@ -240,67 +203,56 @@ def main(
     features: Annotated[int, typer.Option(min=1, help="Features of an image.")] = 10,
     rows: Annotated[int, typer.Option(min=1, help="Images of a client.")] = 30,
     digits: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=10,
-            help="Make clients with at most this many digits, instead of one per writer.",
-            show_default="writers",
-        ),
-    ] = None,
-    turn: Annotated[bool, typer.Option(help="Turn the images of about half of the writers by 90 degrees.")] = False,
-    seed: Annotated[
-        int, typer.Option(min=0, help="Seed of the split, of each client's rows, and of the turned writers.")
+        int, typer.Option(min=0, max=10, help="Make clients of at most so many digits; 0: each of one writer.")
     ] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the split and of each client's rows.")] = 0,
 ) -> None:
     """Write MNIST's digits as a dataset of features that are learnt from public images of other writers."""
-    names = (NAME, IMAGES_NAME) if digits is None else (USERS_NAME, USERS_IMAGES_NAME)
-    name = names[kind is Kind.IMAGES]
+    name = NAMES[digits > 0][kind is Kind.IMAGES]
     with writing(out, name) as folder:
-        if digits is not None and turn:
-            raise DatasetError("--digits and --turn are both given; give one of them", code="data.options")
         public, others = read_public(public_images, public_labels)
         found = qmnist.read_digits(images, labels)
         if len(both := np.intersect1d(found.writers, others)):
             wrong = f"{public_labels}: writer {both[0]} also wrote images in {images}, which are not public"
             raise DatasetError(f"{wrong}; give the test files", code="data.twice")
-        if digits is None:
-            manifest, dealt, classes, offsets = deal(found, rows, turn, seed)
-        else:
-            manifest, dealt, classes, offsets = deal_digits(found, rows, digits, seed)
-        most = int(np.unique(found.writers, return_counts=True)[1].max()) // rows
-        promised = f"a writer has up to {most}, and a guarantee is for one" if most > 1 else "one client a writer"
-        turned = ", turned by 90 degrees counter-clockwise where the writer is of group 1" if turn else ""
-        cut = (
-            f"The images of a writer are dealt out to clients of {rows} images{turned}: {promised}. No writer both "
-            "trains and validates."
-        )
-        if digits is not None:
+        if digits:
+            dealt, classes, lengths, split = deal_digits(found, rows, digits, seed)
             cut = f"The images of each digit are dealt out to clients of {rows} images and at most {digits} digits."
-        if kind is Kind.IMAGES:
-            made: Images | Rows = dealt
-            about, what = "", "images"
-            entries = {"name": name, "feature_scale": 1 / 255}
-            entries |= {"model": IMAGES_MODEL} if digits is None else {}
         else:
-            ways = [public, np.rot90(public, axes=(1, 2))] if turn else [public]
-            made = in_chunks(learn(np.concatenate(ways), kind, features), dealt)
+            dealt, classes, lengths, split = deal(found, rows, seed)
+            most = int(np.unique(found.writers, return_counts=True)[1].max()) // rows
+            promised = f"a writer has up to {most}, and a guarantee is for one" if most > 1 else "one client a writer"
+            cut = (
+                f"The images of a writer are dealt out to clients of {rows} images: {promised}. No writer both trains "
+                "and validates."
+            )
+        made: Images | Rows = dealt
+        model, scale, about, what = MODELS[digits > 0], 1 / 255, "", "images"
+        if kind is not Kind.IMAGES:
+            made, model, scale = (
+                in_chunks(learn(public, features), dealt),
+                f"softmax features={features} classes=10",
+                1.0,
+            )
             about = (
                 f" {features} features of an image, of kind {kind}, learnt without labels from {len(public)} MNIST "
-                f"test images of {len(np.unique(others))} other writers{', each upright and turned' if turn else ''}."
+                f"test images of {len(np.unique(others))} other writers."
             )
             what = f"rows of {features} features"
-            entries = {"model": f"softmax features={features} classes={qmnist.CLASSES}"}
-        manifest = _changed(
-            manifest,
-            **entries,
+        manifest = Manifest(
+            name=name,
+            model=model,
+            loss="cross-entropy",
+            clients=len(lengths),
+            split=split,
+            feature_scale=scale,
             provenance=(
                 f"{qmnist.ABOUT.provenance}{about} {cut} Made by datasets/qmnist_features.py with seed {seed}."
             ),
+            licence=qmnist.ABOUT.licence,
         )
-        write_dataset(folder, manifest, made, classes, offsets)
-    turned = f"clients whose images are turned: {sum(manifest.groups)}"
-    typer.echo(f"{counted(manifest)}, {len(classes)} {what}; {turned}")
+        write_dataset(folder, manifest, made, classes, offsets_of(lengths))
+    typer.echo(f"{counted(manifest)}, {len(classes)} {what}")
     typer.echo(folder)
 
 

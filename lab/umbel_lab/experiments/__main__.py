@@ -1,18 +1,14 @@
-"""Commands: ``umbel experiment`` with the papers' experiments, and the frontier.
-
-An experiment is a module with `specs`, the runs and their arms; `tables`, which makes tables of results; and, if a run
-is not `umbel_lab.experiments.runs.finish`, `play`. A module without `specs` has no runs: its `tables` do the work.
-"""
+"""Commands: ``umbel experiment`` with the papers' experiments, and the frontier."""
 
 from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any
 
 import click
@@ -22,61 +18,15 @@ from umbel.data import find_dataset
 from umbel.protocol.cli import command_group, errors_in_one_line
 from umbel.protocol.home import umbel_home
 from umbel.simulation.measured import Spec
-from umbel.simulation.sweep import FIRST_SEED, Result, done, sweep
-from umbel_lab.experiments import (
-    attacks,
-    audits,
-    centaur,
-    dlg,
-    femnist_full,
-    frontier,
-    handwriting,
-    hospital,
-    methods,
-    pac,
-    page,
-    recommender,
-    secure_sums,
-    synthetic,
-)
-from umbel_lab.experiments.packed import pack, unpack
-from umbel_lab.experiments.runs import finish
-from umbel_lab.experiments.tables import good, trained
+from umbel.simulation.sweep import FIRST_SEED, done, sweep
+from umbel_lab.experiments import page
+from umbel_lab.experiments.page import EXPERIMENTS, Experiment
+from umbel_lab.experiments.scaffold import HELD_OUT_ALONE, finish, good, pack, specs, unpack
+from umbel_lab.output import Page
 
 app = command_group("The papers' experiments, and the frontier.")
 tasks = command_group("Accuracy against a client's epsilon, and without a guarantee.")
 app.add_typer(tasks, name="frontier")
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """A module, what it is about, and further arguments of its `specs`."""
-
-    module: ModuleType
-    text: str
-    given: Mapping[str, Any] = field(default_factory=dict)
-
-
-EXPERIMENTS: Mapping[str, Experiment] = {
-    "synthetic": Experiment(synthetic, "Two linear models in the plane: figures 1 and 2, over many seeds."),
-    "hospital": Experiment(hospital, "Hospital charges: figures 3 and 4, and the privacy budgets of Table 1."),
-    "femnist": Experiment(handwriting, "Handwritten characters: the accuracies of Table 2.", {"dataset": "femnist"}),
-    "qmnist": Experiment(handwriting, "Handwritten digits: Table 2 on a smaller dataset.", {"dataset": "qmnist"}),
-    "femnist-full": Experiment(femnist_full, "Table 2 at full length: all images, up to 500 rounds."),
-    "dlg": Experiment(dlg, "One image of FEMNIST, read from releases by deep leakage from gradients: figure 5."),
-    "pac": Experiment(pac, "PAC identifiability: Theorems 1 to 3, the Laplace release, Proposition 1."),
-    "recommender": Experiment(recommender, "A recommender beside baselines, on the rows of newcomers."),
-    "attacks": Experiment(attacks, "The main results of umbel attack: images and local vectors read from releases."),
-    "audits": Experiment(audits, "Other projects' filters and mechanisms: their claims, and what their noise gives."),
-    "frontier-hospital": Experiment(frontier, "Hospitals.", {"task": "hospital"}),
-    "frontier-hospital-services": Experiment(
-        frontier, "Hospitals, with services as columns.", {"task": "hospital-services"}
-    ),
-    "frontier-qmnist-features": Experiment(frontier, "Handwriting, by public features.", {"task": "qmnist-features"}),
-    "methods": Experiment(methods, "Methods of personalisation, by guarantee: client, site, secure and row release."),
-    "secure-sums": Experiment(secure_sums, "Secure sums over 20 sites, beside one trusted sum and site release."),
-    "centaur": Experiment(centaur, "Handwriting with a guarantee: users with few digits each, and local heads."),
-}
 
 
 def _add(name: str, experiment: Experiment) -> None:
@@ -104,20 +54,19 @@ def _add(name: str, experiment: Experiment) -> None:
             typer.Option("--keep", help="Keep finished runs that other code or versions made; the tables name them."),
         ] = False,
     ) -> None:
-        folder, module = _folder(out, name, quick), experiment.module
-        if not hasattr(module, "specs"):
+        folder = _folder(out, name, quick)
+        module = import_module(f"umbel_lab.experiments.{experiment.module}")
+        if not hasattr(module, "SEEDS"):
             with errors_in_one_line():
-                _write(name, folder, [first], quick, partial(module.tables, first, folder, quick))
+                _write(name, folder, [first], quick, partial(module.page, first, folder, quick))
             typer.echo(folder / "table.md")
             return
-        given = {"seeds": seeds or (getattr(module, "QUICK_SEEDS", 1) if quick else module.SEEDS), "first": first}
+        usual: int = getattr(module, "QUICK_SEEDS", 1) if quick else module.SEEDS
         run = partial(done, keep=keep) if tables else partial(sweep, workers=workers, keep=keep)
-        _run(name, experiment, folder, run, rounds, given | {"quick": quick})
+        _run(name, experiment, folder, run, range(first, first + (seeds or usual)), rounds, quick)
 
-    if task := experiment.given.get("task"):
-        tasks.command(task, help=experiment.text)(command)
-    else:
-        app.command(name, help=experiment.text)(command)
+    group, _, task = name.partition("frontier-")
+    (tasks if task else app).command(task or group, help=experiment.text)(command)
 
 
 for _name, _experiment in EXPERIMENTS.items():
@@ -149,7 +98,7 @@ def run_unpack(
 
 @app.command("page")
 def run_page(
-    names: Annotated[list[str], typer.Argument(help=f"Of {', '.join(page.SOURCES)}.", show_default="none")] = [],  # noqa: B006
+    names: Annotated[list[str], typer.Argument(help=f"Of {', '.join(EXPERIMENTS)}.", show_default="none")] = [],  # noqa: B006
 ) -> None:
     """Copy the tables of experiments into docs/results, and write the pages that have them."""
     with errors_in_one_line():
@@ -159,20 +108,21 @@ def run_page(
 
 
 def _run(
-    name: str, experiment: Experiment, folder: Path, run: Any, rounds: int | None, given: Mapping[str, Any]
+    name: str, experiment: Experiment, folder: Path, run: Any, seeds: range, rounds: int | None, quick: bool
 ) -> None:
     """Do an experiment's remaining runs, and write the results."""
-    module, quick = experiment.module, given["quick"]
+    module = import_module(f"umbel_lab.experiments.{experiment.module}")
     try:
         with errors_in_one_line():
             page.commit_of(quick=quick)  # before hours of work
-            specs = shortened(module.specs(folder, **given, **experiment.given), rounds)
-            for dataset in {spec.config["dataset"] for spec in specs}:
+            runs = shortened(specs(module, folder, seeds, quick, experiment.of), rounds)
+            for dataset in {spec.config["dataset"] for spec in runs}:
                 find_dataset(dataset)  # a missing one is named before any work
-            results: list[Result] = run(specs, folder, getattr(module, "play", finish))
-            if any_good := bool(trained(good(results))):
+            results = run(runs, folder, getattr(module, "play", finish))
+            # Runs of clients that train alone make no table.
+            if any_good := any(result.spec.config["strategy"] not in HELD_OUT_ALONE for result in good(results)):
                 finished = [result.spec.config["seed"] for result in results]
-                _write(name, folder, finished, quick, partial(module.tables, results, folder))
+                _write(name, folder, finished, quick, partial(module.page, results))
     except KeyboardInterrupt:
         typer.echo(f"Stopped. The same command resumes it: {folder}", err=True)
         raise typer.Exit(130) from None
@@ -196,10 +146,10 @@ def _folder(out: Path | None, name: str, quick: bool) -> Path:
     return out.expanduser().absolute() if out else umbel_home() / "experiments" / (f"{name}-quick" if quick else name)
 
 
-def _write(name: str, folder: Path, seeds: Iterable[int], quick: bool, tables: partial[object]) -> None:
-    """Write an experiment's tables and how they were made, and in them that a quick look is not a result."""
+def _write(name: str, folder: Path, seeds: Iterable[int], quick: bool, make: partial[Page]) -> None:
+    """Write an experiment's page and how they were made, and in them that a quick look is not a result."""
     commit = page.commit_of(quick=quick)
-    tables()
+    make().write(folder)
     if quick:
         page.mark_as_quick(folder)
     # The command as typed, without the results' folder and the number of parallel runs.

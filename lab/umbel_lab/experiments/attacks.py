@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from umbel.data import find_dataset
-from umbel.simulation.measured import Finished, Spec
-from umbel.simulation.sweep import FIRST_SEED, Result
+from umbel.simulation.measured import Finished
+from umbel.simulation.sweep import Result
 from umbel_lab.attacks import identify, reconstruct
 from umbel_lab.attacks.quality import FULL_PSNR, VERDICTS
-from umbel_lab.experiments.tables import good, page
-from umbel_lab.output import Section, cell, mean
+from umbel_lab.experiments import scaffold
+from umbel_lab.output import Page, Section, cell, mean
 
 SEEDS = 2
 CODE = (str(Path(__file__).resolve().parents[1] / "attacks"),)  # what results depend on besides what all experiments do
@@ -28,10 +28,11 @@ _NETWORKS: Mapping[str, tuple[tuple[float, ...], int]] = {
     "lenet": ((0.0, 0.01, 0.1), 1),
 }
 _FEW = 2
+_DATA = scaffold.read("attacks")
 
 
-def specs(folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool = False) -> list[Spec]:
-    """Return one part for each attack and seed: images by dataset ``femnist``, local vectors by ``movielens``."""
+def arms(quick: bool, _of: str) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return one arm for each attack: images by dataset ``femnist``, local vectors by ``movielens``."""
     few = 1 if quick else None
     parts: dict[tuple[str, str], dict[str, Any]] = {}
     for model, (nus, restarts) in ({"lenet": ((0.0,), 1)} if quick else _NETWORKS).items():
@@ -42,15 +43,11 @@ def specs(folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool
         own = {"dataset": "movielens", "model": "", "nu": nu, "victims": victims, "interactions": interactions}
         parts[_IDENTIFY, f"nu{nu:g}"] = own
     # A strategy and observers there are none; the sweep reads off these keys which files a result depends on.
-    return [
-        Spec.of(arm, {"strategy": arm[0], "observers": "", "seed": seed, **own})
-        for seed in range(first, first + seeds)
-        for arm, own in parts.items()
-    ]
+    return {arm: {"strategy": arm[0], "observers": "", "seed": 0, **own} for arm, own in parts.items()}
 
 
 def play(config: Mapping[str, Any]) -> Finished:
-    """Make one of the attacks of `specs`."""
+    """Make one of the attacks of `arms`."""
     dataset, model, seed = str(find_dataset(config["dataset"])), config["model"], config["seed"]
     found: list[dict[str, Any]]
     if config["strategy"] == _RECONSTRUCT:
@@ -65,13 +62,13 @@ def play(config: Mapping[str, Any]) -> Finished:
     return Finished({"found": found})
 
 
-def tables(results: Sequence[Result], folder: Path) -> None:
-    """Write the table of each kind of attack."""
-    done = good(results)
+def page(results: Sequence[Result]) -> Page:
+    """Return the table of each kind of attack."""
+    done = scaffold.good(results)
     parts = ((_RECONSTRUCT, _reconstructed), (_IDENTIFY, _identified))
     sections = [make(own) for kind, make in parts if (own := [one for one in done if one.spec.arm[0] == kind])]
     rows = [{"part": result.spec.name, **found} for result in done for found in result.measures["found"]]
-    page("What releases show", sections, rows, results).write(folder)
+    return scaffold.page("What releases show", sections, rows, results)
 
 
 def _together(results: Sequence[Result], *keys: str) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
@@ -94,11 +91,7 @@ def _reconstructed(results: Sequence[Result]) -> Section:
         read = "" if math.isnan(label) else f"{label:.2f}"
         level = "" if nu is None else f"{nu:g}"
         rows.append([f"`{model}`", level, attack, f"{psnr:.1f}", read, f"{full} of {every}"])
-    text = (
-        "Clients of one image, one step, noise on each layer by itself. PSNR in dB, mean over images; labels that were "
-        f"read; images that are shown in full, from {FULL_PSNR:g} dB. The mean image is what one answers who has seen "
-        "no release."
-    )
+    text = scaffold.say(_DATA, "image", full=FULL_PSNR)
     return Section("One image", text, ("network", "ν", "attack", "PSNR", "labels", "in full"), rows)
 
 
@@ -110,9 +103,5 @@ def _identified(results: Sequence[Result]) -> Section:
         counts = (", ".join(cell(part[name]) or "none" for part in parts) for name in names)
         rows.append([f"{nu:g}", attack, *counts, f"{np.median(enough):g}" if enough else "never"])
     against = {result.spec.config["seed"]: result.measures["found"][0]["against"] for result in results}
-    text = (
-        "Victims whose vector is stolen up to its sign (at most 5 % of the predictions wrong), how many signs the "
-        f"server finds by itself, and the median of interactions needed, at most {_INTERACTIONS}; one number a seed. "
-        f"Victims that like half or more, against Assumption 1: {', '.join(map(str, against.values()))}."
-    )
+    text = scaffold.say(_DATA, "identify", most=_INTERACTIONS, against=", ".join(map(str, against.values())))
     return Section("Identification", text, ("ν", "attack", "stolen", "sign by rate", "by items", "interactions"), rows)

@@ -1,7 +1,8 @@
 """Audits of peers: what filters and mechanisms of other projects claim, beside what their noise gives.
 
-Each peer is installed by pip into a fresh virtual environment, with pinned versions, and audited by the command
-``umbel audit``, which the table shows. Faults that the audits find stay in the output folder, in ``faults.md``.
+Each peer of ``audits.toml`` is installed by pip into a fresh virtual environment, with pinned versions, and audited by
+the command ``umbel audit``, which the table shows. Faults that the audits find stay in the output folder, in
+``faults.md``.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import shlex
 import subprocess
 import sys
 import venv
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,8 @@ from umbel.protocol.project import source
 from umbel.server.run_folder import versions
 from umbel.simulation.sweep import PACKAGES
 from umbel_lab.attacks import defences
-from umbel_lab.output import Columns, Page, Section
+from umbel_lab.experiments import scaffold
+from umbel_lab.output import Page, Section
 
 CANARIES, QUICK_CANARIES, WRAPPED = 2000, 200, 500
 """Canaries of an audit, and of a quick one; of a wrapper's, where each needs a round of all clients."""
@@ -39,100 +42,31 @@ FOLDER = "examples/audits"
 
 @dataclass(frozen=True)
 class Peer:
-    """A package as pip installs it.
+    """A package of ``audits.toml``."""
 
-    Attributes
-    ----------
-    requirement : str
-        Name and version; empty for umbel itself.
-    released : str
-        Month of the release.
-    beside : tuple of str
-        Requirements that fix the build of others.
-    """
-
-    requirement: str
+    requirement: str  # as pip takes it; empty for umbel itself
     released: str
-    beside: tuple[str, ...] = ()
-
-    @property
-    def package(self) -> str:
-        """Its name."""
-        return self.requirement.partition("==")[0] or "umbel"
+    beside: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
-class Audited:
-    """A target of a peer.
-
-    Attributes
-    ----------
-    name : str
-        For people.
-    peer : str
-        The key of `PEERS`.
-    target : str
-        As ``umbel audit`` takes it.
-    options : tuple of str
-        More options of the command.
-    """
+class Audit:
+    """A target of ``audits.toml``, and its result."""
 
     name: str
     peer: str
     target: str
-    options: tuple[str, ...] = ()
+    options: Sequence[str] = ()
+    result: Mapping[str, Any] = field(default_factory=dict)  # its ``words``, and the ``report`` if there is one
 
 
-_TORCH = ("torch==2.13.0",)
-
-PEERS: Mapping[str, Peer] = {
-    "flower": Peer("flwr==1.42.0", "2026-10"),
-    "nvflare": Peer("nvflare==2.9.0", "2026-09"),
-    "opacus": Peer("opacus==1.6.0", "2026-05", _TORCH),
-    "pfl": Peer("pfl==0.6.0", "2026-10", _TORCH),
-    "fl4health": Peer("fl4health==0.4.2", "2026-01", _TORCH),
-    "umbel": Peer("", ""),
-}
-
-_STRATEGY = "flwr.serverapp.strategy:DifferentialPrivacy"
-_FIXED = "FixedClipping(noise_multiplier=1.0, clipping_norm=1.0, num_sampled_clients=4)"
-_ADAPTIVE = (
-    "AdaptiveClipping(noise_multiplier=1.0, num_sampled_clients=4, initial_clipping_norm=1.0, clipped_count_stddev=1.0)"
-)
-_FILTERS = "nvflare.app_common.filters"
-
-TARGETS = (
-    Audited(
-        "LocalDpMod", "flower",
-        "flwr.clientapp.mod:LocalDpMod(clipping_norm=1.0, sensitivity=1.0, epsilon=1.0, delta=1e-5)",
-    ),
-    Audited(
-        "fixed clipping on clients", "flower", f"{_STRATEGY}ClientSide{_FIXED}",
-        ("--mod", "flwr.clientapp.mod:fixedclipping_mod"),
-    ),
-    Audited("fixed clipping on the server", "flower", f"{_STRATEGY}ServerSide{_FIXED}"),
-    Audited(
-        "adaptive clipping on clients", "flower", f"{_STRATEGY}ClientSide{_ADAPTIVE}",
-        ("--mod", "flwr.clientapp.mod:adaptiveclipping_mod"),
-    ),
-    Audited("adaptive clipping on the server", "flower", f"{_STRATEGY}ServerSide{_ADAPTIVE}"),
-    Audited("SVTPrivacy", "nvflare", f"{_FILTERS}.svt_privacy:SVTPrivacy"),
-    Audited("PercentilePrivacy", "nvflare", f"{_FILTERS}.percentile_privacy:PercentilePrivacy"),
-    Audited("ExcludeVars", "nvflare", f"{_FILTERS}.exclude_vars:ExcludeVars(exclude_vars='b')"),
-    Audited(
-        "DPOptimizer", "opacus",
-        "opacus.optimizers:DPOptimizer(noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=4)",
-    ),
-    Audited("GaussianMechanism", "pfl", "pfl_figures:gaussian()"),
-    Audited("LaplaceMechanism", "pfl", "pfl_figures:laplace()"),
-    Audited("client-level mechanisms", "fl4health", ""),
-    Audited("gate, gaussian", "umbel", "umbel_figures:gaussian()"),
-    Audited("gate, laplace", "umbel", "umbel_figures:laplace()"),
-)  # fmt: skip
+_DATA = scaffold.read("audits")
+PEERS = {name: Peer(**entry) for name, entry in _DATA["peers"].items()}
+TARGETS = [Audit(**entry) for entry in _DATA["targets"]]
 
 
-def tables(seed: int, folder: Path, quick: bool = False, canaries: int = CANARIES) -> None:
-    """Audit all targets that have no result in the folder yet, and write the tables.
+def page(seed: int, folder: Path, quick: bool = False, canaries: int = CANARIES) -> Page:
+    """Audit all targets that have no result in the folder yet, and return the tables.
 
     The packages' virtual environments are in the folder as well; those that are there are used.
 
@@ -141,22 +75,25 @@ def tables(seed: int, folder: Path, quick: bool = False, canaries: int = CANARIE
     ConfigError
         If the scripts are missing, as in an installed umbel.
     """
-    canaries = QUICK_CANARIES if quick else canaries
-    environments, scripts = folder / "environments", source(FOLDER)
-    if not scripts.is_dir():
-        text = f"there is no {scripts}; run the experiment in a checkout of umbel"
+    if not source(FOLDER).is_dir():
+        text = f"there is no {source(FOLDER)}; run the experiment in a checkout of umbel"
         raise ConfigError(text, code="config.not-done")
+    canaries = QUICK_CANARIES if quick else canaries
     chosen = [one for one in TARGETS if not quick or one.peer == "umbel"]
-    found = [
-        (one, _audited(one, canaries, seed, folder / "audits", environments, scripts))
+    audits = [
+        Audit(one.name, one.peer, one.target, one.options, _audited(one, canaries, seed, folder))
         for one in track(chosen, "Audits", transient=True)
     ]
-    done = [(one, said) for one, said in found if "report" in said]
-    rows = list(_rows(done))
+    done = [audit for audit in audits if "report" in audit.result]
+    rows = [row for audit in done for row in _rows(audit)]
+    shown = [row | _texts(row) for row in rows]
+    sections = [
+        scaffold.section(title, _DATA, "figures", [row for row in shown if row["rounds"] == rounds])
+        for title, rounds in (("One round", 1), ("Three rounds", 3))
+    ]
     document = {"versions": versions(PACKAGES), "canaries": canaries, "seed": seed}
-    sections = [_section(title, rounds, rows) for title, rounds in (("One round", 1), ("Three rounds", 3))]
-    Page("Audits of peers", [*sections, _commands(done), _versions(found)], rows, document).write(folder)
-    write_atomically(folder / "faults.md", _faults(done).encode())
+    sections += [_commands(done), _versions(audits)]
+    return Page("Audits of peers", sections, rows, document, draw=partial(_write_faults, done))
 
 
 def interpreter(peer: Peer, environments: Path) -> str:
@@ -175,28 +112,30 @@ def interpreter(peer: Peer, environments: Path) -> str:
     return str(python)
 
 
-def _audited(one: Audited, canaries: int, seed: int, folder: Path, environments: Path, scripts: Path) -> dict[str, Any]:
+def _audited(one: Audit, canaries: int, seed: int, folder: Path) -> dict[str, Any]:
     """Return the saved result of an audit, or run it in a process and save it."""
     few = min(WRAPPED, canaries) if "strategy" in one.target else canaries
     words = [one.target, *one.options, "--canaries", f"{few}", "--seed", f"{seed}"]
-    saved = folder / f"{one.peer}-{one.name.replace(' ', '-').replace(',', '')}.json"
-    requirement, code = PEERS[one.peer].requirement, _code()
+    saved = folder / "audits" / f"{one.peer}-{one.name.replace(' ', '-').replace(',', '')}.json"
+    result: dict[str, Any] = {"words": words, "requirement": PEERS[one.peer].requirement, "code": _code()}
     if saved.exists():
-        said: dict[str, Any] = json.loads(saved.read_text(encoding="utf-8"))
-        if [said[key] for key in ("words", "requirement", "code")] == [words, requirement, code]:
-            return said
-    python = interpreter(PEERS[one.peer], environments)
-    said = {"words": words, "requirement": requirement, "code": code}
+        earlier: dict[str, Any] = json.loads(saved.read_text(encoding="utf-8"))
+        if earlier.items() >= result.items():
+            return earlier
+    python = interpreter(PEERS[one.peer], folder / "environments")
     if not python or not one.target:
-        return said
+        return result
     command = [sys.executable, "-m", "umbel", "audit", *words, "--python", python, "--json"]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=scripts, env=_environment())
-    if done.returncode not in (0, 1) or not done.stdout:
-        raise ConfigError(f"{one.name} was not audited: {done.stderr.strip()[-400:]}", code="config.not-done")
-    (said["report"],) = json.loads(done.stdout)
-    make_folder(folder)
-    write_atomically(saved, json.dumps(said, indent=1).encode())
-    return said
+    # The same umbel, wherever the command runs.
+    paths = str(source("umbel/__init__.py").parents[1]), os.environ.get("PYTHONPATH")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    run = subprocess.run(command, check=False, capture_output=True, text=True, cwd=source(FOLDER), env=environment)
+    if run.returncode not in (0, 1) or not run.stdout:
+        raise ConfigError(f"{one.name} was not audited: {run.stderr.strip()[-400:]}", code="config.not-done")
+    (result["report"],) = json.loads(run.stdout)
+    make_folder(saved.parent)
+    write_atomically(saved, json.dumps(result, indent=1).encode())
+    return result
 
 
 def _code() -> str:
@@ -206,41 +145,15 @@ def _code() -> str:
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
-def _environment() -> dict[str, str]:
-    """Return the environment of the command: the same umbel, wherever it runs."""
-    own = str(source("umbel/__init__.py").parents[1])
-    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [own, os.environ.get("PYTHONPATH")]))}
-
-
-def _rows(done: list[tuple[Audited, dict[str, Any]]]) -> Iterator[dict[str, Any]]:
-    for one, said in done:
-        report = said["report"]
-        for figures in report["figures"]:
-            yield {
-                "peer": one.peer, "target": one.name, "rows": report["rows"], "rounds": figures["rounds"],
-                "delta": report["claim"]["delta"], "claimed": figures["claimed"], "formula": figures["formula"],
-                "fitted": figures["fitted"], "low": figures["low"], "high": figures["high"],
-                "proved": figures["proved"]["shown"], "provable": figures["provable"], "law": report["law"],
-            }  # fmt: skip
-
-
-def _section(title: str, rounds: int, rows: list[dict[str, Any]]) -> Section:
-    columns: Columns = {
-        "package": "peer",
-        "mechanism": "target",
-        "protects": lambda row: "row" if row["rows"] else "client",
-        "δ": "delta:g",
-        "claimed ε": lambda row: _amount(row["claimed"]),
-        "formula": lambda row: _amount(row["formula"]),
-        "fitted": _fitted,
-        "proved": lambda row: f"{row['proved']:.2f} of {row['provable']:.2f}",
-    }
-    text = (
-        "Claimed: by the package's attributes or its account. Formula: an upper bound, from the deviation of the "
-        "noise. Fitted: of noise whose law passed a test, with an interval at 95 %. Proved: a lower bound from counted "
-        "guesses, at 95 %, and the most that so many canaries can prove."
-    )
-    return Section.of(title, text, columns, [row for row in rows if row["rounds"] == rounds])
+def _rows(audit: Audit) -> Iterator[dict[str, Any]]:
+    report = audit.result["report"]
+    for figures in report["figures"]:
+        yield {
+            "peer": audit.peer, "target": audit.name, "rows": report["rows"], "rounds": figures["rounds"],
+            "delta": report["claim"]["delta"], "claimed": figures["claimed"], "formula": figures["formula"],
+            "fitted": figures["fitted"], "low": figures["low"], "high": figures["high"],
+            "proved": figures["proved"]["shown"], "provable": figures["provable"], "law": report["law"],
+        }  # fmt: skip
 
 
 def _amount(epsilon: float | str | None) -> str:
@@ -249,39 +162,46 @@ def _amount(epsilon: float | str | None) -> str:
     return "infinite" if epsilon in ("inf", math.inf) else amount(float(epsilon))
 
 
-def _fitted(row: Mapping[str, Any]) -> str:
-    if row["fitted"] is None:
-        return "none"
-    return f"{_amount(row['fitted'])} ({_amount(row['low'])} to {_amount(row['high'])})"
+def _texts(row: Mapping[str, Any]) -> dict[str, str]:
+    """Return a row's figures as text."""
+    claimed, formula, fitted, low, high = (_amount(row[key]) for key in ("claimed", "formula", "fitted", "low", "high"))
+    return {
+        "protects": "row" if row["rows"] else "client",
+        "claimed_text": claimed,
+        "formula_text": formula,
+        "fitted_text": fitted if row["fitted"] is None else f"{fitted} ({low} to {high})",
+        "proved_text": f"{row['proved']:.2f} of {row['provable']:.2f}",
+    }
 
 
-def _commands(done: list[tuple[Audited, dict[str, Any]]]) -> Section:
+def _commands(done: list[Audit]) -> Section:
     rows = []
-    for one, said in done:
-        words = ["umbel", "audit", *said["words"]]
-        words += ["--python", f"{PEERS[one.peer].package}/bin/python"] if PEERS[one.peer].requirement else []
-        rows.append((one.peer, one.name, f"`{shlex.join(words)}`"))
-    text = f"In the folder `{FOLDER}`, with the interpreter of the package's environment."
+    for audit in done:
+        package = PEERS[audit.peer].requirement.partition("==")[0]
+        words = ["umbel", "audit", *audit.result["words"], *(["--python", f"{package}/bin/python"] if package else [])]
+        rows.append((audit.peer, audit.name, f"`{shlex.join(words)}`"))
+    text = scaffold.say(_DATA, "commands", folder=FOLDER)
     return Section("Commands", text, ("package", "mechanism", "command"), rows)
 
 
-def _versions(found: list[tuple[Audited, dict[str, Any]]]) -> Section:
-    failed = {one.peer for one, said in found if "report" not in said}
+def _versions(audits: list[Audit]) -> Section:
+    failed = {audit.peer for audit in audits if "report" not in audit.result}
     rows = []
-    for name in dict.fromkeys(one.peer for one, _ in found):
+    for name in dict.fromkeys(audit.peer for audit in audits):
         peer = PEERS[name]
         install = f"`pip install {' '.join((peer.requirement, *peer.beside))}`" if peer.requirement else "this checkout"
         python = ".".join(map(str, sys.version_info[:2]))
         told = f"not on Python {python}" if name in failed else "yes"
         rows.append((name, peer.requirement.partition("==")[2] or "this version", peer.released, install, told))
     columns = ("package", "version", "released", "command", "installed")
-    return Section("Versions", "Each package has a fresh virtual environment.", columns, rows)
+    return Section("Versions", scaffold.say(_DATA, "versions"), columns, rows)
 
 
-def _faults(done: list[tuple[Audited, dict[str, Any]]]) -> str:
-    """Return the faults that audits found, for whoever runs the experiment."""
+def _write_faults(done: list[Audit], folder: Path) -> None:
+    """Write the faults that audits found, for whoever runs the experiment."""
     parts = ["# Faults that the audits found\n"]
-    for one, said in done:
-        lines = [f"- `{fault['code']}`: {fault['text']}. {fault['mend']}\n" for fault in said["report"]["faults"]]
-        parts.append(f"## {one.peer}: {one.name}\n\n{''.join(lines) or 'None.' + chr(10)}")
-    return "\n".join(parts)
+    for audit in done:
+        faults = audit.result["report"]["faults"]
+        lines = [f"- `{fault['code']}`: {fault['text']}. {fault['mend']}\n" for fault in faults]
+        parts.append(f"## {audit.peer}: {audit.name}\n\n{''.join(lines) or 'None.' + chr(10)}")
+    write_atomically(folder / "faults.md", "\n".join(parts).encode())

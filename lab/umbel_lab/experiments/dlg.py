@@ -7,20 +7,20 @@ from functools import partial
 from pathlib import Path
 
 from umbel_lab.attacks import reconstruct
-from umbel_lab.output import Section
+from umbel_lab.output import Page, Section
 
 MODEL = "cnn-sigmoid"  # the paper's network, which DLG needs smooth
 RESTARTS = 2
 
 
-def tables(seed: int, folder: Path, quick: bool = False) -> None:
-    """Write the table and the figure of plain DLG, and of the rank-one attack, on one image of dataset ``femnist``."""
+def page(seed: int, _folder: Path, quick: bool = False) -> Page:
+    """Return the table and the figure of plain DLG, and of the rank-one attack, on one image of dataset ``femnist``."""
     nus = reconstruct.NOISE_MULTIPLIERS[:1] if quick else reconstruct.NOISE_MULTIPLIERS
     model, restarts = ("lenet", 1) if quick else (MODEL, RESTARTS)
     audit = reconstruct.audit(reconstruct.Setting("femnist", model, nus, images=1, restarts=restarts, seed=seed))
-    page = reconstruct.page(audit)
-    table, notes = page.sections
+    whole = reconstruct.page(audit)
+    table, notes = whole.sections
     text = "Clients of one image, one step, noise on each layer by itself; PSNR in dB."
     named = Section("One image by noise", text, table.columns, table.rows)
     draw = partial(reconstruct.draw, audit, name="figure-5")
-    replace(page, sections=[named, notes], draw=draw).write(folder)
+    return replace(whole, sections=[named, notes], draw=draw)

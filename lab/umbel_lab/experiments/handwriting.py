@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from umbel.simulation.in_process import run_config
 from umbel.simulation.measured import LOCAL_ONLY, STATES, Spec
-from umbel.simulation.sweep import FIRST_SEED, Result
-from umbel_lab.experiments.tables import BEST_ROUND, SAME_SPLIT, by_arm, page, what_a_client_gets
-from umbel_lab.output import Columns, Row, Section, figure, mean, numbers, plus_minus, series, spread
+from umbel.simulation.sweep import Result
+from umbel_lab.experiments import scaffold
+from umbel_lab.experiments.scaffold import WORDS, by_arm
+from umbel_lab.output import Page, Row, Section, figure, mean, numbers, plus_minus, series
 
 SEEDS = 3
 LOSSES = ("cross-entropy", "rmse")
@@ -19,57 +21,43 @@ COLLAPSE, AS_PRINTED, IFCA = ("cross-entropy", 2, 3.0), ("as printed", 3.0), "IF
 _TOLD_APART = 0.9
 MULTIPLIERS = (0.0, 0.001, 0.01, 0.1, 1.0, 3.0, 5.0, 10.0, 15.0)
 
-# Table 2: accuracy and its standard deviation by loss, in the order of MULTIPLIERS.
-_PRINTED = {
-    "cross-entropy": (
-        (0.832, 0.012), (0.843, 0.006), (0.832, 0.017), (0.834, 0.026), (0.834, 0.014), (0.835, 0.017),
-        (0.812, 0.016), (0.692, 0.002), (0.561, 0.005),
-    ),
-    "rmse": (
-        (0.801, 0.001), (0.813, 0.014), (0.805, 0.008), (0.808, 0.019), (0.814, 0.012), (0.825, 0.010),
-        (0.787, 0.003), (0.687, 0.014), (0.622, 0.003),
-    ),
-}  # fmt: skip
-PRINTED = {(loss, nu): pair for loss in LOSSES for nu, pair in zip(MULTIPLIERS, _PRINTED[loss], strict=True)}
+_DATA = scaffold.read("handwriting")
+# Table 2: accuracy and its standard deviation.
+PRINTED = {(loss, nu): pair for loss in LOSSES for nu, pair in zip(MULTIPLIERS, _DATA["printed"][loss], strict=True)}
 
 
-def specs(
-    folder: Path,
-    seeds: int = SEEDS,
-    first: int = FIRST_SEED,
-    quick: bool = False,
-    dataset: str = "qmnist",
-) -> list[Spec]:
+def specs(_folder: Path, seeds: Iterable[int], quick: bool, of: str) -> list[Spec]:
     """Return the runs on a dataset of handwriting, ``femnist`` or ``qmnist``.
 
     Table 2's grid with two hypotheses; one hypothesis without noise and with nu = 3, IFCA, and writers that train by
     themselves, for comparison. Where hypotheses are reborn, there are eight seeds of nu = 3, which come first, and as
     many of the paper's algorithm as it is, which come last. Quick are two rounds of a few, without comparison.
     """
+    seeds = list(seeds)
     losses, nus = (LOSSES[:1], (0.0,)) if quick else (LOSSES, MULTIPLIERS)
-    base = run_config(dataset, **({"rounds": 2, "clients_per_round": 4} if quick else {}))
-    runs, last = [], []
+    base = run_config(of, **({"rounds": 2, "clients_per_round": 4} if quick else {}))
     plain = base["strategy"].partition(" ")[0]
+    arms: dict[tuple[Any, ...], dict[str, Any]] = {
+        (loss, k, nu): {"loss": loss, "hypotheses": k, "noise-multiplier": nu}
+        for loss in losses
+        for k, nu in [*((2, nu) for nu in nus), *((1, nu) for nu in (0.0, 3.0) if nu in nus)]
+    }
+    if not quick:
+        arms[(IFCA,)] = {"loss": losses[0], "strategy": "ifca", "noise-multiplier": 0.0}
+        arms[(LOCAL_ONLY,)] = {"loss": losses[0], "strategy": LOCAL_ONLY}
+    runs = [Spec.of(arm, base | own | {"seed": seed}) for seed in seeds for arm, own in arms.items()]
     if base["strategy"] != plain and not quick:
-        for seed in range(first, first + COLLAPSE_SEEDS):
-            config = base | {"loss": LOSSES[0], "seed": seed, "noise-multiplier": COLLAPSE[2]}
-            runs.append(Spec.of(COLLAPSE, config))
-            last.append(Spec.of(AS_PRINTED, config | {"strategy": plain}))
-    for seed in range(first, first + seeds):
-        for loss in losses:
-            for k, nu in [*((2, nu) for nu in nus), *((1, nu) for nu in (0.0, 3.0) if nu in nus)]:
-                config = base | {"loss": loss, "seed": seed, "hypotheses": k, "noise-multiplier": nu}
-                runs.append(Spec.of((loss, k, nu), config))
-        if not quick:
-            other = base | {"loss": losses[0], "seed": seed, "strategy": plain}
-            runs.append(Spec.of((IFCA,), other | {"strategy": "ifca", "noise-multiplier": 0.0}))
-            runs.append(Spec.of((LOCAL_ONLY,), other | {"strategy": LOCAL_ONLY}))
+        reborn = {"loss": LOSSES[0], "noise-multiplier": COLLAPSE[2]}
+        many = range(seeds[0], seeds[0] + COLLAPSE_SEEDS)
+        first = [Spec.of(COLLAPSE, base | reborn | {"seed": seed}) for seed in many]
+        last = [Spec.of(AS_PRINTED, base | reborn | {"strategy": plain, "seed": seed}) for seed in many]
+        runs = [*first, *runs, *last]
     # The first eight are some of the grid's as well.
-    return list({spec.name: spec for spec in [*runs, *last]}.values())
+    return list({spec.name: spec for spec in runs}.values())
 
 
-def tables(results: Sequence[Result], folder: Path) -> None:
-    """Write tables and the figure of the runs of `specs`."""
+def page(results: Sequence[Result]) -> Page:
+    """Return tables and the figure of the runs of `specs`."""
     arms = by_arm(results)
     grid = {arm: runs for arm, runs in arms.items() if len(arm) == 3}
     rows = [_row(loss, k, nu, runs) for (loss, k, nu), runs in grid.items()]
@@ -77,9 +65,11 @@ def tables(results: Sequence[Result], folder: Path) -> None:
     compared = {"by itself": (LOCAL_ONLY,), "FedAvg (k = 1, ν = 0)": (LOSSES[0], 1, 0.0), IFCA: (IFCA,)}
     shown = [(who, arms[arm]) for who, arm in compared.items() if arm in arms]
     shown += [(f"Algorithm 1, ν = {arm[2]:g}", runs) for arm, runs in grid.items() if arm[:2] == (LOSSES[0], 2)]
-    gets = what_a_client_gets("Accuracy, cross entropy,", shown, 3, note=SAME_SPLIT)
-    page(f"Handwriting: {name}", [_accuracy(rows, name), *_collapse(arms), gets], rows, results).write(folder)
-    draw([row for row in rows if row["k"] == 2], "best", "measured, best round", folder)
+    accuracy = scaffold.section("Accuracy", _DATA, "accuracy", with_printed(rows), name=name)
+    gets = scaffold.what_a_client_gets("Accuracy, cross entropy,", shown, 3, note=WORDS["same_split"])
+    sections = [accuracy, *_collapse(arms), gets]
+    drawn = partial(draw, [row for row in rows if row["k"] == 2], "best", "measured, best round")
+    return scaffold.page(f"Handwriting: {name}", sections, rows, results, drawn)
 
 
 def _row(loss: str, k: int, nu: float, runs: Sequence[Result]) -> dict[str, Any]:
@@ -102,30 +92,10 @@ def _row(loss: str, k: int, nu: float, runs: Sequence[Result]) -> dict[str, Any]
     }
 
 
-def _printed(row: Row) -> str:
-    return "" if row["printed"] is None else f"{row['printed']:.3f} ± {row['printed_sd']:.3f}"
-
-
-def _accuracy(rows: Sequence[Row], name: str) -> Section:
-    text = (
-        "Accuracy of every validation client under its best hypothesis: mean over clients, mean ± standard deviation "
-        f"over seeds. The last round leads, and the best stands beside it. {BEST_ROUND} The paper's is of the best "
-        "round too, on FEMNIST with 62 classes; the difference is from that. The RMSE loss is against one-hot targets. "
-        "The adjusted Rand index, in the last round, tells whether the hypotheses tell turned images from upright "
-        f"ones: 1 if they do, 0 if one hypothesis serves both. {SAME_SPLIT}"
-    )
-    columns: Columns = {
-        "loss": "loss",
-        "k": "k",
-        "ν": "nu:g",
-        name: lambda row: spread(row, "accuracy", 3),
-        "best round": lambda row: spread(row, "best", 3),
-        "printed, FEMNIST": _printed,
-        "difference": "difference:+.3f",
-        "rounds": "rounds:.0f",
-        "Rand index": lambda row: spread(row, "rand_index", 2) if row["k"] > 1 else "",
-    }
-    return Section.of("Accuracy", text, columns, rows)
+def with_printed(rows: Sequence[Row]) -> list[Row]:
+    """Return rows with what the paper prints beside their accuracy, if anything, as text."""
+    texts = ["" if row["printed"] is None else f"{row['printed']:.3f} ± {row['printed_sd']:.3f}" for row in rows]
+    return [{**row, "printed_text": text} for row, text in zip(rows, texts, strict=True)]
 
 
 def _collapse(arms: Mapping[tuple[Any, ...], Sequence[Result]]) -> list[Section]:
@@ -139,11 +109,7 @@ def _collapse(arms: Mapping[tuple[Any, ...], Sequence[Result]]) -> list[Section]
         told = f"{sum(index >= _TOLD_APART for index in last)} of {len(last)}"
         accuracy = plus_minus((float(run.measures["last"]["mean"]) for run in runs), 3) if runs else ""
         rows.append([arm, told, *(" ".join(f"{index:.2f}" for index in found) for found in (last, best)), accuracy])
-    text = (
-        f"Cross entropy, ν = {COLLAPSE[2]:g}: with hypotheses that are reborn if no client trains them, and the "
-        "paper's algorithm as it is. The Rand index of each seed, in order, in the last round and in the best; from "
-        f".9 on in the last the clients are told apart. Accuracy is of the last round. {SAME_SPLIT}"
-    )
+    text = scaffold.say(_DATA, "collapse", nu=COLLAPSE[2])
     return [Section("Collapse", text, ("hypotheses", "told apart", "Rand index", "best round", "accuracy"), rows)]
 
 

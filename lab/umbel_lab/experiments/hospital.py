@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -12,33 +13,20 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from umbel.data import Dataset
 from umbel.simulation.in_process import run_config
-from umbel.simulation.measured import LOCAL_ONLY, Spec
-from umbel.simulation.sweep import FIRST_SEED, Result
-from umbel_lab.experiments.fairness import Grouping, group_fairness
-from umbel_lab.experiments.runs import FINE_TUNE, INTERPOLATE, split_by_seed
-from umbel_lab.experiments.tables import SAME_CLIENTS, by_arm, manifest_of, page, what_a_client_gets
-from umbel_lab.output import COLOURS, Section, difference, figure, mean, numbers, series, spread, verdict
+from umbel.simulation.sweep import Result
+from umbel_lab.experiments import scaffold
+from umbel_lab.experiments.scaffold import WORDS, by_arm, by_seed
+from umbel_lab.output import COLOURS, Page, Section, difference, figure, mean, numbers, series, spread, verdict
 
 HYPOTHESES = (1, 3, 5, 7)
 MULTIPLIERS = (0.0, 0.1, 1.0, 2.0, 3.0, 5.0)
 SEEDS = 10
-# A local step descends the RMSE of a client's rows, as in the paper, or its square; and what that changes.
-LOSSES: Mapping[str, dict[str, Any]] = {"rmse": {}, "mse": {"loss": "mse", "step-size": 0.4}}
+_DATA = scaffold.read("hospital")
+LOSSES, OTHERS = _DATA["losses"], _DATA["others"]
 STAY, RELOCATE = "stay", "relocate"
 # Grids by the loss, and by what k-means does with the centre of an empty cluster, of which the paper says nothing.
 GRIDS = (("rmse", STAY), ("rmse", RELOCATE), ("mse", STAY))
-# What else there is for every client to have a model that fits it.
-OTHERS: Mapping[str, dict[str, Any]] = {
-    "CFL, k ≤ 7": {"strategy": "umbel_lab.strategies:ClusteredFL", "hypotheses": 7, "noise-multiplier": 0.0},
-    "by itself": {"strategy": LOCAL_ONLY},
-    "FedAvg, fine-tuned": {"strategy": FINE_TUNE, "hypotheses": 1, "noise-multiplier": 0.0},
-    "FedAvg, interpolated": {"strategy": INTERPOLATE, "hypotheses": 1, "noise-multiplier": 0.0},
-    "k = 1, ν = 3, fine-tuned": {"strategy": FINE_TUNE, "hypotheses": 1, "noise-multiplier": 3.0},
-    "k = 1, ν = 3, interpolated": {"strategy": INTERPOLATE, "hypotheses": 1, "noise-multiplier": 3.0},
-    "Algorithm 1, k = 5, ν = 3, fine-tuned": {"strategy": FINE_TUNE, "hypotheses": 5, "noise-multiplier": 3.0},
-}
 
 # Table 1: median and maximum privacy budget over clients, averaged over seeds, by (k, nu).
 PRINTED = {
@@ -52,86 +40,79 @@ ALL = 0.99  # one hypothesis serves all if this share of the validation clients 
 _QUICK_ROUNDS = 20
 CLOSE = 0.25  # a budget this near to the printed one, as a share of it, counts as reproduced
 
-
-def _region(dataset: Dataset) -> NDArray[np.int64]:
-    """Return for each client on which side of the middle of the country, where the scaled place is 0, it lies."""
-    longitude, latitude = dataset.features[dataset.offsets[:-1], 1:].T
-    return np.asarray(2 * (longitude > 0) + (latitude > 0), np.int64)
-
-
-REGIONS = Grouping(("south-west", "north-west", "south-east", "north-east"), _region, 0.6)
-
 FEDAVG = "FedAvg (k = 1, ν = 0)"
 _BUDGETS = ("median_budget", "max_budget")
 _SHOWN = {"best": "the best round", "last_ten": "the last ten"}
 _LAST = 10  # validations; along the RMSE rounds alternate, so that a single one says whether their number is odd
 RESAMPLES = 1000  # of the seeds, for intervals
 Grid = Mapping[tuple[int, float], dict[str, Any]]  # what runs came to, by k and ν
+Runs = Mapping[tuple[int, float], Sequence[Result]]
 Losses = NDArray[np.float64]  # of all runs in dollars, shape (k, ν, seed)
-Differences = NDArray[np.float64]
 
 
-def specs(folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool = False) -> list[Spec]:
-    """Return the runs: the grids, and for each loss IFCA for every k above 1, and `OTHERS`.
+def arms(quick: bool, _of: str) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return the arms: the grids, and for each loss IFCA for every k above 1, and `OTHERS`.
 
-    One hypothesis without noise is federated averaging. A seed draws which clients train and which validate; its data
-    are written under `folder`.
+    One hypothesis without noise is federated averaging.
     """
     ks, nus = ((1, 5), (0.0, 3.0)) if quick else (HYPOTHESES, MULTIPLIERS)
     base = run_config("hospital", **({"rounds": _QUICK_ROUNDS} if quick else {}))
     kinds: dict[tuple[str, str], dict[str, Any]] = {}
     for loss, empty in GRIDS:
         for k, nu in product(ks, nus):
-            kinds[loss, _name(k, nu, empty)] = {"hypotheses": k, "noise-multiplier": nu} | _options(k, empty)
+            moved = {"strategy": "group-privacy empty=relocate"} if _moves(k, empty) else {}
+            kinds[loss, _name(k, nu, empty)] = {"hypotheses": k, "noise-multiplier": nu} | moved
     ifca = {f"IFCA, k = {k}": {"strategy": "ifca", "noise-multiplier": 0.0, "hypotheses": k} for k in ks if k > 1}
     kinds |= {(loss, name): changes for loss in LOSSES for name, changes in {**ifca, **OTHERS}.items()}
-    return [
-        Spec.of((loss, kind), base | LOSSES[loss] | changes | {"dataset": path, "seed": seed})
-        for seed, path in split_by_seed(base["dataset"], folder, range(first, first + seeds))
-        for (loss, kind), changes in kinds.items()
-    ]
+    return {arm: base | LOSSES[arm[0]] | changes for arm, changes in kinds.items()}
 
 
-def _options(k: int, empty: str) -> dict[str, str]:
-    return {"strategy": "group-privacy empty=relocate"} if empty == RELOCATE and k > 1 else {}
+def _moves(k: int, empty: str) -> bool:
+    return empty == RELOCATE and k > 1  # a single cluster is never empty
 
 
 def _name(k: int, nu: float, empty: str = STAY) -> str:
-    """Return the name of a run; a single cluster is never empty."""
-    moved = ", relocated" if _options(k, empty) else ""
+    moved = ", relocated" if _moves(k, empty) else ""
     return FEDAVG if (k, nu) == (1, 0) else f"Algorithm 1, k = {k}, ν = {nu:g}{moved}"
 
 
-def tables(results: Sequence[Result], folder: Path) -> None:
-    """Write tables and figures of the runs of `specs`."""
-    manifest = manifest_of(results[0])
+def page(results: Sequence[Result]) -> Page:
+    """Return tables and figures of the runs of `arms`."""
+    manifest = scaffold.manifest_of(results[0])
     dollars = manifest.error_scale
     arms = by_arm(results)
-    sections, rows, claims = [], [], []
+    sections, rows, claims, figures = [], [], [], list[Callable[[Path], None]]()
     for loss, empty in GRIDS:
         own = {name: runs for (of, name), runs in arms.items() if of == loss}
         names = {(k, nu): _name(k, nu, empty) for k in HYPOTHESES for nu in MULTIPLIERS}
         runs = {key: own[name] for key, name in names.items() if name in own}
         grid = {(k, nu): _row(loss, empty, k, nu, found, dollars) for (k, nu), found in runs.items()}
-        claims += _claims(_said(loss, empty), runs, dollars)
+        claims += _claims(_titled(loss, empty), runs, dollars)
         parts = [_rmse(grid)]
         if empty == STAY:
             others = [FEDAVG, "CFL, k ≤ 7", *(f"IFCA, k = {k}" for k in HYPOTHESES)]
-            shown = [
-                (name, own[name]) for name in (*others, *(names[key] for key in grid if key[1] > 0)) if name in own
-            ]
-            tuned = [(name, own[name]) for name in OTHERS if name in own and name not in others]
-            gets = what_a_client_gets("RMSE in dollars", [*tuned, *shown], 0, dollars, SAME_CLIENTS, ("best",))
-            parts += [_budgets(grid, runs), gets, _fairness(runs, dollars)]
-        sections += [replace(section, title=f"{section.title}: {_said(loss, empty)}") for section in parts]
-        _figure_3(grid, folder, "-".join(["figure-3", loss, empty]).removesuffix("-stay").replace("-rmse", ""))
+            tuned = [name for name in OTHERS if name not in others]
+            shown = [*tuned, *others, *(names[key] for key in grid if key[1] > 0)]
+            compared = [(name, own[name]) for name in shown if name in own]
+            gets = scaffold.what_a_client_gets(
+                "RMSE in dollars", compared, 0, dollars, WORDS["same_clients"], ("best",)
+            )
+            parts += [_budgets(grid, runs), gets]
+        sections += [replace(section, title=f"{section.title}: {_titled(loss, empty)}") for section in parts]
+        name = "-".join(["figure-3", loss, empty]).removesuffix("-stay").replace("-rmse", "")
+        figures.append(partial(_figure_3, grid, name))
         rows += [row for key, row in grid.items() if empty == STAY or key[0] > 1]
-    page("Hospital charges", [*claims, *sections], rows, results).write(folder)
     if shown_in_4 := arms.get(("rmse", _name(5, 3.0))):
-        _figure_4(shown_in_4[0], manifest.train, folder)
+        figures.append(partial(_figure_4, shown_in_4[0], manifest.train))
+
+    def draw(folder: Path) -> None:
+        for one in figures:
+            one(folder)
+
+    return scaffold.page("Hospital charges", [*claims, *sections], rows, results, draw)
 
 
-def _said(loss: str, empty: str) -> str:
+def _titled(loss: str, empty: str) -> str:
     step = LOSSES[loss].get("step-size", run_config("hospital")["step-size"])
     return f"steps of {step:g} along the {loss.upper()}" + ", empty clusters relocated" * (empty == RELOCATE)
 
@@ -186,36 +167,25 @@ def _rmse(grid: Grid) -> Section:
     rows = [
         [f"{nu:g}", *(spread(grid[k, nu], name, 0) if (k, nu) in grid else "none" for k, name in wanted)] for nu in nus
     ]
-    text = (
-        "Validation RMSE in dollars, mean ± standard deviation over seeds: figure 3, for which the paper prints no "
-        "numbers. A client picks its hypothesis on the rows that it is measured on. The best round leads, as in the "
-        "paper: the lowest of the exact losses that 200 validation clients, drawn again in each round, tell without a "
-        f"guarantee. It is a little too good. The last ten are the mean of a run's last {_LAST} validations, because "
-        f"single rounds may alternate between a high and a low loss. {SAME_CLIENTS} "
-        "Mean over the noise multipliers, best round: "
-    )
     level = {k: mean(row["rmse_best"] for (own, _), row in grid.items() if own == k) for k in ks}
-    text += ", ".join(f"{level[k]:,.0f} for k = {k}" for k in ks)
-    lost = [f"{row['collapsed']} of {row['runs']} for k = {row['k']}, ν = {row['nu']:g}"
-            for row in grid.values() if row["collapsed"]]  # fmt: skip
-    several = sum(row["runs"] for (k, _), row in grid.items() if k > 1)
-    text += (
-        f". In the last round of {sum(row['collapsed'] for row in grid.values())} of the {several} runs with several "
-        f"hypotheses, one of them serves {100 * ALL:.0f} % of the validation clients: "
-    )
+    levels = ", ".join(f"{level[k]:,.0f} for k = {k}" for k in ks)
+    lost = [row for row in grid.values() if row["collapsed"]]
+    told = ", ".join(f"{row['collapsed']} of {row['runs']} for k = {row['k']}, ν = {row['nu']:g}" for row in lost)
+    words = {"last": _LAST, "levels": levels, "all": 100 * ALL, "told": told or "none"}
+    words |= {"lost": sum(row["collapsed"] for row in lost)}
+    words |= {"runs": sum(row["runs"] for (k, _), row in grid.items() if k > 1)}
     columns = [f"k = {k}" if "best" in name else f"last ten: k = {k}" for k, name in wanted]
-    return Section("RMSE", text + (", ".join(lost) or "none") + ".", ("ν", *columns), rows)
+    return Section("RMSE", scaffold.say(_DATA, "rmse", **words), ("ν", *columns), rows)
 
 
-def _claims(said: str, runs: Mapping[tuple[int, float], Sequence[Result]], dollars: float) -> list[Section]:
+def _claims(titled: str, runs: Runs, dollars: float) -> list[Section]:
     """Judge what the paper says of figure 3, for the seeds of which all of it was run."""
-    cells = [(k, nu) for k in HYPOTHESES for nu in MULTIPLIERS]
-    by_seed = [{run.spec.config["seed"]: run for run in runs.get(cell, ())} for cell in cells]
-    seeds = sorted(set.intersection(*map(set, by_seed)))
+    cells = [by_seed(runs.get((k, nu), ())) for k in HYPOTHESES for nu in MULTIPLIERS]
+    seeds = sorted(set.intersection(*map(set, cells)))
     if len(seeds) < 2:
         return []
-    histories = [losses_of(found[seed]) for found in by_seed for seed in seeds]
-    shape, patience = (len(HYPOTHESES), len(MULTIPLIERS), len(seeds)), by_seed[0][seeds[0]].spec.config["patience"]
+    histories = [losses_of(found[seed]) for found in cells for seed in seeds]
+    shape, patience = (len(HYPOTHESES), len(MULTIPLIERS), len(seeds)), cells[0][seeds[0]].spec.config["patience"]
     found = {
         state: agreed(
             judged(np.reshape([dollars * _loss(until(one, patience - less), state) for one in histories], shape))
@@ -223,16 +193,10 @@ def _claims(said: str, runs: Mapping[tuple[int, float], Sequence[Result]], dolla
         )
         for state in _SHOWN
     }
-    text = (
-        "The paper's claims about figure 3, in dollars by k, averaged over the noise multipliers. A claim is that some "
-        "differences are above 0. The answer is yes if the 95 % interval of each lies above 0, no if that of one lies "
-        f"below, and open otherwise ({RESAMPLES:,} bootstrap samples of {len(seeds)} seeds). {SAME_CLIENTS} Runs end "
-        f"after {patience} validations without a lower loss. An answer is open as well if it would be another after "
-        "one or two validations fewer."
-    )
+    text = scaffold.say(_DATA, "claims", resamples=RESAMPLES, seeds=len(seeds), patience=patience)
     columns = [column for what in _SHOWN.values() for column in (what, "so here?")]
     rows = [[claim, *(cell for state in _SHOWN for cell in found[state][at][1:])] for at, claim in enumerate(CLAIMS)]
-    return [Section(f"The paper's claims: {said}", text, ("the paper says that the RMSE", *columns), rows)]
+    return [Section(f"The paper's claims: {titled}", text, ("the paper says that the RMSE", *columns), rows)]
 
 
 def agreed(tables: Iterable[list[tuple[str, str, str]]]) -> list[tuple[str, str, str]]:
@@ -250,67 +214,60 @@ def judged(losses: Losses) -> list[tuple[str, str, str]]:
     seeds = losses.shape[2]
     samples = [losses[:, :, draw] for draw in generator.integers(seeds, size=(RESAMPLES, seeds))]
     answers = []
-    for claim, compare in CLAIMS.items():
-        shown = ", ".join(f"{name}: {value:,.0f}" for name, value in compare(losses)[0].items())
-        found = np.array([compare(sample)[1] for sample in samples])
+    for claim, (measure, differences) in CLAIMS.items():
+        values = measure(losses).tolist()
+        names = map(str, HYPOTHESES) if len(values) == len(HYPOTHESES) else (f"{a} to {b}" for a, b in _PAIRS)
+        shown = ", ".join(f"{name}: {value:,.0f}" for name, value in zip(names, values, strict=True))
+        found = np.array([differences(measure(sample)) for sample in samples])
         # One of several differences is below 0 by chance more often than one alone.
         low, high = (np.quantile(found, q, axis=0).min() for q in (0.025, 1 - 0.025 / found.shape[1]))
         answers.append((claim, shown, verdict(low, high, 0.0)))
     return answers
 
 
-def _level(losses: Losses, *nus: float) -> NDArray[np.float64]:
+_PAIRS = [*pairwise(HYPOTHESES)]
+
+
+def _level(losses: Losses, *nus: float) -> Losses:
     """Return the mean over seeds and over noise multipliers, all or these, by k."""
     return np.asarray(losses[:, [MULTIPLIERS.index(nu) for nu in nus or MULTIPLIERS]].mean(axis=(1, 2)))
 
 
-def _deviation(losses: Losses, *nus: float) -> NDArray[np.float64]:
+def _deviation(losses: Losses, *nus: float) -> Losses:
     """Return the standard deviation over seeds, averaged over noise multipliers, by k."""
     return np.asarray(losses[:, [MULTIPLIERS.index(nu) for nu in nus or MULTIPLIERS]].std(axis=2, ddof=1).mean(axis=1))
 
 
-def _by_k(values: NDArray[np.float64]) -> dict[str, float]:
-    return dict(zip(map(str, HYPOTHESES), values.tolist(), strict=True))
-
-
-def _falls_most_at_first(losses: Losses) -> tuple[dict[str, float], Differences]:
-    drops = -np.diff(_level(losses))
-    named = {f"{a} to {b}": drop for (a, b), drop in zip(pairwise(HYPOTHESES), drops.tolist(), strict=True)}
-    return named, drops[0] - np.array([0, drops[1], drops[2]])
-
-
-def _below(values: NDArray[np.float64]) -> tuple[dict[str, float], Differences]:
-    """Return values by k, and by how much those of k = 5 and 7 are below the others."""
-    return _by_k(values), np.subtract.outer(values[:2], values[2:]).ravel()
-
-
-def _rise(losses: Losses) -> NDArray[np.float64]:
+def _rise(losses: Losses) -> Losses:
     return _level(losses, 3.0, 5.0) - _level(losses, 0.0, 0.1)
 
 
-def _positive(values: NDArray[np.float64]) -> tuple[dict[str, float], Differences]:
-    return _by_k(values), values
+def _falling(values: Losses) -> Losses:
+    return np.asarray(-np.diff(values))
 
 
-def _falling(values: NDArray[np.float64]) -> tuple[dict[str, float], Differences]:
-    return _by_k(values), -np.diff(values)
+def _below(values: Losses) -> Losses:
+    """Return by how much the values of k = 5 and 7 are below the others."""
+    return np.asarray(np.subtract.outer(values[:2], values[2:]).ravel())
 
 
-CLAIMS: Mapping[str, Callable[[Losses], tuple[dict[str, float], Differences]]] = {
-    "falls most from k = 1 to k = 3": _falls_most_at_first,
-    "is lowest at k = 5 and 7": lambda losses: _below(_level(losses)),
-    "is steadiest at k = 5 and 7 (standard deviation)": lambda losses: _below(_deviation(losses)),
-    "rises with the noise (ν = 3, 5 less ν = 0, .1)": lambda losses: _positive(_rise(losses)),
-    "rises less with more hypotheses": lambda losses: _falling(_rise(losses)),
-    "falls with k under much noise (ν = 3, 5)": lambda losses: _falling(_level(losses, 3.0, 5.0)),
-    "varies more under ν ≥ 2 (standard deviation, less that under ν ≤ 1)": lambda losses: _positive(
-        _deviation(losses, 2.0, 3.0, 5.0) - _deviation(losses, 0.0, 0.1, 1.0)
+CLAIMS: Mapping[str, tuple[Callable[[Losses], Losses], Callable[[Losses], Losses]]] = {
+    "falls most from k = 1 to k = 3": (
+        lambda losses: _falling(_level(losses)), lambda drops: drops[0] - np.array([0, drops[1], drops[2]])
     ),
-}
-"""The paper's claims about figure 3: the measure, and the differences that must be above 0."""
+    "is lowest at k = 5 and 7": (_level, _below),
+    "is steadiest at k = 5 and 7 (standard deviation)": (_deviation, _below),
+    "rises with the noise (ν = 3, 5 less ν = 0, .1)": (_rise, np.asarray),
+    "rises less with more hypotheses": (_rise, _falling),
+    "falls with k under much noise (ν = 3, 5)": (lambda losses: _level(losses, 3.0, 5.0), _falling),
+    "varies more under ν ≥ 2 (standard deviation, less that under ν ≤ 1)": (
+        lambda losses: _deviation(losses, 2.0, 3.0, 5.0) - _deviation(losses, 0.0, 0.1, 1.0), np.asarray
+    ),
+}  # fmt: skip
+"""The paper's claims about figure 3: the measure by k, and its differences that must be above 0."""
 
 
-def _budgets(grid: Grid, runs: Mapping[tuple[int, float], Sequence[Result]]) -> Section:
+def _budgets(grid: Grid, runs: Runs) -> Section:
     rows = [grid[key] for key in PRINTED if key in grid]
     apart = [row[f"{name}_difference"] for row in rows for name in _BUDGETS]
     close = sum(abs(one) <= CLOSE for one in apart)
@@ -319,49 +276,27 @@ def _budgets(grid: Grid, runs: Mapping[tuple[int, float], Sequence[Result]]) -> 
         pairs = [(row[name], row[f"{name}_printed"]) for name in _BUDGETS]
         cells = [cell for one, other in pairs for cell in (f"{one:,.1f}", f"{other:,.1f}", difference(one, other))]
         shown.append([f"{row['nu']:g}", str(row["k"]), *cells, f"{row['rounds']:.0f}"])
-    text = (
-        "Median and maximum over the training clients of participations × n/ν, averaged over seeds: Table 1. The "
-        "paper's budget is a heuristic that guarantees nothing; it tells the number of rounds before the early stop. "
-        f"{close} of the {len(apart)} budgets are within {100 * CLOSE:.0f} % of the printed ones"
-    )
-    if likely := _likely([runs[key] for key in PRINTED if key in grid]):
-        text += f"; other seeds would give {likely[0]} to {likely[1]} (95 % of {RESAMPLES:,} bootstrap samples)"
-    text += ". That is no confirmation: the step size was chosen to match the printed budgets."
+    likely = _likely({key: runs[key] for key in PRINTED if key in grid})
+    words = {"close": close, "budgets": len(apart), "within": 100 * CLOSE, "likely": likely}
     columns = ("ν", "k", "median", "printed", "difference", "maximum", "printed", "difference", "rounds")
-    return Section("Privacy budgets", text, columns, shown)
+    return Section("Privacy budgets", scaffold.say(_DATA, "budgets", **words), columns, shown)
 
 
-def _likely(cells: Sequence[Sequence[Result]]) -> tuple[int, int] | None:
-    """Return how many budgets of Table 1 are close for other seeds: a 95 % interval; None for too few seeds."""
-    seeds = sorted(set.intersection(*({run.spec.config["seed"] for run in runs} for runs in cells))) if cells else []
+def _likely(cells: Runs) -> str:
+    """Return what to say of other seeds: how many budgets would be close; nothing for too few seeds."""
+    found = [by_seed(runs) for runs in cells.values()]
+    seeds = sorted(set.intersection(*map(set, found))) if found else []
     if len(seeds) < 2:
-        return None
-    by_seed = [{run.spec.config["seed"]: run for run in runs} for runs in cells]
-    budgets = np.array([[found[seed].measures[name] for seed in seeds] for found in by_seed for name in _BUDGETS])
-    configs = [runs[0].spec.config for runs in cells]
-    printed = np.ravel([PRINTED[config["hypotheses"], config["noise-multiplier"]] for config in configs])
+        return ""
+    budgets = np.array([[own[seed].measures[name] for seed in seeds] for own in found for name in _BUDGETS])
+    printed = np.ravel([PRINTED[key] for key in cells])
     draws = np.random.default_rng(0).integers(len(seeds), size=(RESAMPLES, len(seeds)))
     close = (np.abs(budgets[:, draws].mean(axis=2) / printed[:, None] - 1) <= CLOSE).sum(axis=0)
     low, high = np.quantile(close, (0.025, 0.975), method="nearest")
-    return int(low), int(high)
+    return f"; other seeds would give {int(low)} to {int(high)} (95 % of {RESAMPLES:,} bootstrap samples)"
 
 
-def _fairness(runs: Mapping[tuple[int, float], Sequence[Result]], dollars: float) -> Section:
-    arms = {
-        FEDAVG if (k, nu) == (1, 0) else f"k = {k}, ν = {nu:g}": found
-        for (k, nu), found in sorted(runs.items(), key=lambda one: one[0][::-1])
-        if nu in (0.0, 3.0, 5.0)
-    }
-    threshold = f"{REGIONS.threshold * dollars:,.0f} dollars"
-    text = (
-        f"Groups of clients are the four parts of the country around 100° W, 40° N: {', '.join(REGIONS.names)}. Losses "
-        f"are RMSE in dollars; what is decided is whether a stay costs more than {threshold}, near the median. "
-        f"{SAME_CLIENTS}"
-    )
-    return group_fairness(arms, REGIONS, text, 0, dollars, "best")
-
-
-def _figure_3(grid: Grid, folder: Path, name: str) -> None:
+def _figure_3(grid: Grid, name: str, folder: Path) -> None:
     nus = sorted({nu for _, nu in grid})
     with figure(folder, name, 1, 2, size=(11, 4)) as axes:
         for ax, key, title in zip(axes[0], (f"rmse_{state}" for state in _SHOWN), _SHOWN.values(), strict=True):

@@ -25,20 +25,40 @@ from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.engines import learner_for
 from umbel.client.noisy_messages import noisy_messages
 from umbel.models.losses import SLOPES
-from umbel.privacy.gate.releases import sanitise
 from umbel.privacy.mechanisms import Laplace
+from umbel.privacy.mechanisms.sanitise import sanitise
 from umbel.protocol.release import Clipping
 from umbel.server.run_folder import versions
 from umbel.simulation.sweep import PACKAGES
 from umbel_lab.attacks.pac_attack import Estimate, checkpoint, theorem_1
-from umbel_lab.output import Columns, Page, Section, Value, cell, figure, series
+from umbel_lab.experiments import scaffold
+from umbel_lab.output import Columns, Page, Row, Section, cell, figure, series
 
 ITEMS, FACTORS, LABELLED = 500, 8, 40
 LOSS = "log"
+SLOPE = abs(float(SLOPES[LOSS](np.zeros(1))[0]))
+TRIALS = 2000
+BATCH, STEP = 10, 0.1
+DELTA, EPSILON, ERROR = 0.1, 0.1, 0.05
+RATES = (0.1, 0.3, 0.4, 0.45)
+SIGMAS = (0.02, 0.05)
+MULTIPLIERS = (1.0, 3.0, 5.0)
+MAX_INTERACTIONS, _MAX_SPECTRAL = 3072, 256  # after which an attack is given up
+
+_RATE, _EPOCHS = 0.3, 50  # of clients whose local parameters are fitted before they are attacked
+_ASKED = 16  # interactions for Proposition 1
+_FLOOR = 1e-9  # so small that each clip norm is the norm of the update
+# A client's training in an interaction.
+_ONE_BATCH, _ONE_EPOCH = LocalUpdate(0, STEP, BATCH, 1), LocalUpdate(1, STEP, BATCH)
 
 # Draws for different purposes.
 _CLIENTS, _BATCHES, NOISE = range(3)
 Matrix = NDArray[np.float64]
+_DATA = scaffold.read("pac")
+Part = tuple[Section, list[Row]]
+
+
+# --- trials
 
 
 @dataclass(frozen=True)
@@ -115,47 +135,38 @@ def attack(
         yield t, estimates, local
 
 
-TRIALS = 2000
-BATCH, STEP = 10, 0.1
-DELTA, EPSILON, ERROR = 0.1, 0.1, 0.05
-RATES = (0.1, 0.3, 0.4, 0.45)
-SIGMAS = (0.02, 0.05)
-MULTIPLIERS = (1.0, 3.0, 5.0)
-MAX_INTERACTIONS, _MAX_SPECTRAL = 3072, 256  # after which an attack is given up
-
-_RATE, _EPOCHS = 0.3, 50  # of clients whose local parameters are fitted before they are attacked
-_ASKED = 16  # interactions for Proposition 1
-_FLOOR = 1e-9  # so small that each clip norm is the norm of the update
-SLOPE = abs(float(SLOPES[LOSS](np.zeros(1))[0]))
-
-_ONE_BATCH, _ONE_EPOCH = LocalUpdate(0, STEP, BATCH, 1), LocalUpdate(1, STEP, BATCH)  # a client's, in an interaction
-
-
-def tables(seed: int, folder: Path, quick: bool = False, trials: int = TRIALS) -> None:
-    """Write all tables and the figure; one thread computes. Fewer than `trials` clients are attacked with noise."""
+def page(seed: int, _folder: Path, quick: bool = False, trials: int = TRIALS) -> Page:
+    """Return all tables and the figure; one thread computes. Fewer than `trials` clients are attacked with noise."""
     trials = 100 if quick else trials
     torch.set_num_threads(1)
-    folder.mkdir(parents=True, exist_ok=True)
-    fitted = _fitted(trials // 20, seed)
-    parts = [
+    # Local parameters that have learnt from honest items: an epoch an interaction, so that items move as well, which
+    # within an epoch a client's vector fits.
+    drawn = Trials.draw(trials // 20, _RATE, seed)
+    *_, (_, _, local) = islice(interactions(drawn, _ONE_EPOCH, False, seed), _EPOCHS)
+    fitted = Trials(drawn.items, local, drawn.cohort)
+    theorems = [
         _theorem_1(trials, seed),
-        _noisy(trials // 10, seed, 2),
-        _noisy(trials // 10, seed, 3),
-        _laplace(fitted, seed, folder),
-        _proposition_1(fitted, seed),
+        _noisy(trials // 10, seed, "theorem 2", _ONE_BATCH, theorem_2),
+        _noisy(trials // 10, seed, "theorem 3", _ONE_EPOCH, theorem_3),
     ]
-    rows = [row for _, own in parts for row in own]
+    laplace = _laplace(fitted, seed)
+    parts = [*theorems, laplace, _proposition_1(fitted, seed)]
     document = {"versions": versions(PACKAGES), "trials": trials, "seed": seed}
-    sections = [section for section, _ in parts]
-    Page("PAC identifiability in federated personalization", sections, rows, document).write(folder)
+    return Page(
+        "PAC identifiability in federated personalization",
+        [section for section, _ in parts],
+        [row for _, own in parts for row in own],
+        document,
+        draw=partial(_draw, laplace[1]),
+    )
 
 
-Part = tuple[Section, list[dict[str, Value]]]
+# --- the theorems
 
 
 def _theorem_1(trials: int, seed: int) -> Part:
     """Without noise an attack fails only if most labels of all minibatches were positive."""
-    rows: list[dict[str, Value]] = []
+    rows: list[Row] = []
     for p in track(RATES, "Theorem 1", transient=True):
         bound = theorem_1(p, BATCH, DELTA)
         assert bound is not None
@@ -164,88 +175,60 @@ def _theorem_1(trials: int, seed: int) -> Part:
             float((clients.errors(estimates, local) > 0).mean())
             for _, estimates, local in islice(attack(clients.narrowed(), _ONE_BATCH, True, seed), bound)
         ]
-        rows.append(
-            {"table": "theorem 1", "p": p, "bound": bound, "trials": trials, "failures": failures[-1],
-             "suffices": _suffices(failures)}
-        )  # fmt: skip
-    text = (
-        f"Protocol 1 without noise, R = 1, B = {BATCH}, delta = {DELTA:g}. A failure is a client of which any of "
-        f"{ITEMS} predictions comes out wrong. Rows are like rates p. Enough is the least T from which on failures "
-        "stay at delta or below."
-    )
-    columns = {
-        "p": "p:g",
-        "bound T": "bound:d",
-        "trials": "trials:d",
-        "failure rate at T": "failures:.4f",
-        "T that is enough": "suffices:d",
-    }
-    return Section.of("Theorem 1", text, columns, rows), rows
+        row: dict[str, Any] = {"table": "theorem 1", "p": p, "bound": bound, "trials": trials, "failures": failures[-1]}
+        rows.append(row | {"suffices": suffices(failures)})
+    words = {"batch": BATCH, "delta": DELTA, "items": ITEMS}
+    return scaffold.section("Theorem 1", _DATA, "theorem_1", rows, **words), rows
 
 
-def _noisy(trials: int, seed: int, theorem: int) -> Part:
+Bound = Callable[[Trials, float, float], NDArray[np.int64]]
+
+
+def _noisy(trials: int, seed: int, name: str, update: LocalUpdate, bound: Bound) -> Part:
     """Noisy messages (Eq. 3): Protocol 1 for Theorem 2, Protocol 3 with E = 1 for Theorem 3."""
-    update = _ONE_BATCH if theorem == 2 else _ONE_EPOCH
-    rows: list[dict[str, Value]] = []
-    for p in track(RATES[:2], f"Theorem {theorem}", transient=True):
+    rows: list[Row] = []
+    for p in track(RATES[:2], name.capitalize(), transient=True):
         for sigma in SIGMAS:
             clients = Trials.draw(trials, p, seed)
-            bounds = (_theorem_2 if theorem == 2 else _theorem_3)(clients, p, sigma)
+            bounds = bound(clients, p, sigma)
             at_bound, enough = _noisy_errors(clients, update, sigma, bounds, seed)
-            rows.append(
-                {"table": f"theorem {theorem}", "p": p, "sigma": sigma, "bound": float(np.median(bounds)),
-                 "trials": trials, "failures": float((at_bound > EPSILON).mean()),
-                 "suffices": enough, "ratio": float(np.median(bounds)) / enough if enough else None}
-            )  # fmt: skip
-    text = (
-        f"Messages with Gaussian noise sigma a component on items that changed, epsilon = {EPSILON:g}, delta = "
-        f"{DELTA:g}; each client is attacked for as long as its own bound says"
-        + (", with the beta that makes it least" if theorem == 2 else "")
-        + f". An update of a minibatch moves an item by {STEP * SLOPE:g} |u|, .14 on average. A failure is a "
-        "client with more than a share epsilon of predictions wrong. Enough is the least of T = 1, 2, 3, 4, 6, 8, 12, "
-        "... from which on failures stay at delta or below."
-    )
-    columns = {
-        "p": "p:g",
-        "sigma": "sigma:g",
-        "bound T (median)": "bound:,.0f",
-        "trials": "trials:d",
-        "failure rate at T": "failures:.4f",
-        "T that is enough": "suffices:d",
-        "bound / enough": "ratio:.0f",
-    }
-    return Section.of(f"Theorem {theorem}", text, columns, rows), rows
+            median = float(np.median(bounds))
+            row: dict[str, Any] = {"table": name, "p": p, "sigma": sigma, "bound": median, "trials": trials}
+            failures = float((at_bound > EPSILON).mean())
+            rows.append(row | {"failures": failures, "suffices": enough, "ratio": median / enough if enough else None})
+    beta = ", with the beta that makes it least" if name == "theorem 2" else ""
+    words = {"epsilon": EPSILON, "delta": DELTA, "beta": beta, "moves": STEP * SLOPE}
+    return scaffold.section(name.capitalize(), _DATA, "noisy", rows, **words), rows
 
 
 def _noisy_errors(
     clients: Trials, update: LocalUpdate, sigma: float, bounds: NDArray[np.int64], seed: int
 ) -> tuple[Matrix, int | None]:
     """Attack each client until its own bound; return its error then, and the T that is enough for all, if any is."""
-    noised = partial(_messages, sigma=sigma, noise=np.random.default_rng([seed, NOISE]))
+    noise = np.random.default_rng([seed, NOISE])
+
+    def messages(updates: NDArray[np.float32]) -> NDArray[np.float32]:
+        # As one client with all their items: their noise comes from the same source, one after the other.
+        items = updates.reshape(1, -1, FACTORS)
+        zeros, chosen = np.zeros_like(items), np.zeros(1, np.int64)
+        noisy = noisy_messages({"items": items}, {"items": zeros}, chosen, sigma, [noise], everywhere=False)
+        return noisy["items"].reshape(updates.shape)
+
     at_bound, failures = np.full(len(bounds), np.nan), dict[int, float]()
-    for t, estimates, local in islice(attack(clients.narrowed(), update, True, seed, noised), int(bounds.max())):
+    for t, estimates, local in islice(attack(clients.narrowed(), update, True, seed, messages), int(bounds.max())):
         due = bounds == t
         if due.any() or checkpoint(t):
             errors = clients.errors(estimates, local)
             at_bound[due] = errors[due]
             if checkpoint(t):
                 failures[t] = float((errors > EPSILON).mean())
-    place = _suffices([*failures.values()])
+    place = suffices([*failures.values()])
     return at_bound, [*failures][place - 1] if place else None
 
 
-def _messages(updates: NDArray[np.float32], sigma: float, noise: np.random.Generator) -> NDArray[np.float32]:
-    """Return noisy messages (m, I, d) of clients who were sent zeros."""
-    # As one client with all their items: their noise comes from the same source, one after the other.
-    items = updates.reshape(1, -1, FACTORS)
-    zeros, chosen = np.zeros_like(items), np.zeros(1, np.int64)
-    noisy = noisy_messages({"items": items}, {"items": zeros}, chosen, sigma, [noise], everywhere=False)
-    return noisy["items"].reshape(updates.shape)
-
-
-def _theorem_2(clients: Trials, p: float, sigma: float) -> NDArray[np.int64]:
+def theorem_2(clients: Trials, p: float, sigma: float) -> NDArray[np.int64]:
     """Return each client's bound on T, the minimum over beta (Theorem 2)."""
-    longest, tau = _geometry(clients)
+    longest, tau = geometry(clients)
     beta = np.linspace(0, 1 - 2 * p, 1002)[1:-1, None]
     first = 2 * math.log(2 / DELTA) / (BATCH * (1 - 2 * p - beta) ** 2)
     second = 2 * (sigma * longest) ** 2 * math.log(4 * ITEMS / DELTA) / (BATCH * (STEP * beta * SLOPE * tau) ** 2)
@@ -253,39 +236,43 @@ def _theorem_2(clients: Trials, p: float, sigma: float) -> NDArray[np.int64]:
     return minimum
 
 
-def _theorem_3(clients: Trials, p: float, sigma: float) -> NDArray[np.int64]:
+def theorem_3(clients: Trials, p: float, sigma: float) -> NDArray[np.int64]:
     """Return each client's bound on T (Theorem 3, Eq. 4)."""
-    longest, tau = _geometry(clients)
+    longest, tau = geometry(clients)
     signal = STEP * (1 - 2 * p) * SLOPE * tau
     bound = 2 * (sigma * longest) ** 2 * math.log(2 * ITEMS / DELTA) / (LABELLED * signal**2)
     return np.maximum(np.ceil(bound).astype(np.int64), 1)
 
 
-def _geometry(clients: Trials) -> tuple[float, Matrix]:
+def geometry(clients: Trials) -> tuple[float, Matrix]:
     """Return M, the largest norm of an item, and tau_c(epsilon) of each client, an order statistic."""
     scores = np.sort(np.abs(clients.local @ clients.items.T), axis=1)
     # The largest tau below which lie at most a share epsilon of the items.
     return float(np.linalg.norm(clients.items, axis=1).max()), scores[:, int(EPSILON * ITEMS)]
 
 
-def _laplace(clients: Trials, seed: int, folder: Path) -> Part:
+def suffices(failures: Sequence[float]) -> int | None:
+    """Return from which place on, counted from 1, failures stay at delta or below; None if the last does not."""
+    bad = [0, *(i for i, rate in enumerate(failures, 1) if rate > DELTA)]
+    return bad[-1] + 1 if bad[-1] < len(failures) else None
+
+
+# --- the gate's noise
+
+
+def _laplace(clients: Trials, seed: int) -> Part:
     """Return what the Laplace release costs an attacker, by attack, way of noise and nu."""
     cells = [(zero, unit, nu) for zero in (True, False) for unit in ("row", "vector") for nu in MULTIPLIERS]
-    rows: list[dict[str, Value]] = []
+    rows: list[Row] = []
     for zero, unit, nu in track(cells, "Laplace release", transient=True):
-        found = _laplace_cell(clients, zero, unit, nu, seed)
-        rows.append(
-            {"table": "laplace", "attack": "zero" if zero else "spectral", "noise_per": unit, "nu": nu,
-             "trials": len(clients.local), **found}
-        )  # fmt: skip
-    text = (
-        f"The gate's Laplace release instead, p = {_RATE:g}, B = {BATCH}: interactions until half of the clients' "
-        f"vectors, and until 9 of 10, are stolen but for {ERROR:.0%} of what they predict. Noise per row is each "
-        "item's own, within the norm of its change; noise per vector is within the norm of the whole update. A "
-        f"participation costs n/ν, with n = {ITEMS * FACTORS:,}. The spectral attack sends honest items, from which "
-        "clients continue to learn: their vectors move on while it averages, so that more than some dozens of "
-        "interactions make it worse."
-    )
+        row: dict[str, Any] = {
+            "table": "laplace",
+            "attack": "zero" if zero else "spectral",
+            "noise_per": unit,
+            "nu": nu,
+        }
+        rows.append(row | {"trials": len(clients.local), **_laplace_cell(clients, zero, unit, nu, seed)})
+    words = {"rate": _RATE, "batch": BATCH, "error": ERROR, "n": ITEMS * FACTORS}
     columns: Columns = {
         "attack": "attack",
         "noise per": "noise_per",
@@ -295,43 +282,32 @@ def _laplace(clients: Trials, seed: int, folder: Path) -> Part:
         "T/ν², half": lambda row: f"{row['half'] / row['nu'] ** 2:.1f}" if row["half"] else "",
         "lowest median error": lambda row: f"{row['lowest']:.3f} at T = {row['lowest_at']}",
     }
-    _figure(rows, folder)
-    return Section.of("The Laplace release", text, columns, rows), rows
+    return Section.of("The Laplace release", scaffold.say(_DATA, "laplace", **words), columns, rows), rows
 
 
-def _laplace_cell(clients: Trials, zero: bool, unit: str, nu: float, seed: int) -> dict[str, Value]:
+def _laplace_cell(clients: Trials, zero: bool, unit: str, nu: float, seed: int) -> dict[str, float | None]:
     """Attack until 9 of 10 are stolen, or the limit of interactions is reached."""
     # With noise on an item's own change alone, unchanged items come back as they were.
     narrow = clients.narrowed() if zero and unit == "row" else clients
-    noised = partial(_rows if unit == "row" else _whole, nu=nu, noise=np.random.default_rng([seed, NOISE]))
-    found: dict[str, Value] = {"half": None, "most": None, "lowest": math.inf, "lowest_at": 0}
-    for t, estimates, local in attack(narrow, _ONE_BATCH, zero, seed, noised):
+    release = partial(sanitise_rows if unit == "row" else _whole, nu=nu, noise=np.random.default_rng([seed, NOISE]))
+    half, most, lowest, lowest_at = None, None, math.inf, 0
+    for t, estimates, local in attack(narrow, _ONE_BATCH, zero, seed, release):
         if not checkpoint(t):
             continue
         errors = clients.errors(estimates, local)
         median = float(np.median(errors))
-        if median < float(found["lowest"] or 0):
-            found |= {"lowest": median, "lowest_at": t}
-        if found["half"] is None and median <= ERROR:
-            found["half"] = t
-        if found["most"] is None and (errors > ERROR).mean() <= DELTA:
-            found["most"] = t
-            return found
-        if t >= (MAX_INTERACTIONS if zero else _MAX_SPECTRAL):
-            return found
-    raise AssertionError("interactions never end")
+        if median < lowest:
+            lowest, lowest_at = median, t
+        if half is None and median <= ERROR:
+            half = t
+        if (errors > ERROR).mean() <= DELTA:
+            most = t
+        if most or t >= (MAX_INTERACTIONS if zero else _MAX_SPECTRAL):
+            break
+    return {"half": half, "most": most, "lowest": lowest, "lowest_at": lowest_at}
 
 
-def _fitted(trials: int, seed: int) -> Trials:
-    """Return clients whose local parameters have learnt from honest items."""
-    clients = Trials.draw(trials, _RATE, seed)
-    # An epoch an interaction: within one, items move as well, and a client's vector fits those.
-    honest = interactions(clients, _ONE_EPOCH, False, seed)
-    *_, (_, _, local) = islice(honest, _EPOCHS)
-    return Trials(clients.items, local, clients.cohort)
-
-
-def _rows(updates: NDArray[Any], nu: float, noise: np.random.Generator) -> Matrix:
+def sanitise_rows(updates: NDArray[Any], nu: float, noise: np.random.Generator) -> Matrix:
     """Sanitise each changed item by itself; the others stay as they are."""
     rows = updates.reshape(-1, FACTORS).astype(np.float64)
     changed = rows.any(axis=1)
@@ -351,40 +327,26 @@ def _proposition_1(clients: Trials, seed: int) -> Part:
     labelled = clients.cohort.features[:, 0].long().numpy().reshape(trials, LABELLED)
     labels = clients.cohort.targets.numpy().reshape(trials, LABELLED)
 
-    def wrong(users: NDArray[Any], truth: NDArray[Any]) -> Matrix:
-        scores = np.einsum("cnd,cd->cn", clients.items[labelled], users)
-        return np.asarray((np.sign(scores) != truth).mean(axis=1))
+    def predict(users: NDArray[Any]) -> NDArray[Any]:
+        return np.asarray(np.sign(np.einsum("cnd,cd->cn", clients.items[labelled], users)))
 
-    own = np.sign(np.einsum("cnd,cd->cn", clients.items[labelled], local))
-    rows: list[dict[str, Value]] = []
+    rows: list[Row] = []
     noise = np.random.default_rng([seed, NOISE])
     for nu in (0.0, *MULTIPLIERS):
-        noised = partial(_rows, nu=nu, noise=noise) if nu else None
-        *_, (_, estimates, _) = islice(attack(clients.narrowed(), _ONE_BATCH, True, seed, noised), _ASKED)
-        found = vectors(estimates)
-        eta, epsilon, error = wrong(local, labels), wrong(found, own), wrong(found, labels)
-        rows.append(
-            {"table": "proposition 1", "nu": nu, "trials": trials, "eta": float(eta.mean()),
-             "epsilon": float(epsilon.mean()), "error": float(error.mean()),
-             "holds": float((error <= epsilon + eta + 1e-12).mean())}
-        )  # fmt: skip
-    text = (
-        f"Clients whose vector was fitted to their {LABELLED} labels, p = {_RATE:g}, {_ASKED} interactions of the "
-        "zeroing attack with noise per row: eta is the share of their labels that their own vector gets wrong, epsilon "
-        "the share on which the stolen one differs from it, error the share of labels that the server gets wrong; "
-        f"means over clients. Guessing that everything is disliked errs on {_RATE:g}."
-    )
-    columns = {
-        "ν": "nu:g",
-        "eta": "eta:.3f",
-        "epsilon": "epsilon:.3f",
-        "error": "error:.3f",
-        "error ≤ epsilon + eta": "holds:.0%",
-    }
-    return Section.of("Proposition 1", text, columns, rows), rows
+        release = partial(sanitise_rows, nu=nu, noise=noise) if nu else None
+        *_, (_, estimates, _) = islice(attack(clients.narrowed(), _ONE_BATCH, True, seed, release), _ASKED)
+        own, stolen = predict(local), predict(vectors(estimates))
+        eta, epsilon, error = ((one != other).mean(axis=1) for one, other in (
+            (own, labels), (stolen, own), (stolen, labels)
+        ))  # fmt: skip
+        row: dict[str, Any] = {"table": "proposition 1", "nu": nu, "trials": trials, "eta": float(eta.mean())}
+        holds = float((error <= epsilon + eta + 1e-12).mean())
+        rows.append(row | {"epsilon": float(epsilon.mean()), "error": float(error.mean()), "holds": holds})
+    words = {"labelled": LABELLED, "rate": _RATE, "asked": _ASKED}
+    return scaffold.section("Proposition 1", _DATA, "proposition_1", rows, **words), rows
 
 
-def _figure(rows: Sequence[dict[str, Value]], folder: Path) -> None:
+def _draw(rows: Sequence[Row], folder: Path) -> None:
     """Draw how many interactions it takes to steal a vector by noise multiplier."""
     with figure(folder, "interactions", size=(6, 4)) as ax:
         for i, (name, unit) in enumerate(dict.fromkeys((r["attack"], r["noise_per"]) for r in rows)):
@@ -394,9 +356,3 @@ def _figure(rows: Sequence[dict[str, Value]], folder: Path) -> None:
         ax.set_yscale("log")
         ax.set(xlabel="noise multiplier ν", ylabel="interactions until half are stolen")
         ax.legend()
-
-
-def _suffices(failures: Sequence[float]) -> int | None:
-    """Return from which place on, counted from 1, failures stay at delta or below; None if the last does not."""
-    bad = [0, *(i for i, rate in enumerate(failures, 1) if rate > DELTA)]
-    return bad[-1] + 1 if bad[-1] < len(failures) else None

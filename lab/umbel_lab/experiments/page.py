@@ -1,6 +1,6 @@
 """Pages of results, such as ``docs/papers/reproduce.md``: handwritten text with tables from experiments.
 
-The template ``docs/papers/NAME.md.j2`` becomes the page ``docs/papers/NAME.md``.
+A template ``NAME.j2`` in docs becomes the file ``NAME`` beside it.
 
 ``docs/results/NAME`` keeps an experiment's tables and their origin: command, commit, seeds, and a digest of its
 settings. The current code need not have made them. Tests of saved runs pin the numbers of training. If settings,
@@ -15,7 +15,8 @@ import re
 import subprocess
 import tomllib
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -27,60 +28,41 @@ from umbel.protocol import project
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.home import write_atomically
 from umbel.protocol.project import APP
-from umbel_lab.experiments import picture
 
 DOCS = APP / "docs"
-_TEMPLATE, _RESULTS = ".md.j2", "results"
+_TEMPLATE, _RESULTS = ".j2", "results"
 _TABLE, _MADE, _FIGURES = "table.md", "made.toml", "figure-*.svg"  # the figures that are numbered as in the papers
-_STATED = {"delta"}
-"""Entries of run configs that decide what a run says of its guarantee, and not what it learns."""
-_PICTURE, _PICTURED = Path("pictures", "hospital.svg"), "frontier-hospital-services"
-_TITLE = "Error in predicting the cost of a hospital stay (RMSE, dollars)"
-_BELOW = "Solid: mean over hospitals. Pale: the tenth that fares worst. Ten splits of the hospitals; lower is better."
+_STATED = {"delta", "text", "columns"}
+"""Entries that decide what a run or a page says, and not what is learnt."""
 
 _PINNED = "tests/saved_runs/runs.json.gz"  # the numbers that training gives: who changes those changes all results
 
 _LAB = Path(__file__).resolve().parents[2]  # the folder `lab` of a checkout
-_WRITERS = "umbel/datasets/femnist.py umbel/datasets/writers.py"
-_HOSPITAL = "configs/hospital.toml umbel/datasets/hospital.py"
-_FEATURES = "umbel_lab/datasets/qmnist_features.py"
-_LISTED = {
-    "synthetic": "synthetic configs/synthetic.toml umbel/datasets/synthetic.py",
-    "hospital": f"hospital {_HOSPITAL}",
-    "qmnist": "handwriting configs/qmnist.toml umbel_lab/datasets/qmnist.py umbel/datasets/writers.py",
-    "femnist": f"handwriting configs/femnist.toml {_WRITERS}",
-    "femnist-full": f"femnist_full configs/femnist.toml {_WRITERS}",
-    "frontier-hospital": f"frontier configs/hospital-epsilon-*.toml {_HOSPITAL}",
-    "frontier-hospital-services": f"frontier configs/hospital-services.toml {_HOSPITAL}",
-    "frontier-qmnist-features": f"frontier configs/qmnist-features-*.toml {_FEATURES}",
-    "centaur": f"centaur configs/qmnist-features-epsilon-2.toml {_FEATURES}",
-    "secure-sums": "secure_sums configs/hospital-services.toml configs/qmnist-features-epsilon-8.toml "
-    f"configs/synthetic.toml umbel/datasets/hospital.py umbel/datasets/synthetic.py {_FEATURES}",
-    "methods": "methods shipped_tables configs/hospital-services.toml configs/qmnist-features-epsilon-8.toml "
-    f"umbel/datasets/hospital.py {_FEATURES} umbel_lab/datasets/femnist_features.py",
-    "recommender": "recommender configs/recommender.toml umbel/datasets/movielens.py",
-    "attacks": "attacks umbel_lab/attacks/reconstruct.py umbel_lab/attacks/identify.py configs/pac-attack.toml "
-    f"umbel/datasets/movielens.py {_WRITERS}",
-    "dlg": f"dlg umbel_lab/attacks/reconstruct.py {_WRITERS}",
-    "audits": "audits",
-    "pac": "pac",
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An entry of ``experiments.toml``: its subject, for the command's help, and where its code and settings are."""
+
+    text: str
+    module: str
+    settings: Sequence[str] = ()
+    of: str = ""
+
+    @property
+    def sources(self) -> list[str]:
+        """Paths of its files, or patterns of them, from the root of a checkout."""
+        return [f"lab/umbel_lab/experiments/{self.module}.*", *self.settings]
+
+
+EXPERIMENTS: Mapping[str, Experiment] = {
+    name: Experiment(**{"module": name.replace("-", "_")} | entry)
+    for name, entry in tomllib.loads(Path(__file__).with_name("experiments.toml").read_text("utf-8")).items()
 }
-
-
-def _listed(word: str) -> str:
-    """Return the path of a file from the root of a checkout; a word alone is a module beside this one."""
-    path = word if "/" in word else f"umbel_lab/experiments/{word}.py"
-    return f"lab/{path}" if path.startswith("umbel_lab/") else path
-
-
-SOURCES: Mapping[str, tuple[str, ...]] = {
-    name: tuple(_listed(word) for word in words.split()) for name, words in _LISTED.items()
-}
-"""By name: the files with an experiment's settings, and the recipes of its data."""
 
 FROZEN = (
-    "attacks-on-images", "attacks-on-sums", "chosen-round", "drift", "own", "public-tables", "r-dpcfl", "secure-digits",
-    "when",
+    "attacks-on-images", "attacks-on-sums", "chosen-round", "drift", "fairness", "own", "public-tables", "r-dpcfl",
+    "secure-digits", "when",
 )  # fmt: skip
 """Experiments whose tables are kept, but whose code is only in the history, up to the commit `LAST`."""
 LAST = "575c2756"
@@ -99,34 +81,29 @@ def digest(name: str) -> str:
     """
     pinned = source(_PINNED)  # missing in an installed umbel
     content = hashlib.sha256(pinned.read_bytes() if pinned.exists() else b"")
-    for pattern in SOURCES[name]:
+    for pattern in EXPERIMENTS[name].sources:
         files = source(pattern)
         for file in sorted(files.parent.glob(files.name)):
             text = file.read_text(encoding="utf-8")
-            said: list[Any]
             if file.suffix == ".toml":
-                said = sorted(item for item in tomllib.loads(text).items() if item[0] not in _STATED)
+                settings: list[Any] = sorted(item for item in tomllib.loads(text).items() if item[0] not in _STATED)
             else:
-                said = _constants(text, "/datasets/" in pattern)
-            content.update(repr((file.stem, said)).encode())
+                settings = list(_constants(text, "/datasets/" in pattern))
+            content.update(repr((file.stem, settings)).encode())
     return content.hexdigest()[:16]
 
 
-def _constants(text: str, recipe: bool) -> list[str]:
-    """Return the constants of a module's source that are not text, as code; for a recipe, only literals."""
-    found = []
+def _constants(text: str, recipe: bool) -> Iterator[str]:
+    """Yield the constants of a module's source that are not text, as code; for a recipe, only literals."""
     for node in ast.parse(text).body:
-        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            names = [one for name in targets for one in (name.elts if isinstance(name, ast.Tuple) else [name])]
-            constant = all(isinstance(one, ast.Name) and one.id.isupper() for one in names)
-            if constant and not _is_text(node.value) and (not recipe or _is_literal(node.value)):
-                found.append(ast.unparse(node))
-    return found
-
-
-def _is_text(value: ast.expr) -> bool:
-    return isinstance(value, ast.JoinedStr) or (isinstance(value, ast.Constant) and isinstance(value.value, str))
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+            continue
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        names = [name for target in targets for name in (target.elts if isinstance(target, ast.Tuple) else [target])]
+        constant = all(isinstance(name, ast.Name) and name.id.isupper() for name in names)
+        is_text = isinstance(node.value, ast.JoinedStr) or isinstance(getattr(node.value, "value", None), str)
+        if constant and not is_text and (not recipe or _is_literal(node.value)):
+            yield ast.unparse(node)
 
 
 def _is_literal(value: ast.expr) -> bool:
@@ -155,8 +132,8 @@ def take(name: str, folder: Path, docs: Path = DOCS) -> None:
 
     Raises `ConfigError` if the experiment has no place on the page, or has not been done in this folder.
     """
-    if name not in SOURCES:
-        text = f"the page has no experiment {name!r}; name some of {', '.join(SOURCES)}"
+    if name not in EXPERIMENTS:
+        text = f"the page has no experiment {name!r}; name some of {', '.join(EXPERIMENTS)}"
         raise ConfigError(text, code="config.unknown-experiment")
     if missing := [file for file in (_TABLE, _MADE) if not (folder / file).is_file()]:
         text = f"{folder} has no {missing[0]}; do the experiment first: umbel experiment {name}"
@@ -170,7 +147,7 @@ def take(name: str, folder: Path, docs: Path = DOCS) -> None:
 
 
 def write(docs: Path = DOCS) -> list[Path]:
-    """Write pages and picture from their text and the kept tables, and return the paths; errors as `render`."""
+    """Write pages and pictures from their templates and the kept tables, and return the paths; errors as `render`."""
     pages = render(docs)
     for page, text in pages.items():
         write_atomically(page, text.encode())
@@ -178,11 +155,11 @@ def write(docs: Path = DOCS) -> list[Path]:
 
 
 def render(docs: Path = DOCS) -> dict[Path, str]:
-    """Return the pages and the picture as they should be; raise `ConfigError` if a text asks for a missing result.
+    """Return the pages and pictures as they should be; raise `ConfigError` if a template asks for a missing result.
 
-    In its text, ``{{ table(experiment, heading) }}`` is the table under a heading. With more arguments it has only the
-    rows that begin with these words, and ``without=(...)`` leaves columns out. ``{{ text(experiment, heading) }}`` is
-    what else stands there, and ``{{ made(experiment) }}`` says in a line what made them.
+    In a template, ``{{ table(experiment, heading) }}`` is the table under a heading. With more arguments it has only
+    the rows that begin with these words, and ``without=(...)`` leaves columns out. ``{{ text(experiment, heading) }}``
+    is what else stands there, and ``{{ made(experiment) }}`` says in a line what made them.
 
     So that no number in a sentence is older than its table, ``{{ cell(experiment, heading, words, column) }}`` is what
     the row that begins with these words has in a column, ``{{ sentence(experiment, heading, words) }}`` is the sentence
@@ -193,17 +170,10 @@ def render(docs: Path = DOCS) -> dict[Path, str]:
     results = _Results(docs / _RESULTS)
     names = ("table", "text", "made", "cell", "sentence", "answers", "picture")
     given = {name: getattr(results, name) for name in names}
-    pages = {
-        source.with_suffix(""): environment.from_string(source.read_text(encoding="utf-8")).render(given)
-        for source in sorted(docs.rglob(f"*{_TEMPLATE}"))
+    return {
+        template.with_suffix(""): environment.from_string(template.read_text(encoding="utf-8")).render(given)
+        for template in sorted(docs.rglob(f"*{_TEMPLATE}"))
     }
-    return pages | {docs / _PICTURE: _picture(results)} if (docs / _RESULTS / _PICTURED).is_dir() else pages
-
-
-def _picture(results: _Results) -> str:
-    head, _, *rows = map(_cells, results.table(_PICTURED, "Accuracy against epsilon").splitlines())
-    bars = picture.hospitals([dict(zip(head, row, strict=True)) for row in rows])
-    return picture.draw(bars, _TITLE, _BELOW)
 
 
 def _cells(line: str) -> list[str]:
@@ -278,7 +248,7 @@ class _Results:
 
     def _read(self, name: str, file: str) -> str:
         path = self._folder / name / file
-        if name not in (*SOURCES, *FROZEN) or not path.is_file():
+        if name not in (*EXPERIMENTS, *FROZEN) or not path.is_file():
             text = f"there is no {path}; do the experiment, then: umbel experiment page {name}"
             raise ConfigError(text, code="config.not-done")
         return path.read_text(encoding="utf-8")

@@ -6,9 +6,8 @@ outputs of a row apart, such as those of the next tokens, each has its own repre
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -21,7 +20,6 @@ from umbel.client.learner import Learner
 from umbel.client.personal.calibrate import numbers
 from umbel.client.personal.own import FACTOR, OFFSET, WEIGHTS, Own, mixed, row_scores, sums
 from umbel.client.personal.task import Task
-from umbel.models.fit import look
 from umbel.models.losses import Loss, Score
 from umbel.models.model import Model
 from umbel.privacy.gate.undisclosed import check_time
@@ -36,14 +34,12 @@ KEYS, VALUES, SHARE = "own:keys", "own:values", "own:share"
 SHARES = np.append(np.linspace(0, 0.9, 10), 0.99)
 """Shares lambda to choose from; at 1, classes that no neighbour has would be impossible."""
 
-Rows = Tensor | NDArray[Any]
-
 _AT_ONCE = 1 << 22  # distances computed together
 
 
 @dataclass(frozen=True)
-class Memory:
-    """The memory of each client.
+class Remembering(Own):
+    """Predictors with a memory, which has a share in their predictions.
 
     Attributes
     ----------
@@ -51,7 +47,7 @@ class Memory:
         Representations, those of a client together.
     values : ndarray, shape (keys, numbers)
         Their targets: numbers as they are stored, classes as one-hot vectors.
-    lengths : ndarray of int, shape (clients,)
+    counts : ndarray of int, shape (clients,)
         Number of keys of each client.
     shares : ndarray, shape (clients,)
         Share of the memory in a client's predictions, from 0 to below 1.
@@ -59,84 +55,26 @@ class Memory:
 
     keys: NDArray[np.float32]
     values: NDArray[np.float64]
-    lengths: NDArray[np.int64]
+    counts: NDArray[np.int64]
     shares: NDArray[np.float64]
 
-    def part(self, clients: slice | NDArray[np.int64]) -> Memory:
-        """Return the memories of some clients."""
-        ends, some = self.lengths.cumsum(), np.arange(len(self.lengths))[clients]
-        keys = np.concatenate([np.arange(0), *(np.arange(ends[c] - self.lengths[c], ends[c]) for c in some)])
-        return Memory(self.keys[keys], self.values[keys], self.lengths[clients], self.shares[clients])
-
-    def arrays(self, client: int) -> Arrays:
-        """Return a client's memory as named arrays, for a file; none if it has no share in predictions."""
-        one = self.part(slice(client, client + 1))
-        return {KEYS: one.keys, VALUES: one.values, SHARE: one.shares} if one.shares[0] > 0 else {}
-
-    def told(self, learner: Learner, networks: Arrays, cohort: Cohort, outputs: Tensor) -> Tensor:
-        r"""Return the memories' predictions for the clients' rows, in the shape of the networks' outputs.
-
-        Predictions of a client whose memory has no share are 0.
-
-        Parameters
-        ----------
-        networks : dict of ndarray, each (clients, \*shape)
-        outputs : Tensor, shape (rows, \*output shape)
-        """
-        clients = np.flatnonzero((self.shares > 0) & (cohort.lengths > 0))
-        found = torch.zeros(outputs.shape, dtype=torch.float64, device=outputs.device)
-        for c in clients:
-            one, rows = slice(c, c + 1), slice(cohort.starts[c], cohort.starts[c] + cohort.lengths[c])
-            own = {name: value[one] for name, value in networks.items()}
-            queries = by_key(representations(learner, own, cohort.part(one)), outputs[rows])
-            found[rows] = self.part(one).nearest(queries).reshape(outputs[rows].shape)
-        return as_outputs(learner.model.loss, found)
-
-    def nearest(self, queries: Tensor, without: int = 0) -> Tensor:
-        """Return the mean values (queries, numbers) of the `NEIGHBOURS` keys of a single client nearest to each query.
-
-        A key at distance d has the weight ``exp(-d)``. Among keys at the same distance, the earlier counts as nearer.
-
-        Parameters
-        ----------
-        queries : Tensor, shape (queries, d)
-        without : int
-            If it is above 0, the queries are the keys. Each reads no key of the row it belongs to, of so many keys.
-        """
-        keys, values = (torch.from_numpy(one).to(queries.device) for one in (self.keys, self.values))
-        parts, size = [], max(1, _AT_ONCE // max(len(keys), NEIGHBOURS * values.shape[1]))
-        for begin in range(0, len(queries), size):
-            check_time()
-            some = queries[begin : begin + size]
-            # Not by a product of matrices, whose rounding depends on the other queries.
-            far = torch.cdist(some, keys, compute_mode="donot_use_mm_for_euclid_dist").double()
-            if without:
-                row = torch.arange(len(keys), device=far.device) // without
-                far[row[begin : begin + size, None] == row] = torch.inf
-            far, which = far.sort(dim=1, stable=True)
-            # Relative to the nearest, so that far keys have weights above 0 too.
-            weights = torch.softmax(-far[:, :NEIGHBOURS], 1)
-            parts.append((weights[..., None] * values[which[:, :NEIGHBOURS]]).sum(1))
-        return torch.cat(parts)
-
-
-@dataclass(frozen=True)
-class Remembering(Own):
-    """A predictor with a memory, which has a share in its predictions."""
-
-    memory: Memory
+    def part(self, clients: slice | NDArray[np.int64]) -> Self:
+        """Return the predictors of some clients."""
+        counts = self.counts[clients]
+        spans = zip(self.counts.cumsum()[clients], counts, strict=True)
+        kept = np.concatenate([np.arange(0), *(np.arange(end - count, end) for end, count in spans)])
+        memory = {"keys": self.keys[kept], "values": self.values[kept], "counts": counts}
+        return type(self)(**vars(super().part(clients)), **memory, shares=self.shares[clients])
 
     def arrays(self, client: int) -> Arrays:
         """Return a client's predictor as named arrays, for a file; a memory without a share is left out."""
-        found, memory = super().arrays(client), self.memory.arrays(client)
-        if not memory or WEIGHTS in found:
-            return found | memory
-        networks = {name: value[None] for name, value in found.items()}
-        return (
-            networks
-            | {WEIGHTS: self.weights[client], FACTOR: self.factor[client], OFFSET: self.offset[client]}
-            | memory
-        )
+        arrays, own = super().arrays(client), self.part(slice(client, client + 1))
+        if not own.shares[0]:
+            return arrays
+        if WEIGHTS not in arrays:
+            arrays = {name: value[None] for name, value in arrays.items()}
+            arrays |= {WEIGHTS: own.weights[0], FACTOR: own.factor[0], OFFSET: own.offset[0]}
+        return arrays | {KEYS: own.keys, VALUES: own.values, SHARE: own.shares}
 
     @classmethod
     def read(cls, arrays: Arrays, outputs: int = 1) -> Own:  # type: ignore[override]
@@ -144,73 +82,98 @@ class Remembering(Own):
         own = Own.read({name: value for name, value in arrays.items() if name not in (KEYS, VALUES, SHARE)}, outputs)
         if SHARE not in arrays:
             return own
-        memory = Memory(arrays[KEYS], arrays[VALUES], np.array([len(arrays[KEYS])]), arrays[SHARE])
-        return cls(**vars(own), memory=memory)
-
-    def part(self, clients: slice | NDArray[np.int64]) -> Self:
-        """Return the predictors of some clients."""
-        return type(self)(**vars(super().part(clients)), memory=self.memory.part(clients))
+        return cls(
+            **vars(own),
+            keys=arrays[KEYS],
+            values=arrays[VALUES],
+            counts=np.array([len(arrays[KEYS])]),
+            shares=arrays[SHARE],
+        )
 
     def exact_outputs(self, learner: Learner, cohort: Cohort) -> Tensor:
         """Return what `outputs` rounds to float32."""
-        found = super().exact_outputs(learner, cohort)
-        networks = {name: value[:, 0] for name, value in self.parameters.items()}
-        told = self.memory.told(learner, networks, cohort, found)
-        shares = torch.from_numpy(np.repeat(self.memory.shares, cohort.lengths)).to(learner.device)
-        return with_share(learner.model.loss, found, told, shares)
+        outputs, loss = super().exact_outputs(learner, cohort), learner.model.loss
+        told = torch.zeros_like(outputs)
+        for c in np.flatnonzero((self.shares > 0) & (cohort.lengths > 0)):
+            one, rows = slice(c, c + 1), slice(cohort.starts[c], cohort.starts[c] + cohort.lengths[c])
+            own = self.part(one)
+            networks = {name: value[:, 0] for name, value in own.parameters.items()}
+            queries = by_key(representations(learner, networks, cohort.part(one)), outputs[rows])
+            told[rows] = nearest(own.keys, own.values, queries).reshape(outputs[rows].shape)
+        shares = torch.from_numpy(np.repeat(self.shares, cohort.lengths)).to(learner.device)
+        return with_share(loss, outputs, as_outputs(loss, told), shares)
+
+
+def nearest(keys: NDArray[Any], values: NDArray[Any], queries: Tensor, without: int = 0) -> Tensor:
+    """Return the mean values (queries, numbers) of the `NEIGHBOURS` keys of a single client nearest to each query.
+
+    A key at distance d has the weight ``exp(-d)``. Among keys at the same distance, the earlier counts as nearer.
+
+    Parameters
+    ----------
+    queries : Tensor, shape (queries, d)
+    without : int
+        If it is above 0, the queries are the keys. Each reads no key of the row it belongs to, of so many keys.
+    """
+    there, targets = (torch.from_numpy(one).to(queries.device) for one in (keys, values))
+    size = max(1, _AT_ONCE // max(len(keys), NEIGHBOURS * values.shape[1]))
+    row = torch.arange(max(len(keys), len(queries)), device=queries.device) // max(without, 1)
+    parts = []
+    for some, rows in zip(queries.split(size), row[: len(queries)].split(size), strict=True):
+        check_time()
+        # Not by a product of matrices, whose rounding depends on the other queries.
+        far = torch.cdist(some, there, compute_mode="donot_use_mm_for_euclid_dist").double()
+        if without:
+            far[rows[:, None] == row] = torch.inf
+        far, which = far.sort(dim=1, stable=True)
+        # Relative to the nearest, so that far keys have weights above 0 too.
+        weights = torch.softmax(-far[:, :NEIGHBOURS], 1)
+        parts.append((weights[..., None] * targets[which[:, :NEIGHBOURS]]).sum(1))
+    return torch.cat(parts)
 
 
 def knn_per(task: Task) -> Own:
     """Return ``lambda kNN(x) + (1 - lambda) w(x)``: the hypothesis w, and a mean of the targets of the nearest rows.
 
-    Marfoq, Neglia, Kameni and Vidal, *Personalized federated learning through local memorization*, ICML 2022: `Memory`
-    keeps a client's rows as their representations under w. Classes are mixed as probabilities. Lambda is the best of
-    `SHARES` if each row is left out of the memory once; the paper takes rows for validation. A client of a single row
-    gets 0, the hypothesis alone.
+    Marfoq, Neglia, Kameni and Vidal, *Personalized federated learning through local memorization*, ICML 2022:
+    `Remembering` keeps a client's rows as their representations under w. Classes are mixed as probabilities. Lambda is
+    the best of `SHARES` if each row is left out of the memory once; the paper takes rows for validation. A client of a
+    single row gets 0, the hypothesis alone.
     """
     model, cohort, outputs = task.learner.model, task.cohort, task.best_outputs.double()
-    check_memory(model, cohort.features, cohort.targets)
     own = task.networks(task.start)
     if not len(outputs):
         return own
+    try:
+        values, pair = numbers(outputs, cohort), torch.cat([cohort.features[:1]] * 2).cpu()
+        seen = last_input(model, lambda: model.apply({}, pair))
+    except RuntimeError:  # targets have another shape than outputs
+        seen = outputs.new_zeros(0)
+    if len(seen) != 2 or seen.ndim < 2:
+        text = f"model {model.name!r} has no input of its last layer, or no mean of targets, for each row"
+        raise ModelError(f"{text}; choose another method than knn-per", code="model.no-neighbours")
     keys = by_key(representations(task.learner, task.start, cohort), outputs)
     of_a_row = len(keys) // len(outputs)
-    values = numbers(outputs, cohort).reshape(len(keys), -1)
-    memory = Memory(keys.cpu().numpy(), values, cohort.lengths * of_a_row, np.zeros(len(cohort)))
-    ones = [memory.part(slice(c, c + 1)) for c in np.flatnonzero(cohort.lengths)]
-    means = torch.cat([one.nearest(torch.from_numpy(one.keys).to(keys.device), of_a_row) for one in ones])
-    told, losses = as_outputs(model.loss, means.reshape(outputs.shape)), []
+    memory: dict[str, Any] = {
+        "keys": keys.cpu().numpy(),
+        "values": values.reshape(len(keys), -1),
+        "counts": cohort.lengths * of_a_row,
+    }
+    remembering = Remembering(**vars(own), **memory, shares=np.zeros(len(cohort)))
+    ones = [remembering.part(slice(c, c + 1)) for c in np.flatnonzero(cohort.lengths)]
+    means = [nearest(one.keys, one.values, torch.from_numpy(one.keys).to(keys.device), of_a_row) for one in ones]
+    told, losses = as_outputs(model.loss, torch.cat(means).reshape(outputs.shape)), []
     for share in SHARES:
         both = with_share(model.loss, outputs, told, outputs.new_full((len(outputs),), share))
         losses.append(sums(row_scores(model.loss, both.float()[None], cohort)[0], cohort.lengths))
     best = SHARES[np.where(np.isnan(losses), np.inf, losses).argmin(0)]
-    return Remembering(**vars(own), memory=replace(memory, shares=np.where(cohort.lengths > 1, best, 0.0)))
+    return Remembering(**vars(own), **memory, shares=np.where(cohort.lengths > 1, best, 0.0))
 
 
 def with_share(loss: Score, outputs: Tensor, others: Tensor, shares: Tensor) -> Tensor:
     r"""Mix other outputs into outputs, both (rows, \*output shape), in shares (rows,); unchanged if a share is 0."""
     both = mixed(loss, torch.stack([outputs, others]), torch.stack([1 - shares, shares]))
     return torch.where((shares > 0).reshape(-1, *[1] * (outputs.ndim - 1)), both, outputs)
-
-
-def check_memory(model: Model, features: Rows, targets: Rows) -> None:
-    """Raise `ModelError` if the nearest rows cannot predict for such rows, of which only shapes and types are read."""
-    shape, of_a_row = tuple(features.shape[1:]), tuple(targets.shape[1:])
-    seen, classes = look(model, shape), "int" in str(targets.dtype)
-    outputs = seen.outputs
-    one_hot = (outputs[-1],) if classes and outputs[-1] > 1 and len(of_a_row) < len(outputs) else ()
-    if math.prod(of_a_row + one_hot) != math.prod(outputs):
-        raise _unfit(model, f"has outputs of shape {outputs}, which are no mean of targets of shape {of_a_row}")
-    rows = torch.zeros(2, *shape, dtype=torch.int64 if seen.tokens else torch.float32)
-    with torch.no_grad():
-        found = last_input(model, lambda: model.apply({}, rows))
-    if len(found) != 2 or found.ndim < 2:
-        raise _unfit(model, f"gives its last layer two rows as {tuple(found.shape)}, not one along the first axis")
-
-
-def _unfit(model: Model, why: str) -> ModelError:
-    text = f"model {model.name!r} {why}; choose another method than knn-per"
-    return ModelError(text, code="model.no-neighbours")
 
 
 def representations(learner: Learner, networks: Arrays, cohort: Cohort) -> Tensor:

@@ -14,11 +14,12 @@ import numpy as np
 from scipy import special
 
 from umbel.models.model import Model
+from umbel.nodes.differences import noise_variance
+from umbel.nodes.fleet import Fleet
 from umbel.protocol.arrays import Labels, Matrix, Vectors, in_blocks
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.run_config import AUTO, RunConfig
 from umbel.protocol.tasks import TrainingSpec
-from umbel.strategies.differences import noise_variance
 from umbel.strategies.group_privacy import MAX_ITERATIONS, GroupPrivacy, nearest, seeded_kmeans
 
 CLUSTERS = "r-dpcfl/clusters"  # in the strategy's state: the cluster of each of the first releases
@@ -36,6 +37,7 @@ class RDPCFL(GroupPrivacy):
     """One hypothesis, until a round has at least k releases; then k, as in group privacy."""
 
     Options: ClassVar[type] = ClusterOptions
+    nodes: Fleet
     resizes: ClassVar[bool] = False  # a single hypothesis, in which there is no choice, becomes k
 
     @property
@@ -56,7 +58,7 @@ class RDPCFL(GroupPrivacy):
         """Return the means of the clusters of the first releases; later the hypotheses `moved`."""
         if len(hypotheses) > 1 or len(releases) < self.hypotheses:
             return super().reshape(round, moved, hypotheses, releases, labels)
-        k, noise = self.hypotheses, release_variance(self.fleet.task, releases.shape[1])
+        k, noise = self.hypotheses, release_variance(self.nodes.task, releases.shape[1])
         shares = mixture(releases, k, noise) if self.options.by == "mixture" else kmeans(releases - hypotheses, k)
         self.state[CLUSTERS] = shares.argmax(1)
         following = np.empty((k, releases.shape[1]))

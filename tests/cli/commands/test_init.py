@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.flower import simulation
 from tests.helpers.errors import ended, raises
+from tests.helpers.ports import free_port
 from umbel.cli.commands.init import FILES, app, package_of
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.flower import build_bundle
 from umbel.protocol.run_config import RunConfig
 from umbel.server.runs import find_run
-from umbel.simulation.launch import run
 from umbel.simulation.start import read_values
 
 ALONE = {"UV_OFFLINE": "1", "UV_NO_CACHE": "1", "FLWR_TELEMETRY_ENABLED": "0"}
@@ -84,7 +85,8 @@ def test_it_runs_by_umbel_by_flower_and_in_its_own_test(
     words = [sys.executable, "-m", "umbel", "run", "pyproject.toml", "rounds=2", "--no-baselines"]
     subprocess.run(words, check=True, capture_output=True)
     first = find_run("last")
-    run(project, {"rounds": 2}, 2)
+    with simulation({"UMBEL_HOME": str(umbel_home)}, free_port()) as flower:
+        flower.run(project, {"rounds": 2}, 2)
     second = find_run("last")
     assert first != second
     name = "hypotheses.safetensors"

@@ -14,9 +14,7 @@ from flwr.app import ConfigRecord, RecordDict
 from typer.testing import CliRunner
 
 from tests.helpers.errors import ended, raises
-from tests.helpers.sites import own
 from umbel.cli.main import app
-from umbel.client.checks import entries_of
 from umbel.privacy.gate.charges import Charge
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.policy import Policy
@@ -308,51 +306,3 @@ def test_show_tells_what_was_spent_to_date_for_releases_without_a_plan(tmp_path:
     [[_, _, pure, at_delta, to_date, _]] = cells(output)
     assert pure == "none"
     assert float(at_delta) < float(to_date) < 2 * float(at_delta)
-
-
-ROWS = "plan --rows 500 participations=20"
-
-
-def test_plan_works_out_the_noise_that_hides_rows_and_the_settings_of_the_run() -> None:
-    code, output = run(f"{ROWS} --row-epsilon 3")
-    assert code == 0
-    assert "differ by one row" in output
-    [settings] = [line for line in output.splitlines() if line.startswith("Settings: ")]
-    sigma = float(settings.split(" noise=")[1].split()[0])
-    assert "rate=0.1 batch=50' local-steps=10 max-participations=20" in settings
-    code, forwards = run(f"{ROWS} row-noise-multiplier={sigma}")
-    [[_, epsilon, _]] = [row for row in cells(forwards) if row[0] == "epsilon at delta 1e-05"]
-    assert 2.9 < float(epsilon) <= 3
-
-
-def test_a_site_with_the_row_budget_of_a_plan_and_its_settings_lets_a_client_take_part_as_planned() -> None:
-    """The site's limits are those that the plan names; a setting is not rounded."""
-    code, output = run(f"{ROWS} row-noise-multiplier=2.000049 row-rate=0.12345678")
-    assert code == 0
-    [settings] = [line for line in output.splitlines() if line.startswith("Settings: ")]
-    assert "noise=2.000049 rate=0.12345678" in settings
-    [[_, budget, _]] = [row for row in cells(output) if row[0] == "a site's row-budget"]
-    [[_, epsilon, _]] = [row for row in cells(output) if row[0] == "epsilon at delta 1e-05"]
-    assert float(epsilon) < float(budget.split()[0]) < 1.02 * float(epsilon)
-    [named] = [line for line in output.splitlines() if line.startswith("A site's policy: ")]
-    site = own(**entries_of(named.partition(": ")[2]))
-    made = RowPrivacy(1.0, 2.000049, 0.12345678, 61.73, 9)
-    release = Release(Kind.TRAIN, 3, 0.0, Clipping.PUBLIC).trained_by(made)
-    assert [site.limits.allow({release: times}, release) for times in (19, 20)] == [True, False]
-
-
-@pytest.mark.parametrize(
-    ("command", "code"),
-    [
-        (ROWS, "config.missing-figure"),
-        (f"{ROWS} --row-epsilon 3 row-noise-multiplier=1", "config.missing-figure"),
-        (f"{ROWS} --row-epsilon 3 rounds=5", "config.both-ways"),
-        (f"{ROWS} --row-epsilon 3 noise-multiplier=5", "config.both-ways"),
-        (f"{ROWS} --row-epsilon 3 synthetic", "config.unknown-key"),
-        ("plan --row-epsilon 3", "config.missing-figure"),
-        (f"{ROWS} --row-epsilon 3 row-rate=0", "config.impossible-figure"),
-    ],
-)
-def test_plan_for_rows_names_what_does_not_fit(command: str, code: str) -> None:
-    assert run(command)[0] == 2
-    assert f"[{code}]" in run(command)[1]

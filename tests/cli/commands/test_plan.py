@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
+from flwr.common.config import parse_config_args
 from typer.testing import CliRunner
 
 import umbel
 from tests.helpers.datasets import manifest
 from tests.helpers.errors import ended
 from umbel.cli.main import app
-from umbel.client.trial import first_update
 from umbel.data import offsets_of, write_dataset
-from umbel.server.setup import Setup
-from umbel.simulation.in_process import run_config
 
 CONFIG = Path(__file__).resolve().parents[3] / "configs" / "hospital-epsilon-4.toml"
 
@@ -48,7 +45,7 @@ def test_the_numbers_come_from_the_config_and_its_dataset(hospitals: None) -> No
     assert "twice the clients" not in output, "100 of 140 are asked"
 
 
-def test_a_plan_tells_nothing_about_rows_unless_they_are_public(umbel_home: Path, tmp_path: Path) -> None:
+def test_a_plan_tells_nothing_about_rows(umbel_home: Path, tmp_path: Path) -> None:
     """A clip norm of clients' updates would be a release without noise that no ledger counts."""
     told = []
     for scale in (1, 1000):
@@ -56,17 +53,12 @@ def test_a_plan_tells_nothing_about_rows_unless_they_are_public(umbel_home: Path
         config = home / "config.toml"
         write(home / "hospital", scale)
         config.write_text(CONFIG.read_text().replace('"hospital"', f'"{home / "hospital"}"'), encoding="utf-8")
-        told.append([run(str(config), "target-epsilon=4", *public) for public in ([], ["--public-data"])])
-    (private, public), (others, changed) = told
-    assert private == others
-    assert "not measured" in private[1]
-    assert (public[0], changed[0]) == (0, 0)
-    assert "not measured" not in public[1]
-    assert public != changed
+        told.append(run(str(config), "target-epsilon=4"))
+    assert told[0] == told[1]
+    assert told[0][0] == 0
 
 
 def test_a_config_that_hides_rows_alone_names_the_command_that_plans_it(umbel_home: Path, tmp_path: Path) -> None:
-    """Two hypotheses, two rounds of five steps on all four rows of a client."""
     write(umbel_home / "data" / "own", 1)
     config = tmp_path / "rows.toml"
     config.write_text(
@@ -75,22 +67,17 @@ def test_a_config_that_hides_rows_alone_names_the_command_that_plans_it(umbel_ho
         "rounds = 2\nhypotheses = 2\n",
         encoding="utf-8",
     )
-    code, output = run(str(config))
-    ended(code, output, "config.hides-rows")
-    (command,) = re.findall(r"umbel plan (--rows 4 .*) \[config", output)
-    code, output = run(*command.split())
-    assert code == 0, output
-    for text in ("rows='clip=1 noise=2.0 rate=1.0 batch=4' local-steps=5 max-participations=2", "│ 0.5 "):
-        assert text in output
+    ended(*run(str(config)), "config.hides-rows", "--row-epsilon")
 
 
 def test_a_whole_run_that_hides_rows_is_planned_and_written(umbel_home: Path, tmp_path: Path) -> None:
     """Python plans the same."""
     write(umbel_home / "data" / "own", 1)
     file = tmp_path / "rows.toml"
-    code, output = run("own", "--row-epsilon", "3", "--rows", "4", "rounds=2", "--write", str(file))
+    code, output = run("own", "--row-epsilon", "3", "--rows", "4", "rounds=2", "--out", str(file))
     assert code == 0, output
     assert "for each row of a client" in output
+    assert 'protect="rows" budget="inf" row-budget="' in output
     planned = tomllib.loads(file.read_text(encoding="utf-8"))
     assert planned == umbel.plan("own", row_epsilon=3, rows=4, rounds=2).values
     assert (planned["protect"], planned["rounds"]) == ("rows", 2)
@@ -103,20 +90,6 @@ def test_a_config_without_a_dataset_is_named(hospitals: None) -> None:
     code, output = run(str(CONFIG.with_name("hospital-sites.toml")), "target-epsilon=4")
     assert code == 2
     assert 'dataset = ""' in output
-
-
-def test_the_first_update_is_that_of_the_clients_by_hand(umbel_home: Path) -> None:
-    """From w = 0 a full-batch step s of squared error on rows (1, 0) -> 1 moves w by 2 s along the first axis."""
-    x = np.tile(np.array([[1.0, 0.0]], np.float32), (6, 1))
-    write_dataset(
-        umbel_home / "data" / "ones", manifest(2, 1, model="linear", loss="mse"), x, np.ones(6), offsets_of([2] * 3)
-    )
-    config = run_config("synthetic", dataset="ones", hypotheses=1, step_size=0.25, batch_size=0, local_epochs=1)
-    zeros = {"weight": np.zeros((1, 1, 2), np.float32)}
-    setup = Setup.parse(config)
-    dataset = setup.open_dataset()
-    assert dataset is not None
-    assert first_update(setup.config, setup.model, dataset, zeros) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(("delta", "warned"), [("1e-3", False), ("1.1e-3", True)])
@@ -133,9 +106,10 @@ def test_a_planned_run_is_written_and_run(umbel_home: Path, tmp_path: Path, monk
     monkeypatch.setattr("umbel.simulation.planner._DROWNED", 1e9)
     write(umbel_home / "data" / "mine", 1)
     file = tmp_path / "private.toml"
-    code, told = run("mine", "--epsilon", "4", "--write", str(file), "rounds=2")
+    code, told = run("mine", "--epsilon", "4", "--out", str(file), "rounds=2")
     assert code == 0, told
-    assert told.splitlines()[-1] == f"Next: umbel run {file}"
+    assert told.splitlines()[-1].startswith(f"Next: umbel run {file}, or")
+    assert parse_config_args([str(file)]) == tomllib.loads(file.read_text(encoding="utf-8")), "flwr run takes it"
     assert file.read_text().startswith("# Planned: pure epsilon 4 for a client over the whole run, with 2 rounds")
     done = CliRunner().invoke(app, ["run", str(file)], prog_name="umbel")
     assert done.exit_code == 0, done.output
@@ -153,12 +127,11 @@ def test_a_planned_run_is_written_and_run(umbel_home: Path, tmp_path: Path, monk
     [
         ("--epsilon 4", "config.missing-figure", "name a configuration"),
         ("mine strategy=fedavg", "config.unknown-option", "--epsilon"),
-        ("mine rounds=2 --row-epsilon 3", "config.missing-figure", "--rows"),
-        ("--rows 4 clients=3", "config.both-ways", "clients"),
-        ("--rows 4 rounds=3 participations=3", "config.both-ways", "participations"),
+        ("mine rounds=2 --row-epsilon 3", "config.missing-figure", "and rows"),
+        ("--rows 4 --row-epsilon 3", "config.missing-figure", "name a configuration"),
         ("mine other --epsilon 4", "config.two-configurations", "'other'"),
-        ("mine --epsilon 4 --public-data", "config.both-ways", "--public-data"),
-        ("mine --epsilon 4 --write nowhere/private.toml", "config.unwritable", "nowhere"),
+        ("mine --epsilon 4 --out nowhere/private.toml", "config.unwritable", "nowhere"),
+        ("mine --epsilon 4 --out private.txt", "config.unwritable", "flwr run"),
     ],
 )
 def test_what_is_no_plan_of_a_run_is_told(

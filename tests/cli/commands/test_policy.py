@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -23,13 +22,14 @@ def answer(question: str, **entries: object) -> str:
 def test_a_file_is_checked_and_explained(tmp_path: Path) -> None:
     file = tmp_path / "policy.toml"
     file.write_text(f'budget = 4\n[researchers]\nann = "ssh-ed25519 {KEY} x"\n# end\n')
-    done = CliRunner().invoke(app, ["site", "policy", str(file), "--json"])
+    done = CliRunner().invoke(app, ["site", "policy", str(file)])
     assert done.exit_code == 0, done.output
-    told = json.loads(done.output)
-    assert told["digest"] == Policy.parse({"budget": 4, "researchers": f"ann={KEY}"}).digest
-    assert "epsilon of 4," in told["what it costs a client"]
-    assert "ann" in told["who may ask"]
-    assert CliRunner().invoke(app, ["site", "policy", str(file)]).exit_code == 0
+    for told in (
+        Policy.parse({"budget": 4, "researchers": f"ann={KEY}"}).digest,
+        "epsilon of 4,",
+        "signed are answered: ann",
+    ):
+        assert told in " ".join(done.output.split())
     file.write_text("budget = -4\n# end\n")
     done = CliRunner().invoke(app, ["site", "policy", str(file)])
     assert (done.exit_code, "[site.wrong-value]" in done.output) == (2, True)

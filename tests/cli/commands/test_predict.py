@@ -17,7 +17,6 @@ from tests.helpers.learnt import learnt
 from umbel.cli.main import app
 from umbel.client.prediction import shown
 from umbel.data import Manifest, offsets_of, write_dataset
-from umbel.protocol.plugins import TRUST
 from umbel.server.run_folder import RunFolder
 
 
@@ -66,16 +65,6 @@ def test_each_client_predicts_with_the_hypothesis_that_fits_it_in_the_units_of_t
     assert "rmse 0 dollars" in done.stderr
 
 
-def test_rows_without_labels_are_predicted_by_what_the_labelled_ones_chose(
-    run: Path, newcomers: Path, tmp_path: Path
-) -> None:
-    np.save(tmp_path / "rows.npy", np.array([[7, 8]]))
-    own = "--client", 0, "--features", tmp_path / "rows.npy", "--personalise", "no"
-    done = predict(run, newcomers, *own, "--out", tmp_path / "out.csv")
-    assert done.exit_code == 0, done.output
-    assert (tmp_path / "out.csv").read_text() == "client,row,hypothesis,prediction\n0,0,1,8000\n"
-
-
 def test_targets_of_another_scale_than_the_runs_are_refused(run: Path, newcomers: Path) -> None:
     """The run's numbers would be read in the newcomers' thousands of dollars."""
     manifest = Manifest(name="old", clients=1, split={"train": 1, "validation": 0})
@@ -85,43 +74,6 @@ def test_targets_of_another_scale_than_the_runs_are_refused(run: Path, newcomers
         done = predict(run, newcomers, "--personalise", "no")
         assert (done.exit_code == 0) is fits, done.output
     ended(done.exit_code, done.output, "data.unfit-rows", "scale")
-
-
-@pytest.mark.parametrize(
-    ("rows", "code"),
-    [
-        ([[np.nan, 1.0]], "data.not-finite"),
-        ([[1e39, 1.0]], "data.not-finite"),
-        ([["one", "two"]], "data.not-numbers"),
-        ([[None, 1.0]], "data.unreadable"),
-        (np.zeros((0, 2)), "data.no-rows"),
-    ],
-)
-def test_rows_that_no_dataset_may_have_get_no_prediction(
-    run: Path, newcomers: Path, tmp_path: Path, rows: Any, code: str
-) -> None:
-    np.save(tmp_path / "rows.npy", np.asarray(rows))
-    done = predict(run, newcomers, "--features", tmp_path / "rows.npy")
-    ended(done.exit_code, done.output, code, "rows.npy")
-
-
-def test_tokens_of_rows_without_labels_are_those_of_the_vocabulary(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from umbel import models
-
-    monkeypatch.setenv(TRUST, "tests.helpers.strangers")
-    model = models.load("tests.helpers.strangers:Words", "cross-entropy")
-    best = {name: value[None] for name, value in model.initial(0).items()}
-    past = learnt(tmp_path / "run", model.name, "cross-entropy", best)
-    words = newcomer(tmp_path / "words", np.array([[1, 2, 3], [3, 4, 0]]), np.array([0, 1]), tokens=11)
-    for tokens in ([[1, 2, 11]], [[1, 2, 3.5]]):
-        np.save(tmp_path / "rows.npy", np.array(tokens))
-        done = predict(past, words, "--features", tmp_path / "rows.npy", "--personalise", "no")
-        ended(done.exit_code, done.output, "data.tokens", "rows.npy")
-    np.save(tmp_path / "rows.npy", np.array([[1, 2, 10]]))
-    done = predict(past, words, "--features", tmp_path / "rows.npy", "--personalise", "no")
-    assert done.exit_code == 0, done.output
 
 
 def test_large_amounts_keep_their_digits(run: Path, tmp_path: Path) -> None:
@@ -166,14 +118,11 @@ def test_a_single_output_of_a_loss_of_ones_own_is_no_class_of_several() -> None:
         (["{run}", "{new}-gone"], "data", "gone"),
         (["{run}", "{new}", "--client", "2"], "data.unknown-client", "0 to 1"),
         (["{run}", "{new}", "--client", "north"], "data.unknown-client", "'north'"),
-        (["{run}", "{new}", "--features", "{run}/rows.npy"], "data.unfit-rows", "(3,)"),
-        (["{run}", "{new}", "--features", "{run}/gone.npy"], "umbel", "gone.npy"),
         (["{run}", "{new}", "--out", "{run}/gone/out.csv"], "data.no-folder", "gone/out.csv"),
         (["{run}", "{new}", "--out", "{new}"], "data.not-writable", "new"),
     ],
 )
 def test_bad_input_is_named(run: Path, newcomers: Path, arguments: list[str], code: str, part: str) -> None:
-    np.save(run / "rows.npy", np.zeros((2, 3)))
     done = predict(*(argument.format(run=run, new=newcomers) for argument in arguments))
     ended(done.exit_code, done.stderr, code, part)
 

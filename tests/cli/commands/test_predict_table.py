@@ -15,11 +15,11 @@ import umbel
 from tests.helpers.errors import ended, raises
 from tests.helpers.learnt import learnt
 from umbel.cli.main import app
+from umbel.nodes.differences import look
 from umbel.privacy.gate.policy import Personal
 from umbel.protocol.errors import ConfigError, DatasetError
 from umbel.protocol.tasks import TrainingSpec
 from umbel.server.run_folder import RunFolder
-from umbel.strategies.differences import look
 
 BEST = {"weight": np.array([[[1, 0]], [[0, 1]]], np.float32)}
 KNOWN = pd.DataFrame(
@@ -305,7 +305,6 @@ def test_other_mistakes_are_told(run: Path, new: Path, tmp_path: Path) -> None:
     told = refused("data.unknown-client", run, new, "--client", "nort")
     assert "'north'" in told
     assert "did you mean 'north'?" in told
-    assert "--features" in refused("config.features-and-table", run, new, "--features", "rows.npy")
     with raises(ConfigError, "config.personalise", "'own'", "calibrate"):
         umbel.load(run).predict(KNOWN, personalise="own")
     with raises(DatasetError, "data.unknown-client", "west", "0 to 1"):

@@ -192,31 +192,11 @@ def test_a_run_ends_with_the_table_the_verdict_the_guarantee_and_its_folder(umbe
     assert len([*(umbel_home / "runs").glob("*/worth.json")]) == 1
 
 
-@pytest.mark.usefixtures("blank_figures")
-def test_the_report_of_a_run_stands_beside_what_is_named_before_it_starts(umbel_home: Path) -> None:
-    first = in_process.run({"rounds": 1, "restarts": 1, "seed": 1})
-    words = ["rounds=1", "restarts=1", "--no-baselines"]
-    status, told = umbel("run", *words, "--against", "last", "--against", "local-only", "--against", "fedavg")
-    assert status == 0, told
-    (folder,) = {*(umbel_home / "runs").iterdir()} - {first}
-    page = (folder / "report.html").read_text()
-    assert "this run, 2 seeds" in page, "the last run is the one before this"
-    assert "each client alone" in page
-    assert "fedavg" in page
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "part"),
-    [
-        (["--against", "nowhere"], "config.no-run", "'nowhere'"),
-        (["--strict", "--no-baselines"], "config.strict-alone", "--no-baselines"),
-    ],
-)
-def test_what_cannot_be_compared_is_told_before_anything_starts(
-    monkeypatch: pytest.MonkeyPatch, umbel_home: Path, words: list[str], code: str, part: str
+def test_a_verdict_that_is_not_measured_is_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, umbel_home: Path
 ) -> None:
     monkeypatch.setattr("umbel.simulation.in_process.run", lambda *_: pytest.fail("it was started"))
-    ended(*umbel("run", *words), code, part)
+    ended(*umbel("run", "--strict", "--no-baselines"), "config.strict-alone", "--no-baselines")
 
 
 def test_a_flower_app_with_its_own_code_is_not_run_as_umbels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,3 +208,12 @@ def test_a_flower_app_with_its_own_code_is_not_run_as_umbels(tmp_path: Path, mon
     )
     with raises(ConfigError, "config.other-app", "wave.server:app", "flwr run"):
         asked(["."])
+
+
+def test_a_run_says_that_it_ignores_a_ray_cluster(umbel_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["run", "rounds=1", "restarts=1", "clients-per-round=5", "--no-baselines"]
+    assert "RAY_ADDRESS" not in umbel(*words)[1]
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
+    status, told = umbel(*words)
+    assert status == 0, told
+    assert told.count("RAY_ADDRESS") == 1

@@ -159,6 +159,19 @@ def test_a_folder_with_more_than_a_run_is_not_removed(runs: list[str], umbel_hom
     assert (umbel_home / "runs" / runs[1]).is_dir(), "nothing is removed where something is wrong"
 
 
+def test_a_run_is_removed_with_the_events_that_followed_it(runs: list[str], umbel_home: Path) -> None:
+    events = umbel_home / "runs" / runs[0] / "tensorboard"
+    (events / "more").mkdir(parents=True)
+    (events / "events.out.tfevents.1").touch()
+    umbel("runs", "rm", runs[0], "-y")
+    assert not events.parent.exists()
+    elsewhere = umbel_home / "elsewhere"
+    elsewhere.mkdir()
+    (umbel_home / "runs" / runs[1] / "tensorboard").symlink_to(elsewhere)
+    assert "tensorboard" in umbel("runs", "rm", runs[1], "-y", code=2)
+    assert elsewhere.is_dir()
+
+
 def test_commands_take_a_runs_name_its_beginning_and_its_path(
     runs: list[str], umbel_home: Path, tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from umbel.protocol.flower import identify
 from umbel_lab.attacks.defences.process import Worker
 from umbel_lab.attacks.defences.worker import Bench
 
@@ -12,6 +13,7 @@ class WorkerHere(Worker):
     """Answers requests as the other process would."""
 
     def _start(self, python: str) -> None:
+        identify()
         self._bench = Bench()
 
     def __exit__(self, *_: Any) -> None:

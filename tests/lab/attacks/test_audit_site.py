@@ -14,7 +14,7 @@ import pytest
 from flwr.app import RecordDict
 
 from tests.lab.attacks.test_audit import run
-from umbel.client import executor
+from umbel.deploy import executor
 from umbel.privacy.gate import randomness
 from umbel.privacy.gate.randomness import SecureGenerator
 from umbel.privacy.mechanisms import Gaussian

@@ -33,7 +33,6 @@ module = recipe.module
 WRITERS = {7: 7, 5: 4, 11: 3, 2100: 2}
 """How many images each writer has."""
 PUBLIC = 70
-FEATURES = [kind for kind in module.Kind if kind is not module.Kind.IMAGES]
 
 
 def strokes(count: int, seed: int) -> NDArray[np.uint8]:
@@ -107,53 +106,35 @@ def told(picture: NDArray[np.uint8]) -> tuple[int, int, int]:
     return int(writer), int(row) - 100, turned
 
 
-@pytest.mark.parametrize("turn", [False, True])
-def test_a_writer_is_dealt_out_to_clients_that_train_or_validate_together(turn: bool) -> None:
+def test_a_writer_is_dealt_out_to_clients_that_train_or_validate_together() -> None:
     often = {writer: 3 + writer % 9 for writer in range(1, 41)}
-    manifest, images, classes, offsets = module.deal(handwriting(often), 3, turn, seed=4)
-    assert np.diff(offsets).tolist() == [3] * manifest.clients
-    assert manifest.clients == sum(count // 3 for count in often.values())
+    images, classes, lengths, split = module.deal(handwriting(often), 3, seed=4)
+    assert lengths == [3] * sum(count // 3 for count in often.values())
     seen: set[tuple[int, int]] = set()
     clients: dict[int, list[int]] = {}
-    groups: dict[int, set[int]] = {}
-    for client in range(manifest.clients):
-        own = slice(offsets[client], offsets[client + 1])
+    for client in range(len(lengths)):
+        own = slice(3 * client, 3 * client + 3)
         writers, rows, turned = zip(*map(told, images[own]), strict=True)
         assert len(set(writers)) == 1
-        assert len(set(turned)) == 1
+        assert set(turned) == {0}
         np.testing.assert_array_equal(classes[own], np.array(rows) % 10)
-        assert turned[0] == (manifest.groups[client] if turn else 0)
         seen |= set(zip(writers, rows, strict=True))
         clients.setdefault(writers[0], []).append(client)
-        groups.setdefault(writers[0], set()).add(turned[0])
-    # Nobody's image is dealt twice, and what is left is too few for another client.
+    # No image is dealt twice, and what is left is too few for another client.
     assert len(seen) == len(images)
     assert {writer: len(own) for writer, own in clients.items()} == {w: count // 3 for w, count in often.items()}
-    training = [writer for writer, own in clients.items() if max(own) < manifest.train]
-    validating = [writer for writer, own in clients.items() if min(own) >= manifest.train]
+    training = [writer for writer, own in clients.items() if max(own) < split["train"]]
+    validating = [writer for writer, own in clients.items() if min(own) >= split["train"]]
     assert (len(training), len(validating)) == (36, 4)
-    assert all(len(group) == 1 for group in groups.values())
-    assert set().union(*groups.values()) == ({0, 1} if turn else {0})
-    assert bool(manifest.groups) is turn
-
-
-def test_turning_changes_nothing_else() -> None:
-    found = handwriting({writer: 6 for writer in range(1, 21)})
-    upright, images, classes, _ = module.deal(found, 3, False, seed=1)
-    turned, others, same, _ = module.deal(found, 3, True, seed=1)
-    assert upright.split == turned.split
-    np.testing.assert_array_equal(classes, same)
-    assert [told(one)[:2] for one in images] == [told(one)[:2] for one in others]
 
 
 def test_clients_of_few_digits_get_shards_of_each(tmp_path: Path) -> None:
     often = {writer: 3 + writer % 9 for writer in range(1, 41)}
     found = handwriting(often)
-    manifest, images, classes, offsets = module.deal_digits(found, 6, 3, seed=4)
-    shards = sum(count // 2 for count in np.bincount(found.labels))
-    assert manifest.clients == shards // 3
-    assert manifest.split == {"train": manifest.clients * 9 // 10, "validation": -(-manifest.clients // 10)}
-    assert np.diff(offsets).tolist() == [6] * manifest.clients
+    images, classes, lengths, split = module.deal_digits(found, 6, 3, seed=4)
+    clients = sum(count // 2 for count in np.bincount(found.labels)) // 3
+    assert split == {"train": clients * 9 // 10, "validation": -(-clients // 10)}
+    assert lengths == [6] * clients
     own = classes.reshape(-1, 6)
     assert max(len(set(digits)) for digits in own) <= 3
     assert all(count % 2 == 0 for digits in own for count in np.bincount(digits))
@@ -161,17 +142,17 @@ def test_clients_of_few_digits_get_shards_of_each(tmp_path: Path) -> None:
     assert len({(writer, row) for writer, row, _ in rows}) == len(images), "no image is dealt twice"
     assert [row % 10 for _, row, _ in rows] == classes.tolist()
     again = module.deal_digits(found, 6, 3, seed=4)
-    np.testing.assert_array_equal(images, again[1])
+    np.testing.assert_array_equal(images, again[0])
     with raises(DatasetError, "data.too-few-rows", "2 images are not enough for 3 digits"):
         module.deal_digits(found, 2, 3, seed=4)
 
 
-@pytest.mark.parametrize("kind", ["images", "pixels"])
+@pytest.mark.parametrize("kind", ["images", "neighbours"])
 def test_such_clients_have_a_dataset_of_their_own(kind: str, files: dict[str, Path], tmp_path: Path) -> None:
     options = ["--kind", kind, "--digits", "1"] + ([] if kind == "images" else ["--features", "3"])
     dataset = made(files, tmp_path / "out", *options)
     assert dataset.manifest.name == ("qmnist-users-images" if kind == "images" else "qmnist-users")
-    assert dataset.manifest.model == (module.USERS_MODEL if kind == "images" else "softmax features=3 classes=10")
+    assert dataset.manifest.model == (module.MODELS[True] if kind == "images" else "softmax features=3 classes=10")
     assert "2 images and at most 1 digits" in dataset.manifest.provenance
     assert all(len(set(pair)) == 1 for pair in dataset.targets.reshape(-1, 2))
 
@@ -180,46 +161,31 @@ def test_such_clients_have_a_dataset_of_their_own(kind: str, files: dict[str, Pa
 
 
 def test_the_features_are_those_of_the_images_in_their_order(files: dict[str, Path], tmp_path: Path) -> None:
-    for kind in FEATURES:
-        dataset = made(files, tmp_path / "out", "--kind", kind, "--features", "3", "--seed", "2")
-        found = module.qmnist.read_digits(files["--images"], files["--labels"])
-        manifest, images, classes, offsets = module.deal(found, 2, False, 2)
-        learnt = module.learn(strokes(PUBLIC, 1), kind, 3)
-        np.testing.assert_allclose(dataset.features, learnt(images), rtol=1e-4, atol=1e-5)
-        np.testing.assert_array_equal(dataset.targets, classes)
-        np.testing.assert_array_equal(dataset.offsets, offsets)
-        assert (dataset.features.dtype, dataset.targets.dtype) == (np.float32, np.int64)
-        assert dataset.manifest.split == manifest.split
-        assert f"of kind {kind}" in dataset.manifest.provenance
-
-
-def test_turned_clients_have_the_features_of_turned_images(files: dict[str, Path], tmp_path: Path) -> None:
-    dataset = made(files, tmp_path / "out", "--kind", "pixels", "--features", "3", "--turn", "--seed", "2")
-    found = module.qmnist.read_digits(files["--images"], files["--labels"])
-    manifest, images, _, _ = module.deal(found, 2, True, 2)
-    assert set(manifest.groups) == {0, 1}
-    assert dataset.manifest.groups == manifest.groups
-    public = strokes(PUBLIC, 1)
-    learnt = module.learn(np.concatenate([public, np.rot90(public, axes=(1, 2))]), module.Kind.PIXELS, 3)
+    dataset = made(files, tmp_path / "out", "--features", "3", "--seed", "2")
+    images, classes, lengths, split = module.deal(module.qmnist.read_digits(files["--images"], files["--labels"]), 2, 2)
+    learnt = module.learn(strokes(PUBLIC, 1), 3)
     np.testing.assert_allclose(dataset.features, learnt(images), rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(dataset.targets, classes)
+    np.testing.assert_array_equal(np.diff(dataset.offsets), lengths)
+    assert (dataset.features.dtype, dataset.targets.dtype) == (np.float32, np.int64)
+    assert dataset.manifest.split == split
+    assert "of kind neighbours" in dataset.manifest.provenance
 
 
-@pytest.mark.parametrize("kind", FEATURES)
-def test_features_have_mean_square_one_on_average_over_public_images(kind: Any) -> None:
+def test_features_have_mean_square_one_on_average_over_public_images() -> None:
     public = strokes(100, 3)
-    rows = module.learn(public, kind, 4)(public)
-    assert rows.shape == (100, 4)
-    # Those of neighbours are averages over neighbours and so a little less.
-    least = 0.7 if kind is module.Kind.NEIGHBOURS else 0.98
-    assert least < np.square(rows).mean() <= 1.01
+    for learn, least in ((module.principal, 0.98), (module.learn, 0.7)):
+        rows = learn(public, 4)(public)
+        assert rows.shape == (100, 4)
+        # Those of neighbours are averages over neighbours and so a little less.
+        assert least < np.square(rows).mean() <= 1.01
 
 
 def test_principal_components_are_over_the_root_of_their_deviation() -> None:
     public = np.random.default_rng(0).integers(256, size=(200, 28, 28)).astype(np.uint8)
     public[:, :, :14] //= 8
-    rows = module.learn(public, module.Kind.PIXELS, 3)(public)
-    centred = public.reshape(200, -1) / 255 - (public.reshape(200, -1) / 255).mean(0)
-    values = np.linalg.svd(centred, compute_uv=False)[:3] / np.sqrt(199)
+    rows, counts = module.principal(public, 3)(public), module.gradients(public).astype(float)
+    values = np.linalg.svd(counts - counts.mean(0), compute_uv=False)[:3] / np.sqrt(199)
     np.testing.assert_allclose(rows.var(0, ddof=1), values / values.mean(), rtol=1e-3)
 
 
@@ -247,7 +213,7 @@ def test_one_feature_of_neighbours_tells_two_clusters_apart() -> None:
 
     # Pictures in between, fewer than a neighbourhood, join the two: the smoothest function has a sign for each.
     public = np.concatenate([near(6, 100), near(12, 4), near(18, 100)])
-    feature = module.learn(public, module.Kind.NEIGHBOURS, 1)
+    feature = module.learn(public, 1)
     one, other = (feature(near(centre, 20))[:, 0] for centre in (6, 18))
     assert one.max() * other.max() < 0
     assert one.min() * one.max() > 0
@@ -257,19 +223,15 @@ def test_one_feature_of_neighbours_tells_two_clusters_apart() -> None:
 # --- the images themselves
 
 
-@pytest.mark.parametrize("turn", [(), ("--turn",)])
-def test_the_images_are_those_of_the_same_clients(
-    files: dict[str, Path], tmp_path: Path, turn: tuple[str, ...]
-) -> None:
-    dataset = made(files, tmp_path / "out", "--kind", "images", "--seed", "2", *turn)
-    beside = made(files, tmp_path / "beside", "--kind", "pixels", "--features", "3", "--seed", "2", *turn)
+def test_the_images_are_those_of_the_same_clients(files: dict[str, Path], tmp_path: Path) -> None:
+    dataset = made(files, tmp_path / "out", "--kind", "images", "--seed", "2")
+    beside = made(files, tmp_path / "beside", "--features", "3", "--seed", "2")
     found = module.qmnist.read_digits(files["--images"], files["--labels"])
-    np.testing.assert_array_equal(dataset.features, module.deal(found, 2, bool(turn), 2)[1])
+    np.testing.assert_array_equal(dataset.features, module.deal(found, 2, 2)[0])
     assert dataset.features.dtype == np.uint8
     np.testing.assert_array_equal(dataset.targets, beside.targets)
     np.testing.assert_array_equal(dataset.offsets, beside.offsets)
     assert dataset.manifest.split == beside.manifest.split
-    assert dataset.manifest.groups == beside.manifest.groups
 
 
 def test_the_manifest_of_images_names_a_network_and_no_public_images(files: dict[str, Path], tmp_path: Path) -> None:
@@ -291,9 +253,6 @@ def test_the_manifest_tells_model_source_and_what_is_promised(files: dict[str, P
     assert models.load(manifest.model, manifest.loss).num_parameters == 40
     assert f"{PUBLIC} MNIST test images of 1 other writers." in manifest.provenance
     assert "dealt out to clients of 2 images: a writer has up to 3, and a guarantee is for one." in manifest.provenance
-    turned = made(files, tmp_path / "out", "--features", "4", "--turn").manifest
-    assert "each upright and turned" in turned.provenance
-    assert "group 1" in turned.provenance
 
 
 def test_clients_that_are_writers_are_said_to_be(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the tests of experiments share: sweeps without Ray."""
+"""What the tests of experiments share: sweeps without workers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def hospitals(umbel_home: Path) -> Path:
 
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Do the runs in this process instead of in Ray's; return the names of those that were done."""
+    """Do the runs in this process instead of in workers; return the names of those that were done."""
     done: list[str] = []
 
     def each(
@@ -44,7 +44,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ) -> Iterator[tuple[Spec, Finished | None, str]]:
         for spec in specs:
             done.append(spec.name)
-            yield spec, *umbel.simulation.sweep._attempt(task, spec.config, None)
+            yield spec, *umbel.simulation.sweep._attempt(task, spec.config)
 
     monkeypatch.setattr(umbel.simulation.sweep, "_each", each)
     return done

@@ -16,7 +16,7 @@ from umbel.data import BUNDLED
 from umbel.simulation.sweep import Result
 from umbel_lab.attacks import reconstruct
 from umbel_lab.attacks.quality import VERDICTS
-from umbel_lab.experiments import attacks
+from umbel_lab.experiments import attacks, scaffold
 from umbel_lab.experiments.__main__ import app
 
 pytestmark = pytest.mark.rest
@@ -42,13 +42,14 @@ def test_the_attacks_command(umbel_home: Path, in_process: list[str], monkeypatc
 
 
 def test_every_attack_is_made_for_each_seed(tmp_path: Path) -> None:
-    specs = attacks.specs(tmp_path, seeds=2, first=5)
+    specs = scaffold.specs(attacks, tmp_path, [5, 6])
     assert len({spec.name for spec in specs}) == len(specs) == 2 * (2 + 3)
     assert {spec.config["seed"] for spec in specs} == {5, 6}
 
 
 def test_what_seeds_find_is_added_up(tmp_path: Path) -> None:
-    specs = [spec for spec in attacks.specs(tmp_path, seeds=2) if spec.name.startswith("identify-nu1")]
+    specs = scaffold.specs(attacks, tmp_path, [2000, 2001])
+    specs = [spec for spec in specs if spec.name.startswith("identify-nu1")]
 
     def made_up(seed: int) -> list[dict[str, Any]]:
         row = {"attack": "spectral", "stolen": f"{90 + seed} of 100", "sign by rate": 1, "by items": None}
@@ -56,14 +57,16 @@ def test_what_seeds_find_is_added_up(tmp_path: Path) -> None:
 
     found = [made_up(spec.config["seed"] - 2000) for spec in specs]
     results = [Result(spec, {"found": one}, tmp_path / spec.name) for spec, one in zip(specs, found, strict=True)]
-    attacks.tables(results, tmp_path)
+    attacks.page(results).write(tmp_path)
     page = (tmp_path / "table.md").read_text()
     assert "| 1 | spectral | 90 of 100, 91 of 100 | 1, 1 | none, none | 2 |" in page
     assert "against Assumption 1: 60, 61." in page
 
 
 def test_images_of_two_seeds_stand_in_one_row(tmp_path: Path) -> None:
-    specs = [spec for spec in attacks.specs(tmp_path, seeds=2) if spec.name.startswith("one-image-lenet")]
+    specs = [
+        spec for spec in scaffold.specs(attacks, tmp_path, [2000, 2001]) if spec.name.startswith("one-image-lenet")
+    ]
 
     def row(nu: float | None, attack: str, psnr: float | None, label: float | None, *verdicts: int) -> dict[str, Any]:
         counts = dict(zip(VERDICTS, verdicts or (None,) * 3, strict=True))
@@ -75,7 +78,7 @@ def test_images_of_two_seeds_stand_in_one_row(tmp_path: Path) -> None:
         [mean, row(0.0, "DLG", 20.0, 1.0, 1, 1, 0)],
     ]
     results = [Result(spec, {"found": one}, tmp_path) for spec, one in zip(specs, both, strict=True)]
-    attacks.tables(results, tmp_path)
+    attacks.page(results).write(tmp_path)
     lines = (tmp_path / "table.md").read_text().splitlines()
     assert "| `lenet` |  | mean image | 17.0 |  | 0 of 4 |" in lines
     assert "| `lenet` | 0 | DLG | 25.0 | 0.75 | 3 of 4 |" in lines

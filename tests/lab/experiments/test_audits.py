@@ -84,7 +84,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 def test_each_package_is_installed_once_and_each_target_audited_once(tmp_path: Path, ran: list[list[str]]) -> None:
     for _ in range(2):
-        audits.tables(7, tmp_path, canaries=500)
+        audits.page(7, tmp_path, canaries=500).write(tmp_path)
     installs = [command[5] for command in ran if "pip" in command]
     assert sorted(set(installs)) == sorted(one.requirement for one in audits.PEERS.values() if one.requirement)
     assert installs.count("flwr==1.42.0") == 1
@@ -94,7 +94,7 @@ def test_each_package_is_installed_once_and_each_target_audited_once(tmp_path: P
 
 
 def test_faults_stay_beside_the_table(tmp_path: Path, ran: list[list[str]]) -> None:
-    audits.tables(7, tmp_path, canaries=500)
+    audits.page(7, tmp_path, canaries=500).write(tmp_path)
     table, faults = ((tmp_path / name).read_text(encoding="utf-8") for name in ("table.md", "faults.md"))
     assert "| flower | LocalDpMod | client | 1e-05 | 1 | infinite | 2 (1.5 to 2.5) | 0.50 of 6.00 |" in table
     assert "low-bits" in faults
@@ -103,7 +103,7 @@ def test_faults_stay_beside_the_table(tmp_path: Path, ran: list[list[str]]) -> N
 
 
 def test_a_quick_look_installs_nothing(tmp_path: Path, ran: list[list[str]]) -> None:
-    audits.tables(7, tmp_path, quick=True)
+    audits.page(7, tmp_path, quick=True).write(tmp_path)
     assert all("audit" in command for command in ran)
     assert not (tmp_path / "environments").exists()
 
@@ -114,4 +114,4 @@ def test_an_audit_that_fails_is_named(tmp_path: Path, ran: list[list[str]], monk
 
     monkeypatch.setattr(audits.subprocess, "run", run)  # type: ignore[attr-defined]
     with raises(ConfigError, "config.not-done", "it is broken"):
-        audits.tables(7, tmp_path, quick=True)
+        audits.page(7, tmp_path, quick=True).write(tmp_path)

@@ -14,35 +14,38 @@ from umbel.data import offsets_of, write_dataset
 from umbel.models import load
 from umbel.privacy.accounting.guarantee import guarantee
 from umbel.server.setup import Setup
-from umbel_lab.experiments import centaur
+from umbel_lab.experiments import centaur, scaffold
 from umbel_lab.experiments.__main__ import app
 
 pytestmark = pytest.mark.rest
+
+IMAGES, FEATURES = "qmnist-users-images", "qmnist-users"
+LARGE, SMALL = "mlp inputs=784 hidden=256,128 outputs=10", "mlp inputs=784 hidden=32 outputs=10"
 
 
 @pytest.fixture
 def users(umbel_home: Path) -> Path:
     """Images and features of ten users, two of whom validate."""
     generator = np.random.default_rng(0)
-    own = manifest(8, 2, name=centaur.IMAGES, model=centaur.LARGE, loss="cross-entropy", feature_scale=1 / 255)
+    own = manifest(8, 2, name=IMAGES, model=LARGE, loss="cross-entropy", feature_scale=1 / 255)
     images = generator.integers(0, 256, (60, 28, 28), np.uint8)
     classes, offsets = np.arange(60) % 10, offsets_of([6] * 10)
-    write_dataset(umbel_home / "data" / centaur.IMAGES, own, images, classes, offsets)
-    own = manifest(8, 2, name=centaur.FEATURES, model="softmax features=10 classes=10", loss="cross-entropy")
+    write_dataset(umbel_home / "data" / IMAGES, own, images, classes, offsets)
+    own = manifest(8, 2, name=FEATURES, model="softmax features=10 classes=10", loss="cross-entropy")
     rows = generator.normal(size=(60, 10)).astype(np.float32)
-    write_dataset(umbel_home / "data" / centaur.FEATURES, own, rows, classes, offsets)
+    write_dataset(umbel_home / "data" / FEATURES, own, rows, classes, offsets)
     return umbel_home
 
 
 def test_the_networks_have_the_numbers_that_the_paper_says() -> None:
-    assert load(centaur.LARGE, "cross-entropy").num_parameters == 235_146
-    heads = {model: load(model, "cross-entropy", local=head) for model, head in centaur.HEAD.items()}
+    assert load(LARGE, "cross-entropy").num_parameters == 235_146
+    heads = {model: load(model, "cross-entropy", local=head) for model, head in {LARGE: "5.*", SMALL: "3.*"}.items()}
     assert [own.num_parameters for own in heads.values()] == [235_146 - 1290, 25_120]
 
 
 @pytest.mark.usefixtures("users")
 def test_each_arm_promises_the_epsilon_in_its_name(tmp_path: Path) -> None:
-    for spec in centaur.specs(tmp_path, seeds=1):
+    for spec in scaffold.specs(centaur, tmp_path, [2000]):
         epsilon = spec.arm[-1]
         if epsilon is None:
             assert spec.config["noise-multiplier"] == 0
@@ -59,7 +62,7 @@ def test_the_command(users: Path) -> None:
     done = CliRunner().invoke(app, ["centaur", "--quick"])
     assert done.exit_code == 0, done.output
     rows = read_csv(users / "experiments" / "centaur-quick")
-    assert len(rows) == len(centaur.specs(users, seeds=1))
+    assert len(rows) == len(scaffold.specs(centaur, users, [2000]))
     ditto = [row for row in rows if row["ditto"]]
     assert {row["who"] for row in ditto} == {"fine-tuned"}
     assert all(0 <= float(row["ditto"]) <= 1 for row in ditto)

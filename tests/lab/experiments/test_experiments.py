@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,10 @@ from umbel.data import offsets_of, write_dataset
 from umbel.simulation import baselines
 from umbel.simulation.measured import Finished, Spec
 from umbel.simulation.sweep import Result, _save
-from umbel_lab.experiments import handwriting, hospital, synthetic
+from umbel_lab.experiments import handwriting, hospital, scaffold, synthetic
 from umbel_lab.experiments.__main__ import app, shortened
-from umbel_lab.experiments.runs import finish
-from umbel_lab.experiments.tables import by_arm
-from umbel_lab.output import Section, interval, verdict
+from umbel_lab.experiments.scaffold import by_arm, finish
+from umbel_lab.output import interval, verdict
 
 pytestmark = pytest.mark.rest
 
@@ -31,6 +31,13 @@ OWN: dict[str, Any] = {
     "mean": 0.1, "worst_decile": 0.2, "chosen": [1, 1], "rand_index": 0.5, "to_truth": [0.1, 0.2],
     "held_out": {"mean": 0.3, "worst_decile": 0.4, "clients": 2},
 }  # fmt: skip
+
+
+def specs_of(
+    module: ModuleType, folder: Path, seeds: int = 0, first: int = 2000, quick: bool = False, of: str = "qmnist"
+) -> list[Spec]:
+    """Return an experiment's runs, by default of as many seeds as its command does."""
+    return scaffold.specs(module, folder, range(first, first + (seeds or module.SEEDS)), quick, of)
 
 
 def made_up(specs: Sequence[Spec], folder: Path, measures: Any) -> Iterator[Result]:
@@ -51,9 +58,8 @@ def made_up(specs: Sequence[Spec], folder: Path, measures: Any) -> Iterator[Resu
 
 
 @pytest.fixture
-def unfair(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out group fairness, which is computed from saved runs, and figures, which take most of the time."""
-    monkeypatch.setattr(hospital, "group_fairness", lambda *_: Section("Group fairness", ""))
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out figures, which take most of the time."""
     for name in ("_figure_3", "_figure_4"):
         monkeypatch.setattr(hospital, name, lambda *_: None)
 
@@ -62,7 +68,7 @@ def unfair(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_hospital_grid_is_the_papers_for_either_loss(hospitals: Path, tmp_path: Path) -> None:
-    specs = hospital.specs(tmp_path)
+    specs = specs_of(hospital, tmp_path)
     grid = [spec.config for spec in specs if spec.config["strategy"].startswith("group-privacy")]
     keys = ("loss", "strategy", "hypotheses", "noise-multiplier", "seed")
     found = {tuple(config[key] for key in keys) for config in grid}
@@ -78,7 +84,7 @@ def test_the_hospital_grid_is_the_papers_for_either_loss(hospitals: Path, tmp_pa
     }
 
 
-def test_a_budget_is_compared_with_the_printed_one(hospitals: Path, unfair: None, tmp_path: Path) -> None:
+def test_a_budget_is_compared_with_the_printed_one(hospitals: Path, undrawn: None, tmp_path: Path) -> None:
     def measures(config: dict[str, Any]) -> dict[str, Any]:
         if config["noise-multiplier"] == 0:
             return {}
@@ -89,9 +95,9 @@ def test_a_budget_is_compared_with_the_printed_one(hospitals: Path, unfair: None
         lost = (config["hypotheses"], config["noise-multiplier"], config["seed"]) == (3, 1.0, 0)
         return budget | {"last": {**OWN, "chosen": [995, 5, 0] if lost else [500, 490, 10]}}
 
-    specs = hospital.specs(tmp_path, seeds=2, first=0)
+    specs = specs_of(hospital, tmp_path, seeds=2, first=0)
     specs = [s for s in specs if (s.config["hypotheses"], s.config["noise-multiplier"]) != (5, 3.0)]
-    hospital.tables(list(made_up(specs, tmp_path, measures)), tmp_path)
+    hospital.page(list(made_up(specs, tmp_path, measures))).write(tmp_path)
     rows = {(row["k"], row["nu"]): row for row in read_csv(tmp_path) if (row["loss"], row["empty"]) == ("rmse", "stay")}
     assert len(rows) == 23
     assert rows["7", "0.1"]["median_budget_printed"] == "517"
@@ -128,10 +134,6 @@ def test_the_hospital_command(hospitals: Path, monkeypatch: pytest.MonkeyPatch) 
     page = (folder / "table.md").read_text()
     assert page.count("| FedAvg, fine-tuned |") == page.count("| CFL, k ≤ 7 |") == 2
     assert page.count("## RMSE: ") == 3
-    fairness = page[page.index("## Group fairness") :].splitlines()
-    assert [line.split(" | ")[0] for line in fairness[6:10]] == [
-        "| FedAvg (k = 1, ν = 0)", "| k = 5, ν = 0", "| k = 1, ν = 3", "| k = 5, ν = 3",
-    ]  # fmt: skip
 
 
 def test_missing_data_are_named_before_any_work() -> None:
@@ -174,15 +176,15 @@ def test_claims_of_losses_that_are_all_alike_are_open() -> None:
 
 
 def test_the_papers_claims_are_judged_by_the_best_round_and_by_the_last_ten(
-    hospitals: Path, unfair: None, tmp_path: Path
+    hospitals: Path, undrawn: None, tmp_path: Path
 ) -> None:
     def measures(config: dict[str, Any]) -> dict[str, Any]:
         rise = 0.001 * config["noise-multiplier"] * (1 + 0.1 * config["seed"])
         # The best round falls with the noise, and the mean of the last ten rises. What was before does not count.
         return {"losses": [0.9, 0.1 - rise, *[0.2 + rise] * 9], "median_budget": 1.0, "max_budget": 1.0}
 
-    results = list(made_up(hospital.specs(tmp_path, seeds=3, first=0), tmp_path, measures))
-    hospital.tables(results, tmp_path)
+    results = list(made_up(specs_of(hospital, tmp_path, seeds=3, first=0), tmp_path, measures))
+    hospital.page(results).write(tmp_path)
     page = (tmp_path / "table.md").read_text()
     titles = [line for line in page.splitlines() if line.startswith("## The paper's claims")]
     along = "## The paper's claims: steps of 0.4 along the"
@@ -195,7 +197,7 @@ def test_the_papers_claims_are_judged_by_the_best_round_and_by_the_last_ten(
     assert float(rows["rmse", "1", "0"]["rmse_last_ten"]) == pytest.approx(1900)
     assert float(rows["rmse", "1", "0"]["rmse_best"]) == pytest.approx(1000)
     one_seed = [result for result in results if result.spec.config["seed"] == 0]
-    hospital.tables(one_seed, tmp_path)
+    hospital.page(one_seed).write(tmp_path)
     assert "## The paper's claims" not in (tmp_path / "table.md").read_text()
 
 
@@ -212,7 +214,7 @@ def alternating(k: int, nu: float, seed: int, patience: int) -> list[float]:
     return losses
 
 
-def test_no_verdict_changes_with_one_more_or_less_of_patience(hospitals: Path, unfair: None, tmp_path: Path) -> None:
+def test_no_verdict_changes_with_one_more_or_less_of_patience(hospitals: Path, undrawn: None, tmp_path: Path) -> None:
     """The last round alone, which the tables do not show, would say that noise harms, or that it helps."""
     cells = list(product(hospital.HYPOTHESES, hospital.MULTIPLIERS, range(10)))
     shape = len(hospital.HYPOTHESES), len(hospital.MULTIPLIERS), 10
@@ -223,7 +225,7 @@ def test_no_verdict_changes_with_one_more_or_less_of_patience(hospitals: Path, u
             cell = config["hypotheses"], config["noise-multiplier"], config["seed"]
             return {"losses": alternating(*cell, patience), "median_budget": 1.0, "max_budget": 1.0}
 
-        specs = [spec for spec in hospital.specs(tmp_path, seeds=10, first=0) if spec.arm[0] == "rmse"]
+        specs = [spec for spec in specs_of(hospital, tmp_path, seeds=10, first=0) if spec.arm[0] == "rmse"]
         results = [one for one in made_up(specs, tmp_path, measures) if one.spec.config["strategy"] == "group-privacy"]
         arms = by_arm(results)
         runs = {
@@ -271,7 +273,7 @@ def test_when_nothing_ends_there_is_no_table(umbel_home: Path, monkeypatch: pyte
 
 
 def test_the_synthetic_runs_are_the_papers_and_their_cures(tmp_path: Path) -> None:
-    specs = synthetic.specs(tmp_path, seeds=2)
+    specs = specs_of(synthetic, tmp_path, seeds=2)
     assert len(specs) == 2 * (12 + 7)
     assert len({spec.name for spec in specs}) == len(specs)
     paper = [spec.config for spec in specs if spec.config["patience"] == 6]
@@ -298,7 +300,7 @@ def test_success_collapse_and_the_printed_picture_are_counted(tmp_path: Path) ->
         last = best | {"to_truth": [0.2, 1.2 if seed == 1 else best["to_truth"][1]]}
         return {"best": best, "last": last, "max_budget": ([2.4, 2.8, 2.0, 2.0][seed] if private else None)}
 
-    results = list(made_up(synthetic.specs(tmp_path, seeds=4, first=0, quick=True), tmp_path, measures))
+    results = list(made_up(specs_of(synthetic, tmp_path, seeds=4, first=0, quick=True), tmp_path, measures))
     arms = by_arm(results)
     row = synthetic._row("Algorithm 1", synthetic.PAPER, arms["Algorithm 1", synthetic.PAPER])
     assert (row["optima_found"], row["optima_found_best"], row["collapsed"]) == (1, 2, 1)
@@ -323,7 +325,7 @@ def test_a_share_of_runs_is_no_verdict_where_its_interval_holds_what_is_claimed(
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Spec, Finished]]:
     """The runs of one seed, and what came out of them."""
-    specs = synthetic.specs(tmp_path_factory.mktemp("synthetic"), seeds=1, quick=True)
+    specs = specs_of(synthetic, tmp_path_factory.mktemp("synthetic"), seeds=1, quick=True)
     # What is compared in the long run is not looked at.
     short = {"rounds": 3}
     with pytest.MonkeyPatch.context() as patch:
@@ -333,7 +335,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Spec, Finished
 
 @pytest.mark.slow
 def test_the_synthetic_tables_and_figures(ended: list[tuple[Spec, Finished]], tmp_path: Path) -> None:
-    synthetic.tables([_save(spec, one, "", tmp_path) for spec, one in ended], tmp_path)
+    synthetic.page([_save(spec, one, "", tmp_path) for spec, one in ended]).write(tmp_path)
     rows = {row["who"]: row for row in read_csv(tmp_path)}
     assert float(rows["FedAvg"]["rmse"]) > 3
     assert float(rows["IFCA"]["rmse"]) == pytest.approx(0.577, abs=0.02)
@@ -341,7 +343,6 @@ def test_the_synthetic_tables_and_figures(ended: list[tuple[Spec, Finished]], tm
     page = (tmp_path / "table.md").read_text()
     assert "| one hypothesis has the highest loss of the three | 1 of 1" in page
     assert "| k = 1, ν = 5, interpolated, 100 rounds |" in page
-    assert "| worst group | gap | spread | Jain's index |" in page
 
 
 def test_bad_runs_are_left_out_of_the_synthetic_tables(
@@ -349,10 +350,10 @@ def test_bad_runs_are_left_out_of_the_synthetic_tables(
 ) -> None:
     for name in ("_figure_1", "_figure_2"):  # which take most of the time
         monkeypatch.setattr(synthetic, name, lambda *_: None)
-    bad = synthetic.specs(tmp_path, seeds=1, first=2001, quick=True)
+    bad = specs_of(synthetic, tmp_path, seeds=1, first=2001, quick=True)
     results = [_save(spec, one, "", tmp_path) for spec, one in ended]
     results += [_save(spec, None, "Boom: no", tmp_path) for spec in bad]
-    synthetic.tables(results, tmp_path)
+    synthetic.page(results).write(tmp_path)
     assert all(row["runs"] == "1" for row in read_csv(tmp_path))
     assert "11 of 22 runs failed or diverged" in (tmp_path / "table.md").read_text()
 
@@ -361,17 +362,17 @@ def test_bad_runs_are_left_out_of_the_synthetic_tables(
 
 
 def test_table_2s_grid(tmp_path: Path) -> None:
-    specs = handwriting.specs(tmp_path)
+    specs = specs_of(handwriting, tmp_path)
     grid = [s.config for s in specs if s.config["strategy"] == "group-privacy" and s.config["hypotheses"] == 2]
     nus = 0, 0.001, 0.01, 0.1, 1, 3, 5, 10, 15
     found = {(c["loss"], c["noise-multiplier"], c["seed"]) for c in grid}
     assert found == {*product(("cross-entropy", "rmse"), nus, range(2000, 2003))}
-    assert {spec.config["dataset"] for spec in handwriting.specs(tmp_path, dataset="femnist")} == {"femnist"}
+    assert {spec.config["dataset"] for spec in specs_of(handwriting, tmp_path, of="femnist")} == {"femnist"}
     assert len({spec.name for spec in specs}) == len(specs)
 
 
 def test_femnist_shows_eight_fresh_seeds_with_and_without_rebirth(tmp_path: Path) -> None:
-    specs = shortened(handwriting.specs(tmp_path, dataset="femnist"), 40)
+    specs = shortened(specs_of(handwriting, tmp_path, of="femnist"), 40)
     reborn = [s.config for s in specs if s.arm == handwriting.COLLAPSE]
     plain = [s.config for s in specs if s.arm == handwriting.AS_PRINTED]
     for configs, options in ((reborn, "group-privacy respawn=3"), (plain, "group-privacy")):
@@ -380,7 +381,7 @@ def test_femnist_shows_eight_fresh_seeds_with_and_without_rebirth(tmp_path: Path
     assert [s.config for s in specs[:8]] == reborn, "they come first"
     assert {s.config["rounds"] for s in specs} == {40}
     assert {s.config["seed"] for s in specs} == set(range(2000, 2008))
-    assert {s.config["rounds"] for s in shortened(handwriting.specs(tmp_path), 1000)} == {100}, "as configured"
+    assert {s.config["rounds"] for s in shortened(specs_of(handwriting, tmp_path), 1000)} == {100}, "as configured"
 
 
 def test_collapse_is_told_seed_by_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -391,8 +392,8 @@ def test_collapse_is_told_seed_by_seed(tmp_path: Path, monkeypatch: pytest.Monke
         last = OWN | {"rand_index": index}
         return {"best": OWN, "last": last}
 
-    specs = handwriting.specs(tmp_path, dataset="femnist", seeds=1)
-    handwriting.tables(list(made_up(specs, tmp_path, measures)), tmp_path)
+    specs = specs_of(handwriting, tmp_path, of="femnist", seeds=1)
+    handwriting.page(list(made_up(specs, tmp_path, measures))).write(tmp_path)
     text = (tmp_path / "table.md").read_text()
     assert "| reborn | 7 of 8 | 1.00 1.00 1.00 1.00 1.00 1.00 1.00 0.30 | 0.50 0.50" in text
     assert "| paper's algorithm | 0 of 8 | 0.00 0.00" in text
@@ -402,7 +403,7 @@ def test_collapse_is_told_seed_by_seed(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_an_accuracy_is_compared_with_the_printed_one(tmp_path: Path) -> None:
     best = {"best": OWN | {"mean": 0.9}}
-    handwriting.tables(list(made_up(handwriting.specs(tmp_path, seeds=2), tmp_path, lambda _: best)), tmp_path)
+    handwriting.page(list(made_up(specs_of(handwriting, tmp_path, seeds=2), tmp_path, lambda _: best))).write(tmp_path)
     rows = {(row["loss"], row["k"], row["nu"]): row for row in read_csv(tmp_path)}
     assert rows["cross-entropy", "2", "15"]["printed"] == "0.561"
     assert float(rows["cross-entropy", "2", "15"]["difference"]) == pytest.approx(0.339)

@@ -21,9 +21,11 @@ from umbel.simulation.in_process import run_config
 from umbel.simulation.sweep import Result
 from umbel_lab.experiments import femnist_full
 from umbel_lab.experiments.__main__ import app
-from umbel_lab.experiments.runs import resumable
+from umbel_lab.experiments.scaffold import resumable
 
 pytestmark = pytest.mark.rest
+
+SPECS = femnist_full.specs(Path(), range(2000, 2003), False, "")
 
 
 def entry(number: int, loss: float | None, metric: float = 0.0, asked: int = 10) -> dict[str, Any]:
@@ -31,7 +33,7 @@ def entry(number: int, loss: float | None, metric: float = 0.0, asked: int = 10)
 
 
 def test_the_grid_is_the_papers_and_other_arms_have_larger_rounds_or_steps_or_other_writers(tmp_path: Path) -> None:
-    specs = femnist_full.specs(tmp_path)
+    specs = SPECS
     found = [(c["loss"], c["noise-multiplier"], c["seed"]) for c in (s.config for s in specs[:54])]
     nus = 0, 0.001, 0.01, 0.1, 1, 3, 5, 10, 15
     assert set(found) == {*product(("cross-entropy", "rmse"), nus, range(2000, 2003))}
@@ -40,7 +42,8 @@ def test_the_grid_is_the_papers_and_other_arms_have_larger_rounds_or_steps_or_ot
     assert [(s.config["noise-multiplier"], s.config["clients-per-round"]) for s in specs[58:]] == [
         (10, 47), (10, 47), (15, 47), (15, 47),
     ]  # fmt: skip
-    for other, (_, _, change) in zip(specs[54:58], femnist_full.REASONS, strict=True):
+    for other, reason in zip(specs[54:58], femnist_full._DATA["reasons"], strict=True):
+        change = reason["change"]
         (same,) = (s.config for s in specs[:54] if s.config | change == other.config)
         larger, others = {"step-size": 2 * same["step-size"]}, ({"dataset": "femnist-1"}, {"dataset": "femnist-2"})
         assert change in (larger, *others)
@@ -61,24 +64,24 @@ def test_patience_stops_after_five_validations_without_a_lower_loss() -> None:
 
 
 def test_the_table_has_both_figures_of_one_run(tmp_path: Path) -> None:
-    spec = femnist_full.specs(tmp_path)[0]
+    spec = SPECS[0]
     losses = [3.0, 2.0, *[2.5] * 5, 1.0]
     path = tmp_path / "runs" / spec.name
     path.mkdir(parents=True)
     lines = [json.dumps(entry(5 * i + 1, loss, metric=0.1 * i)) for i, loss in enumerate(losses)]
     (path / "history.jsonl").write_text("\n".join(lines))
     one = {"mean": 0.7, "worst_decile": 0.5, "rand_index": 1.0}
-    femnist_full.tables([Result(spec, {"best": one, "last": one, "best_round": 36}, path)], tmp_path)
+    femnist_full.page([Result(spec, {"best": one, "last": one, "best_round": 36}, path)]).write(tmp_path)
     (row,) = read_csv(tmp_path)
     assert "Reasons" not in (tmp_path / "table.md").read_text()
     assert (row["accuracy"], row["patience"], row["stopped"]) == ("0.7", "0.1", "31")
     assert float(row["difference"]) == pytest.approx(0.7 - 0.835)
     measures = {"best": one, "last": one, "best_round": 36}
-    larger_step, many = (femnist_full.specs(tmp_path)[place] for place in (55, -1))
+    larger_step, many = (SPECS[place] for place in (55, -1))
     for other in (larger_step, many):
         shutil.copytree(path, path.with_name(other.name))
-    femnist_full.tables(
-        [Result(other, measures, path.with_name(other.name)) for other in (larger_step, many)], tmp_path
+    femnist_full.page([Result(other, measures, path.with_name(other.name)) for other in (larger_step, many)]).write(
+        tmp_path
     )
     _, clients, reasons = re.split("## (?:Many clients|Reasons)", (tmp_path / "table.md").read_text())
     assert "| rmse | 15 | 47 | 0.05 | 1 | 0.700 |" in clients

@@ -19,7 +19,7 @@ from umbel.protocol.release import Clipping, Kind, Release
 from umbel.simulation.in_process import play, run_config
 from umbel.simulation.measured import Spec
 from umbel.simulation.sweep import Result
-from umbel_lab.experiments import frontier
+from umbel_lab.experiments import frontier, scaffold
 from umbel_lab.experiments.frontier import (
     ALONE,
     CENTRAL,
@@ -29,13 +29,14 @@ from umbel_lab.experiments.frontier import (
     ONE,
     OPEN,
     PLAIN,
-    SERVICES,
     SITE,
     TASKS,
     THREE,
 )
 
 pytestmark = pytest.mark.rest
+
+SERVICES = TASKS["hospital-services"]
 
 
 def release_of(config: dict[str, Any], n: int) -> Release:
@@ -73,7 +74,7 @@ def test_a_linear_model_of_services_costs_the_epsilon_that_the_table_says(epsilo
 
 @pytest.mark.parametrize("epsilon", [1, 2, 4, 8, 16])
 def test_one_sum_that_all_trust_costs_its_epsilon_at_delta(epsilon: int) -> None:
-    nu = frontier._central(epsilon)["noise-multiplier"]
+    nu = frontier.central(epsilon)["noise-multiplier"]
     found = guarantee({Release(Kind.SITE, 7, nu, Clipping.PUBLIC, mechanism="gaussian", hypotheses=1): 1}, 1e-5)
     assert found is not None
     assert 0.99 * epsilon <= found.epsilon <= epsilon
@@ -110,17 +111,17 @@ def test_seeds_are_compared_one_by_one() -> None:
         (ALONE, "x"): [result(ALONE, "", 0, own=(3, 4)), result(ALONE, "", 1, own=(3, 6))],
         (CFL, "x"): [result(CFL, "", seed, held_out=(1.5, 9), own=(0.5, 1)) for seed in (0, 1)],
     }
-    [section] = frontier._better(SERVICES, arms)
+    [section] = frontier.better(SERVICES, arms)
     assert section.columns[2:] == (f"{ALONE}, x", f"{CFL}, x", f"{CFL}, x, made its own")
     assert section.rows == [[ONE, "epsilon 4", "2, 1 of 2", "1, 2 of 2", "0, 0 of 2"]]
-    [more_is_better] = frontier._better(TASKS["qmnist-features"], arms)
+    [more_is_better] = frontier.better(TASKS["qmnist-features"], arms)
     assert more_is_better.rows[0][2:] == ["0, 1 of 2", "1, 0 of 2", "2, 2 of 2"]
-    assert not [*frontier._better(SERVICES, {(ONE, "epsilon 4"): arms[ONE, "epsilon 4"]})]
+    assert not [*frontier.better(SERVICES, {(ONE, "epsilon 4"): arms[ONE, "epsilon 4"]})]
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_every_run_has_a_name_and_a_configuration_of_its_own(name: str, hospitals: Path, tmp_path: Path) -> None:
-    specs = frontier.specs(tmp_path, seeds=2, task=name)
+    specs = scaffold.specs(frontier, tmp_path, [2000, 2001], of=name)
     assert len({spec.name for spec in specs}) == len(specs)
     assert {spec.config["seed"] for spec in specs} == {2000, 2001}
     # Hospitals are split anew by each seed; of handwriting several clients may be one writer.
@@ -132,9 +133,9 @@ def test_every_run_has_a_name_and_a_configuration_of_its_own(name: str, hospital
 
 def test_the_table_tells_guarantees_and_none_where_there_is_none(hospitals: Path, tmp_path: Path) -> None:
     short = {"rounds": 2, "clients-per-round": 60}
-    specs = frontier.specs(tmp_path, seeds=1, quick=True)
+    specs = scaffold.specs(frontier, tmp_path, [2000], True, "hospital")
     results = [Result(spec, frontier.play(spec.config | short).measures, tmp_path) for spec in specs]
-    frontier.tables(results, tmp_path)
+    frontier.page(results).write(tmp_path)
     rows = {(row["arm"], row["label"]): row for row in read_csv(tmp_path)}
     assert rows[CLIENT, "epsilon 16"]["epsilon_text"] == rows[SITE, "epsilon 16"]["epsilon_text"] == "16"
     assert rows[ONE, "epsilon 16"]["epsilon_text"] == "16"

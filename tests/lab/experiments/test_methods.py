@@ -7,21 +7,25 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.errors import raises
+from umbel.data import open_dataset
 from umbel.privacy.accounting.guarantee import DELTA, guarantee
 from umbel.privacy.accounting.rows import row_guarantee
+from umbel.protocol.errors import ConfigError, SweepError
 from umbel.server.setup import Setup
 from umbel.simulation.measured import Spec
+from umbel.simulation.proxy import feature_spans
 from umbel.simulation.sweep import Result
 from umbel_lab.experiments import methods
 
 pytestmark = pytest.mark.rest
 
-HOSPITALS = methods.TASKS[0].title
+HOSPITALS = next(iter(methods.TASKS))
 
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> list[Spec]:
-    return methods.specs(tmp_path_factory.mktemp("methods"), seeds=1, quick=True)
+    return methods.specs(tmp_path_factory.mktemp("methods"), [2000], True, "")
 
 
 def test_every_release_has_the_programs_that_it_can_have(quick: list[Spec]) -> None:
@@ -61,7 +65,7 @@ def test_each_method_is_measured_on_the_run_that_trained_for_it(quick: list[Spec
         ["Algorithm 1", "Algorithm 1, auto"],
         ["CFL"],
     ]
-    methods.tables([Result(s, one, tmp_path) for s, one in zip(chosen, measures, strict=True)], tmp_path)
+    methods.page([Result(s, one, tmp_path) for s, one in zip(chosen, measures, strict=True)]).write(tmp_path)
     written = (tmp_path / "table.md").read_text(encoding="utf-8")
     assert f"| {measures[1]['MR-MTL']['mean']:,.0f} |" in written
     assert "no pFedMe" in written
@@ -75,4 +79,25 @@ def test_a_seed_counts_for_a_method_that_beats_mr_mtl() -> None:
 
     cells = {"MR-MTL": {1: one(5.0, 9.0), 2: one(5.0, 9.0)}, "Ditto": {1: one(4.0, 9.5)}}
     values = {(HOSPITALS, methods.ROWS, "4"): cells, (HOSPITALS, methods.CLIENT, "4"): cells}
-    assert methods._against(values, ["Ditto", "CFL"]) == [[HOSPITALS, "4", "1, 0 of 1", ""]]
+    assert methods.count_wins(values, ["Ditto", "CFL"]) == [[HOSPITALS, "4", "1, 0 of 1", ""]]
+
+
+def test_a_table_is_imported_with_the_scales_and_ranges_that_a_first_import_prints(
+    tmp_path: Path, umbel_home: Path
+) -> None:
+    path = methods.imported("breast-cancer", 2000, tmp_path)
+    first, second = (open_dataset(one).manifest for one in (tmp_path / "first" / path.name, path))
+    assert second.train == 24
+    declared = [[span.declared for span in feature_spans(one, 30) or []] for one in (first, second)]
+    assert declared == [[False] * 30, [True] * 30]
+
+
+def test_a_package_that_is_missing_and_an_import_that_fails_are_named(
+    tmp_path: Path, umbel_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = {"absent": ("absent:rows", ""), "typo": ("sklearn.datasets:load_breast_cancer", "--target no")}
+    monkeypatch.setattr(methods, "TABLES", tables)
+    with raises(ConfigError, "config.not-installed", "absent"):
+        methods.imported("absent", 0, tmp_path)
+    with raises(SweepError, "sweep.failed", "data.no-client"):
+        methods.imported("typo", 0, tmp_path)

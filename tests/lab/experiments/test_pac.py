@@ -21,11 +21,11 @@ pytestmark = pytest.mark.rest
 
 def test_theorems_2_and_3_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     clients = Trials.draw(1, 0.1, seed=4)
-    monkeypatch.setattr(pac, "_geometry", lambda _: (4.0, np.array([0.5])))  # M and tau
+    monkeypatch.setattr(pac, "geometry", lambda _: (4.0, np.array([0.5])))  # M and tau
     # Theorem 3: 2 (.05 * 4)^2 ln(2 * 500 / .1) / (40 (.1 * .8 * .5 * .5)^2)
-    assert pac._theorem_3(clients, 0.1, 0.05) == [math.ceil(0.08 * math.log(10_000) / (40 * 0.02**2))]
+    assert pac.theorem_3(clients, 0.1, 0.05) == [math.ceil(0.08 * math.log(10_000) / (40 * 0.02**2))]
     # Theorem 2 is at its minimum where its two terms meet, and never below the larger of them at any beta.
-    (minimum,) = pac._theorem_2(clients, 0.1, 0.05).tolist()
+    (minimum,) = pac.theorem_2(clients, 0.1, 0.05).tolist()
     for beta in (0.2, 0.5, 0.7):
         first = 2 * math.log(20) / (10 * (0.8 - beta) ** 2)
         second = 2 * 0.04 * math.log(20_000) / (10 * (0.1 * beta * 0.5 * 0.5) ** 2)
@@ -34,7 +34,7 @@ def test_theorems_2_and_3_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_tau_is_the_largest_with_at_most_a_share_epsilon_below() -> None:
     clients = Trials.draw(1, 0.1, seed=5)
-    longest, (tau,) = pac._geometry(clients)
+    longest, (tau,) = pac.geometry(clients)
     scores = np.abs(clients.items @ clients.local[0])
     assert (scores < tau).mean() <= pac.EPSILON < (scores <= tau * (1 + 1e-6)).mean()
     assert longest == pytest.approx(np.linalg.norm(clients.items, axis=1).max())
@@ -44,13 +44,13 @@ def test_tau_is_the_largest_with_at_most_a_share_epsilon_below() -> None:
     ("failures", "place"), [([0.5, 0.3, 0.1, 0.0], 3), ([0.0, 0.2, 0.0], 3), ([0.0], 1), ([0.5, 0.4], None)]
 )
 def test_what_is_enough_stays_enough(failures: list[float], place: int | None) -> None:
-    assert pac._suffices(failures) == place
+    assert pac.suffices(failures) == place
 
 
 def test_noise_by_rows_leaves_rows_that_did_not_change() -> None:
     updates = np.zeros((2, 3, 8), np.float32)
     updates[0, 1] = 1
-    noised = pac._rows(updates, 1.0, np.random.default_rng(0))
+    noised = pac.sanitise_rows(updates, 1.0, np.random.default_rng(0))
     assert (noised[0, 1] != 1).all()
     assert not noised[0, [0, 2]].any()
     assert not noised[1].any()
@@ -70,7 +70,7 @@ def test_the_command_writes_every_table_and_the_same_bytes_again(
     monkeypatch.setattr(pac, "_EPOCHS", 5)
     for name in ("one", "two"):
         if name == "two":  # that a figure is the same bytes again is tested with figures
-            monkeypatch.setattr(pac, "_figure", lambda *_: None)
+            monkeypatch.setattr(pac, "_draw", lambda *_: None)
         result = CliRunner().invoke(app, ["pac", "--quick", "--out", str(tmp_path / name)])
         assert result.exit_code == 0, result.output
     one, two = tmp_path / "one", tmp_path / "two"

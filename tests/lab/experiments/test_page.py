@@ -83,15 +83,19 @@ def test_a_table_whose_settings_have_changed_says_so(docs: Path, monkeypatch: py
 
 
 def test_the_digest_is_of_settings_and_of_what_pins_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, patterns in page.SOURCES.items():
+    for name, patterns in ((name, experiment.sources) for name, experiment in page.EXPERIMENTS.items()):
         assert all(list(ROOT.glob(pattern)) for pattern in patterns), name
     assert page.digest("synthetic") != page.digest("hospital")
-    for file in (page._PINNED, *page.SOURCES["synthetic"]):
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / file).write_bytes((ROOT / file).read_bytes())
+    module, arms, config, recipe = (
+        tmp_path / file.relative_to(ROOT)
+        for pattern in page.EXPERIMENTS["synthetic"].sources
+        for file in sorted(ROOT.glob(pattern))
+    )
+    for file in (tmp_path / page._PINNED, module, arms, config, recipe):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes((ROOT / file.relative_to(tmp_path)).read_bytes())
     monkeypatch.setattr(page, "source", lambda name: tmp_path / name)
     before = page.digest("synthetic")
-    module, config, recipe = (tmp_path / file for file in page.SOURCES["synthetic"])
 
     def edited(file: Path, old: str, new: str) -> bool:
         """Whether the digest is another after an edit, which is taken back."""
@@ -105,7 +109,9 @@ def test_the_digest_is_of_settings_and_of_what_pins_training(tmp_path: Path, mon
     assert edited(module, "NEAR = 1.0", "NEAR = 2.0")
     assert edited(recipe, "DECIMALS = 6", "DECIMALS = 5")
     assert edited(config, "rounds = 100", "rounds = 101")
-    assert not edited(module, "def tables(", "# A comment.\ndef tables_of(")
+    assert edited(arms, "restarts = 5", "restarts = 6")
+    assert not edited(arms, "The paper shows", "The paper tells of")
+    assert not edited(module, "def page(", "# A comment.\ndef page_of(")
     assert not edited(recipe, "OPTIMA = ", "TEXT = 'An error.'\nOPTIMA = ")
     assert not edited(config, "rounds = 100", "# A comment.\nrounds = 100")
     (tmp_path / page._PINNED).write_bytes(b"other numbers")
@@ -155,7 +161,7 @@ def test_an_experiment_in_a_modified_tree_starts_no_work(command: str, tree: Pat
     (tree / "umbel" / "new.py").write_text("")
     monkeypatch.setattr(page, "commit_of", partial(page.commit_of, tree))
     for module in (synthetic, pac, audits, dlg):
-        for work in {"specs", "tables"} & vars(module).keys():
+        for work in {"arms", "page"} & vars(module).keys():
             monkeypatch.setattr(module, work, lambda *_, **__: pytest.fail("work has begun"))
     done = CliRunner().invoke(app, [command])
     assert done.exit_code == 2

@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.errors import raises
 from umbel.data import open_dataset
 from umbel.models.factors import baselines
-from umbel.protocol.errors import DatasetError
 from umbel.simulation.measured import Spec
 from umbel.simulation.sweep import Result
 from umbel_lab.experiments import recommender
-from umbel_lab.experiments.recommender import ARMS, specs, tables
+from umbel_lab.experiments.recommender import ARMS
+from umbel_lab.experiments.scaffold import specs
 
 pytestmark = pytest.mark.rest
 
@@ -24,7 +23,7 @@ def result(spec: Spec, last: float, best: float) -> Result:
 
 
 def test_each_split_has_a_run_of_each_model_on_the_same_users(tmp_path: Path) -> None:
-    runs = specs(tmp_path, seeds=2, first=7, quick=True, dataset="preferences")
+    runs = specs(recommender, tmp_path, [7, 8], True, "preferences")
     assert [run.name for run in runs] == [
         "factors-seed7", "factors-and-biases-seed7", "factors-seed8", "factors-and-biases-seed8"
     ]  # fmt: skip
@@ -35,14 +34,14 @@ def test_each_split_has_a_run_of_each_model_on_the_same_users(tmp_path: Path) ->
 
 
 def test_the_table_says_how_far_each_is_ahead_of_the_strongest_rule(tmp_path: Path) -> None:
-    runs = specs(tmp_path, seeds=2, first=7, quick=True, dataset="preferences")
+    runs = specs(recommender, tmp_path, [7, 8], True, "preferences")
     rules = {path: baselines(open_dataset(Path(path))) for path in {run.config["dataset"] for run in runs}}
 
     def ahead(run: Spec, much: float) -> float:
         return rules[run.config["dataset"]]["item and user bias"] + much
 
     found = [result(run, ahead(run, 0.01 if run.config["model"] else -0.02), ahead(run, 0)) for run in runs]
-    tables(found, tmp_path)
+    recommender.page(found).write(tmp_path)
     page = (tmp_path / "table.md").read_text()
     assert "| all liked |" in page
     biased, plain = (next(row for row in page.splitlines() if row.startswith(f"| {name}, last")) for name in (
@@ -50,8 +49,3 @@ def test_the_table_says_how_far_each_is_ahead_of_the_strongest_rule(tmp_path: Pa
     ))  # fmt: skip
     assert "0.0100 ± 0.0000 | 2 of 2" in biased
     assert "-0.0200 ± 0.0000 | 0 of 2" in plain
-
-
-def test_other_data_are_refused(tmp_path: Path) -> None:
-    with raises(DatasetError, "data.no-preferences", "synthetic"):
-        specs(tmp_path, dataset="synthetic")

@@ -15,7 +15,7 @@ from umbel.server.setup import Setup
 from umbel.simulation.baselines import personalised
 from umbel.simulation.in_process import run_config
 from umbel.simulation.measured import LOCAL_ONLY
-from umbel_lab.experiments.runs import FINE_TUNE, INTERPOLATE, finish, shuffled, split_by_seed
+from umbel_lab.experiments.scaffold import FINE_TUNE, INTERPOLATE, finish, shuffled, split_by_seed
 
 pytestmark = pytest.mark.rest
 
@@ -80,7 +80,7 @@ def test_clients_change_places_and_nothing_else() -> None:
 def test_there_is_a_dataset_for_each_seed(tmp_path: Path) -> None:
     source = tmp_path / "source"
     write_dataset(source, TWELVE.manifest, TWELVE.features, TWELVE.targets, TWELVE.offsets, TWELVE.names)
-    written = dict(split_by_seed(str(source), tmp_path, [2000, 2001]))
+    written = {seed: split_by_seed(str(source), tmp_path, seed) for seed in (2000, 2001)}
     assert written == {seed: str(tmp_path / "data" / f"twelve-{seed}") for seed in (2000, 2001)}
     for seed, path in written.items():
         assert clients(open_dataset(Path(path))) == clients(shuffled(TWELVE, seed))

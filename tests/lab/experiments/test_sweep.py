@@ -20,28 +20,21 @@ from typer.testing import CliRunner
 
 import umbel.simulation.sweep
 import umbel_lab.experiments.synthetic
-from tests.helpers.clusters import cluster
 from tests.helpers.errors import raises
 from tests.helpers.sources import ROOT
-from umbel.data import find_dataset, open_dataset, write_dataset
+from umbel.data import find_dataset
 from umbel.protocol.errors import DiskError, SweepError
-from umbel.protocol.home import private_scratch
 from umbel.simulation.in_process import run_config
 from umbel.simulation.measured import Finished, Spec, finish
 from umbel.simulation.sweep import (
     Result,
-    _attempt,
     _digest,
-    _pack,
-    _unpack,
     made_by,
     sweep,
 )
 from umbel_lab.experiments import centaur, frontier, synthetic
 from umbel_lab.experiments.__main__ import app
-from umbel_lab.experiments.packed import unpack
-from umbel_lab.experiments.runs import resumable
-from umbel_lab.experiments.tables import page
+from umbel_lab.experiments.scaffold import page, resumable, unpack
 
 pytestmark = pytest.mark.rest
 
@@ -79,10 +72,6 @@ def test_a_long_run_could_resume_until_its_result_is_saved(
     assert finished.saved_in.is_dir()
     SAVE(spec, finished, "", tmp_path, resumable)
     assert not finished.saved_in.exists()
-    elsewhere, _ = _attempt(resumable, spec.config, _pack(find_dataset("synthetic")))
-    assert elsewhere is not None
-    assert elsewhere.saved_in is not None
-    assert not elsewhere.saved_in.exists(), "another machine saves it"
 
 
 def test_two_sweeps_do_not_share_an_unfinished_run(umbel_home: Path) -> None:
@@ -244,23 +233,7 @@ def test_a_run_that_fails_stops_no_other_and_is_tried_again(in_process: list[str
     assert not list((tmp_path / "failed").iterdir())
 
 
-@pytest.mark.parametrize("kind", ["folder", "file"])
-def test_a_dataset_travels_to_another_machine(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
-    source = find_dataset("synthetic")
-    if kind == "folder":
-        opened = open_dataset(source)
-        source = tmp_path / "source" / "data"
-        write_dataset(source, opened.manifest, opened.features, opened.targets, opened.offsets)
-    data = _pack(source)
-    path = _unpack(data)
-    assert path != source
-    np.testing.assert_array_equal(open_dataset(path).features, open_dataset(source).features)
-    assert open_dataset(path).manifest == open_dataset(source).manifest
-    assert _unpack(data) == path
-
-
-# --- with Ray
+# --- in workers
 
 
 def die(config: Mapping[str, Any]) -> Finished:
@@ -270,18 +243,24 @@ def die(config: Mapping[str, Any]) -> Finished:
     return finish(config)
 
 
+def says_where_it_is(config: Mapping[str, Any]) -> Finished:
+    import safetensors
+
+    return Finished({"from": safetensors.__file__, "threads": os.environ["OMP_NUM_THREADS"]})
+
+
 def test_workers_import_nothing_from_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray puts the folder where it starts before all that is installed."""
-    started: list[Path] = []
-    monkeypatch.setattr("ray.init", lambda *_, **__: started.append(Path.cwd()))
+    """It comes before all that is installed, and somebody may have sent it."""
     monkeypatch.chdir(tmp_path)
-    with umbel.simulation.sweep._cluster():
-        assert Path.cwd() == tmp_path
-    assert started == [private_scratch()]
+    (tmp_path / "safetensors.py").write_text("raise ImportError('of somebody else')")
+    [(_, found, error)] = EACH(SPECS[:1], says_where_it_is, 2)
+    assert found is not None, error
+    assert "site-packages" in found.measures["from"]
+    assert found.measures["threads"] == "1"
 
 
 @pytest.mark.slow
-def test_runs_on_ray_give_what_they_give_in_process_and_a_worker_that_dies_is_a_failed_run(tmp_path: Path) -> None:
+def test_runs_in_workers_give_what_they_give_in_process_and_a_worker_that_dies_is_a_failed_run(tmp_path: Path) -> None:
     # Two, for each of which there is a core: to start a worker takes longer than a run.
     lost, one = sweep([SPECS[1], SPECS[0]], tmp_path, die)
     assert not one.error
@@ -315,10 +294,10 @@ def interrupted(patch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_a_sweep_that_is_stopped_on_a_cluster_goes_on_without_one_and_gives_the_same_tables_and_arrays(
+def test_a_sweep_that_is_stopped_goes_on_and_gives_the_same_tables_and_arrays(
     in_process: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Compared with one that was neither stopped nor had a cluster; that Ray gives the same is the test above."""
+    """Compared with one in this process; that workers give the same is the test above."""
     for name in ("_figure_1", "_figure_2"):  # which take longer than the runs
         monkeypatch.setattr(umbel_lab.experiments.synthetic, name, lambda *_: None)
     monkeypatch.setattr("umbel.simulation.baselines.LOCAL_EPOCHS", 2)
@@ -333,10 +312,9 @@ def test_a_sweep_that_is_stopped_on_a_cluster_goes_on_without_one_and_gives_the_
     assert len(made(tmp_path / "alone")) == 2 + 5 * 3
 
     folder = tmp_path / "stopped"
-    with cluster(tmp_path) as there, monkeypatch.context() as patch, interrupted(patch):
+    with monkeypatch.context() as patch, interrupted(patch):
         patch.setattr(umbel.simulation.sweep, "_each", EACH)
-        patch.setenv("RAY_ADDRESS", there.address)
-        stopped = CliRunner().invoke(app, [*command, str(folder)])
+        stopped = CliRunner().invoke(app, [*command, str(folder), "--workers", "1"])
     assert stopped.exit_code == 130, stopped.output
     assert str(folder) in stopped.stderr
     assert not (folder / "table.md").exists()

@@ -12,7 +12,7 @@ import pytest
 
 from umbel.simulation.measured import Spec
 from umbel.simulation.sweep import Result
-from umbel_lab.experiments.tables import good, page
+from umbel_lab.experiments.scaffold import good, page
 from umbel_lab.output import Section
 
 pytestmark = pytest.mark.rest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from math import exp, log
 
@@ -23,14 +24,13 @@ from umbel.models import LOSSES, METRICS, Model
 from umbel.privacy.gate.randomness import streams
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ConfigError, ModelError
-from umbel_lab.personal.memory import Memory, Remembering, check_memory, last_input
+from umbel_lab.personal import memory
+from umbel_lab.personal.memory import Remembering, last_input
 
 
-def memory(keys: list[float], values: list[float]) -> Memory:
-    """Return the memory of one client, of one number a row."""
-    return Memory(
-        np.array(keys, np.float32)[:, None], np.array(values)[:, None], np.array([len(keys)]), np.array([0.5])
-    )
+def nearest(keys: list[float], values: list[float], queries: Tensor, without: int = 0) -> Tensor:
+    """Return what a client's rows of one number say of others."""
+    return memory.nearest(np.array(keys, np.float32)[:, None], np.array(values)[:, None], queries, without)
 
 
 def made(learner: Learner, hypotheses: Arrays, clients: Cohort) -> Own:
@@ -40,30 +40,30 @@ def made(learner: Learner, hypotheses: Arrays, clients: Cohort) -> Own:
 
 def shares(own: Own) -> list[float]:
     assert isinstance(own, Remembering)
-    return own.memory.shares.tolist()
+    return own.shares.tolist()
 
 
 def test_nearer_rows_count_more() -> None:
     """Of keys 0, 1 and 3, seen from 1: at distances 1, 0 and 2."""
-    found = memory([0.0, 1, 3], [10.0, 20, 50]).nearest(torch.tensor([[1.0]]))
+    found = nearest([0.0, 1, 3], [10.0, 20, 50], torch.tensor([[1.0]]))
     weights = np.array([exp(-1), 1, exp(-2)])
     assert found.item() == pytest.approx(weights @ [10, 20, 50] / weights.sum())
 
 
 def test_all_rows_far_away_still_say_something() -> None:
     """Where exp(-d) is 0 in floating point, the ratio of two of them is not."""
-    found = memory([0.0, 1], [10.0, 20]).nearest(torch.tensor([[-5000.0]]))
+    found = nearest([0.0, 1], [10.0, 20], torch.tensor([[-5000.0]]))
     assert found.item() == pytest.approx((10 + 20 * exp(-1)) / (1 + exp(-1)))
 
 
 def test_ten_rows_are_read_and_the_earlier_of_equals() -> None:
-    assert memory([0.0] * 12, [*range(12)]).nearest(torch.zeros(1, 1)).item() == pytest.approx(4.5)
+    assert nearest([0.0] * 12, [*range(12)], torch.zeros(1, 1)).item() == pytest.approx(4.5)
 
 
 def test_a_row_that_is_left_out_reads_none_of_its_own_keys() -> None:
     """Two rows of two keys each, all in one place: each row reads the other's values."""
-    one = memory([0.0] * 4, [1.0, 3, 10, 30])
-    assert one.nearest(torch.zeros(4, 1), without=2).ravel().tolist() == pytest.approx([20, 20, 2, 2])
+    told = nearest([0.0] * 4, [1.0, 3, 10, 30], torch.zeros(4, 1), without=2)
+    assert told.ravel().tolist() == pytest.approx([20, 20, 2, 2])
 
 
 def test_the_share_is_what_suits_rows_left_out() -> None:
@@ -159,7 +159,7 @@ def test_each_token_of_a_row_has_its_own_neighbours() -> None:
     hypotheses = draw_hypotheses(model, 1)
     own = made(learner, hypotheses, clients)
     assert isinstance(own, Remembering)
-    assert (own.memory.keys.shape, own.memory.values.shape, own.memory.lengths.tolist()) == ((9, 2), (9, 5), [9])
+    assert (own.keys.shape, own.values.shape, own.counts.tolist()) == ((9, 2), (9, 5), [9])
     assert own.score(learner, clients)[1].item() == 1
     assert made(learner, hypotheses, clients).outputs(learner, clients).shape == (3, 3, 5)
 
@@ -194,10 +194,10 @@ class Spread(nn.Module):
 
 @pytest.mark.parametrize("network", [Spread, Turned])
 def test_a_model_whose_rows_cannot_be_remembered_is_refused(network: type[nn.Module]) -> None:
-    model = Model("odd", network, LOSSES["mse"], METRICS["rmse"])
-    clients = cohort([1.0, 2])
+    loss = replace(LOSSES["mse"], per_sample=lambda outputs, targets: (outputs[..., 0] - targets).square())
+    model = Model("odd", network, loss, METRICS["rmse"])
     with raises(ModelError, "model.no-neighbours", "'odd'", "choose another method"):
-        check_memory(model, clients.features, clients.targets)
+        made(learner_of("batched", model), draw_hypotheses(model, 1), cohort([1.0, 2, 3], [1.0]))
 
 
 def test_a_network_for_other_programs_holds_no_rows() -> None:

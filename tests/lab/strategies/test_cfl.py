@@ -11,12 +11,13 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.helpers.errors import raises
+from tests.helpers.scripted import on
 from tests.strategies.test_how_many import GROUPS, dataset
 from umbel import strategies
+from umbel.nodes.fleet import Fleet
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.releases import Releases
 from umbel.protocol.run_config import RunConfig
-from umbel.server.nodes.fleet import Fleet
 from umbel.server.setup import Setup
 from umbel.simulation.in_process import play
 from umbel_lab.strategies import ClusteredFL
@@ -30,7 +31,7 @@ EAST, WEST = [(1.0, 0.1), (1.0, -0.1), (0.9, 0.0)], [(-1.0, 0.1), (-1.0, 0.0), (
 def round_of(strategy: ClusteredFL, releases: Any, sent: Any = ((0.0, 0.0),)) -> NDArray[np.float64]:
     """Return the hypotheses after a round in which these were released."""
     vectors = np.array(releases, float)
-    strategy.fleet.sent = {"weight": np.array(sent, np.float32)}
+    strategy.nodes.sent = {"weight": np.array(sent, np.float32)}
     outcome = strategy.learn(1, Releases(vectors, np.arange(len(vectors)), None, len(vectors), 0))
     assert outcome.following is not None
     assert outcome.counts.sum() == len(vectors)
@@ -47,7 +48,7 @@ def test_the_parts_are_those_between_which_the_largest_cosine_is_smallest() -> N
 
 
 def test_clients_that_pull_apart_are_split_into_their_means() -> None:
-    found = round_of(ClusteredFL(Fleet(), hypotheses=4), EAST + WEST)
+    found = round_of(on(Fleet(), ClusteredFL(hypotheses=4)), EAST + WEST)
     np.testing.assert_allclose(found, [np.mean(EAST, 0), np.mean(WEST, 0)], rtol=1e-6)
 
 
@@ -62,12 +63,12 @@ def test_clients_that_pull_apart_are_split_into_their_means() -> None:
 )
 def test_others_are_averaged(releases: Any, why: str) -> None:
     np.testing.assert_allclose(
-        round_of(ClusteredFL(Fleet(), hypotheses=4), releases), [np.mean(releases, 0)], rtol=1e-6
+        round_of(on(Fleet(), ClusteredFL(hypotheses=4)), releases), [np.mean(releases, 0)], rtol=1e-6
     )
 
 
 def test_a_cluster_that_hardly_moves_any_more_is_at_its_end() -> None:
-    strategy = ClusteredFL(Fleet(), hypotheses=4)
+    strategy = on(Fleet(), ClusteredFL(hypotheses=4))
     strategy.state["cfl/longest"] = np.asarray(50.0)
     assert len(round_of(strategy, EAST + WEST)) == 1, "1 is no more than a twentieth of 50"
     strategy.state["cfl/longest"] = np.asarray(19.0)
@@ -76,8 +77,8 @@ def test_a_cluster_that_hardly_moves_any_more_is_at_its_end() -> None:
 
 def test_there_are_no_more_than_the_run_says_and_each_is_split_by_itself() -> None:
     far = [(100 + x, y) for x, y in EAST + WEST]
-    assert len(round_of(ClusteredFL(Fleet(), hypotheses=9), EAST + WEST + far, [(0, 0), (100, 0)])) == 4
-    found = round_of(ClusteredFL(Fleet(), hypotheses=3), EAST + WEST + far, [(0, 0), (100, 0)])
+    assert len(round_of(on(Fleet(), ClusteredFL(hypotheses=9)), EAST + WEST + far, [(0, 0), (100, 0)])) == 4
+    found = round_of(on(Fleet(), ClusteredFL(hypotheses=3)), EAST + WEST + far, [(0, 0), (100, 0)])
     np.testing.assert_allclose(found, [np.mean(EAST, 0), np.mean(far, 0), np.mean(WEST, 0)], rtol=1e-6)
 
 
@@ -87,7 +88,7 @@ def test_clusters_of_large_models_are_split_as_their_updates_go() -> None:
     near, sign = np.arange(12) % 2, np.where(np.arange(12) < 6, 1.0, -1.0)
     apart = sign[:, None] * random.normal(size=(2, n))[near] * 0.1
     releases = (sent[near] + apart + 0.05 * random.normal(size=(12, n))).astype(np.float32)
-    found = round_of(ClusteredFL(Fleet(), hypotheses=3), releases.astype(float), sent)
+    found = round_of(on(Fleet(), ClusteredFL(hypotheses=3)), releases.astype(float), sent)
     updates = releases[near == 0] - sent[0].astype(float)
     second, gap = bipartition(updates)
     assert gap > 0.7
@@ -97,10 +98,10 @@ def test_clusters_of_large_models_are_split_as_their_updates_go() -> None:
 
 
 def test_options_say_when() -> None:
-    strict = ClusteredFL(Fleet(), hypotheses=4, options=SplitOptions(gamma=1.0))
+    strict = on(Fleet(), ClusteredFL(hypotheses=4, **vars(SplitOptions(gamma=1.0))))
     assert len(round_of(strict, EAST + WEST)) == 1
     with raises(ConfigError, "config.option-value", "0", "strategy"):
-        strategies.make(RunConfig(strategy=f"{NAME} eps1=0"), Fleet())
+        on(Fleet(), strategies.make(RunConfig(strategy=f"{NAME} eps1=0")))
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,15 @@ import pytest
 from scipy import stats
 
 from tests.helpers.errors import raises
+from tests.helpers.scripted import on
 from tests.strategies.conftest import one_round
 from tests.strategies.test_how_many import GROUPS, dataset
 from umbel import strategies
 from umbel.data import Manifest, write_leaf
+from umbel.nodes.fleet import Fleet
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.release import Clipping, ClipSchedule
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import TrainingSpec
-from umbel.server.nodes.fleet import Fleet
 from umbel.server.setup import Setup
 from umbel.simulation.baselines import rand_index
 from umbel.simulation.in_process import play
@@ -37,8 +37,8 @@ ROWS = {
 
 @pytest.mark.parametrize("by", ["mixture", "kmeans"])
 def test_the_first_releases_become_hypotheses_and_later_ones_move_them(by: Any) -> None:
-    fleet, unknown = Fleet(RunConfig(clients_per_round=5)), ClipSchedule(Clipping.UPDATE)
-    strategy = RDPCFL(fleet, hypotheses=2, radius=unknown, options=ClusterOptions(by))
+    fleet = Fleet(RunConfig(clients_per_round=5, clipping="update"))
+    strategy = on(fleet, RDPCFL(hypotheses=2, **vars(ClusterOptions(by))))
     found, _ = one_round(strategy, [[0.0] * 3], dict(enumerate(APART)))
     np.testing.assert_allclose(found[found[:, 0].argsort()], [[-1, 0, 0], [3.1 / 3, 0, 0]], atol=1e-6)
     clusters = strategy.state[CLUSTERS]
@@ -49,7 +49,7 @@ def test_the_first_releases_become_hypotheses_and_later_ones_move_them(by: Any) 
 
 def test_a_round_of_too_few_releases_leaves_one_hypothesis() -> None:
     found, _ = one_round(
-        RDPCFL(Fleet(RunConfig(clients_per_round=2)), hypotheses=3), [[0.0] * 3], {0: [1.0, 0, 0], 1: [3.0, 0, 0]}
+        on(Fleet(RunConfig(clients_per_round=2)), RDPCFL(hypotheses=3)), [[0.0] * 3], {0: [1.0, 0, 0], 1: [3.0, 0, 0]}
     )
     assert found.tolist() == [[2, 0, 0]]
 
@@ -69,7 +69,7 @@ def test_the_means_of_large_models_are_those_of_their_clusters() -> None:
     random, true = np.random.default_rng(0), np.array([0, 1, 1, 0, 1, 0])
     sent = random.standard_normal((1, 70_000))  # more numbers than a block
     releases = (sent + random.standard_normal((2, 70_000))[true] + 0.1).astype(np.float32)
-    strategy = RDPCFL(Fleet(), hypotheses=2)
+    strategy = on(Fleet(), RDPCFL(hypotheses=2))
     found = strategy.reshape(1, sent, sent, releases, np.zeros(6, np.int64))
     clusters = strategy.state[CLUSTERS]
     assert rand_index(true, clusters) == 1
@@ -118,7 +118,7 @@ def test_a_run_without_clusters_or_with_unknown_noise_is_refused(changes: dict[s
     with raises(ConfigError, code, "RDPCFL"):
         Setup.parse(RunConfig.parse({"strategy": NAME, "clients-per-round": 40} | changes).entries())
     with raises(ConfigError, "config.option-value", "by"):
-        strategies.make(RunConfig(strategy=f"{NAME} by=luck"), Fleet())
+        on(Fleet(), strategies.make(RunConfig(strategy=f"{NAME} by=luck")))
 
 
 def test_a_run_finds_three_groups(tmp_path: Path, run_config: dict[str, Any]) -> None:

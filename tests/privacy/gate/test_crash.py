@@ -35,12 +35,12 @@ def _serve(folder: Path, run_config: dict[str, Any], die_before_noise: bool) -> 
 
     from tests.helpers.messages import asked, released
     from umbel.client.app import app
-    from umbel.privacy.gate import releases
+    from umbel.privacy.mechanisms import sanitise
     from umbel.protocol.tasks import TrainingSpec
     from umbel.simulation.grid import InProcessGrid
 
     if die_before_noise:
-        releases.sanitise_in_place = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+        sanitise.sanitise_in_place = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
     # Processes have the environment of the first test that made one.
     config = ACCEPTED | {"data-path": str(folder / "own"), "ledger-path": str(folder / "ledger.sqlite")}
     grid = InProcessGrid(app, run_config, node_configs=[config])

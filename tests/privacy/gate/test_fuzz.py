@@ -33,9 +33,9 @@ from tests.helpers.paper import paper_run
 from umbel.client.app import app
 from umbel.data import offsets_of, write_dataset
 from umbel.privacy.accounting.guarantee import within_budget
-from umbel.privacy.gate import releases as mechanism
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.mechanisms import Mechanism
+from umbel.privacy.mechanisms import sanitise as mechanism
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.messages import keep_request
 from umbel.protocol.records import pack, unpack

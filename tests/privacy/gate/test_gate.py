@@ -50,8 +50,8 @@ from umbel.privacy.gate.memory_ledger import MemoryLedger
 from umbel.privacy.gate.own_app import RoundGate, local_result
 from umbel.privacy.gate.randomness import SecureGenerator, streams
 from umbel.privacy.gate.refusals import guard
-from umbel.privacy.gate.releases import round_to_grid
 from umbel.privacy.mechanisms import choice
+from umbel.privacy.mechanisms.sanitise import round_to_grid
 from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.home import umbel_home
@@ -485,7 +485,7 @@ def test_a_node_that_is_told_to_end_ends(deadly: type[BaseException], monkeypatc
 
     with pytest.raises(deadly):
         through_gate(SMALL, of_node(OWN), end)
-    monkeypatch.setattr("umbel.privacy.gate.releases.sanitise_in_place", end)
+    monkeypatch.setattr("umbel.privacy.mechanisms.sanitise.sanitise_in_place", end)
     with pytest.raises(deadly):
         through_gate(SMALL, of_node(OWN), hands_over(TRAINED, [0, 0]))
 

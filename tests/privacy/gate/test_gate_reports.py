@@ -40,8 +40,8 @@ from umbel.privacy.gate.gate import LocalReport
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.own_app import local_report, local_result
 from umbel.privacy.gate.randomness import streams
-from umbel.privacy.gate.releases import round_to_grid
 from umbel.privacy.mechanisms.laplace import Laplace
+from umbel.privacy.mechanisms.sanitise import round_to_grid
 from umbel.protocol.messages import evaluation_in, training_in
 from umbel.protocol.records import Held, held_in, to_array_record
 from umbel.protocol.tasks import EvaluationSpec

@@ -503,7 +503,7 @@ def test_noise_is_drawn_only_after_the_charge_is_on_disk(site: Site, monkeypatch
         assert site.spent() == [PRICE, PRICE, 0, 0]
         raise RuntimeError("crash")
 
-    monkeypatch.setattr("umbel.privacy.gate.releases.sanitise_in_place", look)
+    monkeypatch.setattr("umbel.privacy.mechanisms.sanitise.sanitise_in_place", look)
     assert refused(site.ask())
     assert site.spent() == [PRICE, PRICE, 0, 0]
 

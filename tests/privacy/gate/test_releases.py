@@ -28,12 +28,13 @@ from tests.helpers.errors import raises
 from tests.helpers.messages import stacked, task_of
 from tests.helpers.noise import sanitise
 from tests.helpers.sites import simulated
-from umbel.privacy.gate import releases
-from umbel.privacy.gate.releases import Sanitiser, check_noise, min_radius, resolution, round_to_grid
+from umbel.privacy.gate.releases import Sanitiser
 from umbel.privacy.mechanisms import Gaussian, Laplace, Mechanism
 from umbel.privacy.mechanisms.base import Matrix, NoiseSource, clip
+from umbel.privacy.mechanisms.sanitise import NOISE_STEPS, check_noise, min_radius, resolution, round_to_grid
+from umbel.privacy.mechanisms.sanitise import sanitise as release
 from umbel.protocol.errors import Refused
-from umbel.protocol.release import NOISE_STEPS, Clipping
+from umbel.protocol.release import Clipping
 
 FALSE_ALARM = 1e-6
 EPSILON = 0.7
@@ -301,7 +302,7 @@ class FirstOnly(Laplace):
 @pytest.mark.parametrize("kind", [OneForAll, OneNumber, FirstOnly])
 def test_a_mechanism_that_numpy_would_spread_over_clients_is_refused(kind: type[Mechanism]) -> None:
     with raises(Refused, "refused.mechanism-shape"):
-        releases.sanitise(kind(5.0), np.eye(3), 1.0, Clipping.PUBLIC, generators(3))
+        release(kind(5.0), np.eye(3), 1.0, Clipping.PUBLIC, generators(3))
 
 
 # --- what 32-bit numbers can carry

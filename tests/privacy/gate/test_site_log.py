@@ -163,7 +163,7 @@ def test_clients_that_cannot_pay_make_it_a_part(log: SiteLog, own: dict[str, Any
 def test_a_charge_that_led_to_no_release_is_on_record(
     log: SiteLog, own: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("umbel.privacy.gate.releases.sanitise_in_place", broken)
+    monkeypatch.setattr("umbel.privacy.mechanisms.sanitise.sanitise_in_place", broken)
     assert refused(through_gate(asked(ZEROS, task_of((0, 1))), of_node(own), handler))
     [line] = log.lines()
     assert (line["decision"], line["paid"]) == ("refused", 2)

@@ -335,12 +335,20 @@ def test_entries_that_a_site_says_are_the_apps_own_are_let_be(tmp_path: Path) ->
     assert node.grid.contexts[node.id].node_config["device"] == "cpu", "and the app sees them"
 
 
-def test_a_node_outside_a_simulation_that_names_no_data_is_refused(node_log: io.StringIO) -> None:
-    """What it says of partitions is no proof of a simulation; where it runs is."""
+def test_a_node_outside_a_simulation_needs_a_ledger_alone(node_log: io.StringIO, tmp_path: Path) -> None:
+    """What it says of partitions is no proof of a simulation; where it runs is. The app opens its own data."""
     node = Node(Gate(2.0, 1.0), unchanged)
-    reply = node.grid._app(Message(asks(PAIR), node.id, "train", group_id="1"), node.grid.contexts[node.id])
-    assert refused(reply)
-    assert "this node serves no data" in node_log.getvalue()
+
+    def reply() -> Message:
+        message = Message(asks(PAIR), node.id, "train", group_id="1")
+        return node.grid._app(message, node.grid.contexts[node.id])
+
+    assert refused(reply())
+    assert "[site.no-ledger]" in node_log.getvalue()
+    ledger = tmp_path / "ledger.sqlite"
+    node.grid.contexts[node.id].node_config["ledger-path"] = str(ledger)
+    assert not refused(reply())
+    assert [sum(account.values()) for account in Ledger(ledger).accounts().values()] == [1]
 
 
 def test_each_message_stands_in_the_sites_log(tmp_path: Path) -> None:

@@ -15,11 +15,11 @@ from scipy import stats
 from tests.helpers.errors import raises
 from tests.helpers.examples import examples
 from umbel.privacy.accounting.accountant import compose
-from umbel.privacy.gate.releases import sanitise
 from umbel.privacy.mechanisms import DiscreteGaussian
 from umbel.privacy.mechanisms.base import Matrix
 from umbel.privacy.mechanisms.discrete_gaussian import ConcentratedLoss, _guide, _table, draw, to_grid
 from umbel.privacy.mechanisms.gaussian import GaussianLoss
+from umbel.privacy.mechanisms.sanitise import sanitise
 from umbel.protocol.errors import Refused
 from umbel.protocol.release import Clipping
 

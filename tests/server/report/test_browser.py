@@ -21,10 +21,9 @@ import pytest
 from PIL import Image
 from PIL.ImageStat import Stat
 
-from tests.helpers.reports import CONFIG, WORTH, entry, report, snapshots, state, view, watched
+from tests.helpers.reports import CONFIG, WORTH, entry, report, state, watched
 from tests.helpers.sources import ROOT
-from umbel.server.report import HeldOut, Measured
-from umbel.server.snapshots import Snapshot
+from umbel.server.report import Fits
 from umbel.server.worth import Level
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chromium-browser"))), None)
@@ -60,7 +59,7 @@ def chromium(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def wide() -> str:
-    """A report with all that there is: seven hypotheses, an alarm, other runs, long names and a large table."""
+    """A report with all that there is: seven hypotheses, an alarm, long names and a large table."""
     rng = np.random.default_rng(0)
     best = {"weight": rng.normal(size=(7, 1, 2)).astype(np.float32)}
     history = [
@@ -68,18 +67,11 @@ def wide() -> str:
               nearest=rng.random(7).tolist(), lost_nodes=int(t == 3), loss_spread=sorted((rng.random(5) * t).tolist()))
         for t in range(1, 101)
     ]  # fmt: skip
-    both = [Snapshot(t, rng.normal(size=(100, 2)), rng.integers(0, 7, 100), rng.normal(size=(7, 2))) for t in (1, 9)]
     run = state(best=best, hypotheses=best, history=history, best_round=9)
-    twin = replace(run, history=[replace(one, loss=(one.loss or 0) + 0.1) for one in history], best_loss=0.2)
-    kept, config = snapshots(*both), CONFIG | {"model": "a.long.package:" + "Name" * 20}
-    others = [
-        view(twin, kept=kept, config=config | changes, hypotheses=7)
-        for changes in ({"seed": 4}, {"strategy": "ifca"}, {"strategy": "a.package:WithAVeryLongName", "seed": 9})
-    ]
     return report(
-        run, sections=[watched()], kept=kept, hypotheses=7, participations=rng.poisson(25, 500),
-        name="20260101-000000-" + "long" * 20, config=config, others=others, local_only=HeldOut(0.5, 0.625, 3),
-        measured=Measured(HeldOut(0.25, 0.75, 3), [1] * 7, [0.125] * 6 + [math.nan], [1.5] * 7), drawn=True,
+        run, sections=[watched()], hypotheses=7, participations=rng.poisson(25, 500),
+        name="20260101-000000-" + "long" * 20, config=CONFIG | {"model": "a.long.package:" + "Name" * 20},
+        fits=Fits([1] * 7, [0.125] * 6 + [math.nan], [1.5] * 7), drawn=True,
         worth=replace(WORTH, arms=[*WORTH.arms, replace(WORTH.arms[0], label="long " * 20, remark="why " * 60)]),
     ).html  # fmt: skip
 

@@ -11,13 +11,11 @@ import numpy as np
 import pytest
 
 from umbel.server.report import figures
-from umbel.server.report.figures import Line, number, tally
-from umbel.server.snapshots import Snapshot
+from umbel.server.report.figures import number, tally
 
 pytestmark = pytest.mark.rest
 
 SHOWN = [0, 1]
-SQUARE = ((-1.0, 1.0), (-1.0, 1.0))
 
 
 def texts(svg: str) -> list[str]:
@@ -53,21 +51,11 @@ def test_numbers_are_for_people(value: float, text: str) -> None:
 # --- drawings
 
 FIGURES = {
-    "curve": lambda name: figures.curve(name, "alt", Line("", [1, 2, 3], [3.0, 1.0, 2.0]), "loss", 2),
-    "curves": lambda name: figures.curve(
-        name, "alt", Line("a", [1, 2], [3.0, 1.0], [2.0, 1.0], [4.0, 1.5]), "loss", None,
-        [Line("b", [2, 3], [1.0, 2.0]), Line("word " * 20, [1], [2.0])],
-    ),
+    "curve": lambda name: figures.curve(name, "alt", [1, 2, 3], [3.0, 1.0, 2.0], "loss", 2),
     "bands": lambda name: figures.bands(name, "alt", [1, 2], np.array([[1.0, 2, 3, 4, 5], [1, 1, 1, 1, 9]]), "loss"),
     "releases": lambda name: figures.releases(name, "alt", [1, 2], np.array([[1, 2], [3, 0]]), SHOWN),
     "distances": lambda name: figures.distances(name, "alt", [1, 2], np.array([[1.0, 1.0], [3.0, 3.0]]), SHOWN),
-    "lines": lambda name: figures.lines(
-        name, "alt", [1, 2], {"a": [0.5, 1.0], "b": [float("nan"), 0.1]}, {"beside": ([1, 2, 3], [1, 2, 1])}, [0.4, 0.8]
-    ),
     "spending": lambda name: figures.spending(name, "alt", np.array([1, 1, 2]), [("median 1", 1.0)]),
-    "plane": lambda name: figures.plane(
-        name, "alt", Snapshot(1, np.eye(2), np.array([0, 1]), -np.eye(2)), np.array([[0.5, 0.5]]), SHOWN, SQUARE
-    ),
 }  # fmt: skip
 
 
@@ -107,29 +95,22 @@ def test_a_figure_is_the_same_again_whatever_the_machines_style(kind: str) -> No
 
 def test_the_best_round_is_marked_with_its_number() -> None:
     assert "round 2: 1" in texts(drawn("curve"))
-    assert not any("round 9" in text for text in texts(figures.curve("x", "", Line("", [1, 2], [3.0, 1.0]), "loss", 9)))
+    assert not any("round 9" in text for text in texts(figures.curve("x", "", [1, 2], [3.0, 1.0], "loss", 9)))
 
 
 @pytest.mark.parametrize("values", [[], [1.0], [float("inf")], [float("inf"), 2.0], [0.0, 0.0], [1e-9, 1e9], [-1, 1]])
 def test_a_curve_of_any_values_can_be_drawn(values: list[float]) -> None:
-    tree(figures.curve("x", "", Line("", range(1, len(values) + 1), values), "loss", 1))
-
-
-def test_lines_beside_one_another_are_named_and_one_alone_is_not() -> None:
-    assert {"a", "b"} <= set(texts(drawn("curves")))
-    assert max(map(len, texts(drawn("curves")))) <= 34, "a long name would leave the figure"
-    assert drawn("curves").count("opacity: 0.2") == 1, "of several seeds there is a band"
-    assert "a" not in texts(drawn("curve"))
+    tree(figures.curve("x", "", range(1, len(values) + 1), values, "loss", 1))
 
 
 def test_a_scale_of_powers_is_labelled_with_numbers() -> None:
-    labels = texts(figures.curve("x", "", Line("", [1, 2, 3], [0.02, 1.0, 300.0]), "loss"))
+    labels = texts(figures.curve("x", "", [1, 2, 3], [0.02, 1.0, 300.0], "loss"))
     assert {"0.1", "1", "10", "100"} <= set(labels)
     assert not any("$" in text for text in labels)
 
 
 def test_words_are_shown_as_they_are() -> None:
-    svg = figures.curve("x", 'a "b" <c>', Line("", [1, 2], [1.0, 2.0]), "US$ <b> & $x$ #101010 url(#a)", None)
+    svg = figures.curve("x", 'a "b" <c>', [1, 2], [1.0, 2.0], "US$ <b> & $x$ #101010 url(#a)", None)
     assert "US$ <b> & $x$ #101010 url(#a)" in texts(svg)
     assert tree(svg).get("aria-label") == 'a "b" <c>'
 
@@ -149,34 +130,15 @@ def test_two_hypotheses_have_one_distance_and_more_a_line_each() -> None:
     assert "distance" in texts(drawn("distances"))
 
 
-def test_lines_are_named_and_the_papers_budget_has_a_scale_of_its_own() -> None:
-    labels = texts(drawn("lines"))
-    assert {"a", "b", "beside", "paper's budget"} <= set(labels)
-    bare = texts(figures.lines("x", "", [1, 2], {"a": [0.5, 1.0]}, {}, []))
-    assert not any("budget" in text for text in bare)
-
-
 def test_thousands_of_rounds_and_a_thousand_hypotheses_stay_small() -> None:
     rng = np.random.default_rng(0)
     rounds = range(1, 5001)
-    assert len(figures.curve("x", "", Line("", rounds, rng.random(5000).tolist()), "loss", 77)) < 40_000
+    assert len(figures.curve("x", "", rounds, rng.random(5000).tolist(), "loss", 77)) < 40_000
     assert len(figures.releases("x", "", rounds, rng.integers(0, 9, (5000, 1000)), list(range(8)))) < 250_000
     assert len(figures.distances("x", "", rounds, rng.random((5000, 1000)), list(range(8)))) < 250_000
-    drawn = Snapshot(1, rng.random((20_000, 2)), rng.integers(0, 1000, 20_000), rng.random((1000, 2)))
-    assert len(figures.plane("x", "", drawn, np.zeros((0, 2)), list(range(8)), SQUARE)) < 400_000
 
 
 def test_a_mark_survives_when_rounds_are_drawn_as_means() -> None:
     values = [2.0] * 5000
     values[76] = 0.125
-    assert "round 77: 0.125" in texts(figures.curve("x", "", Line("", range(1, 5001), values), "loss", 77))
-
-
-def test_the_window_is_a_square_that_holds_everything() -> None:
-    one = Snapshot(1, np.array([[0.0, 0.0], [np.inf, 1.0]]), np.array([0, 0]), np.array([[1.0, 3.0]]))
-    (left, right), (bottom, top) = figures.window([one], np.array([[10.0, 1.0]]))
-    assert right - left == pytest.approx(top - bottom)
-    assert left < 0 < 10 < right
-    assert bottom < 0 < 3 < top
-    nothing = Snapshot(1, np.full((1, 2), np.nan), np.array([0]), np.full((1, 2), np.inf))
-    assert figures.window([nothing], np.zeros((0, 2))) == ((-1, 1), (-1, 1))
+    assert "round 77: 0.125" in texts(figures.curve("x", "", range(1, 5001), values, "loss", 77))

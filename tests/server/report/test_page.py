@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.helpers.errors import raises
 from tests.helpers.reports import (
     CONFIG,
     HOSPITAL,
@@ -21,19 +20,13 @@ from tests.helpers.reports import (
     full,
     plain,
     report,
-    snapshot,
-    snapshots,
     state,
-    view,
 )
 from umbel.data import Manifest
-from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import RowPrivacy
 from umbel.server.history import State
 from umbel.server.observer import Section
-from umbel.server.report import HeldOut, Measured, check
-from umbel.server.report.style import drawing, svg
-from umbel.server.snapshots import Snapshot
+from umbel.server.report import Fits
 
 # --- what it says
 
@@ -343,60 +336,23 @@ def test_who_picked_a_hypothesis_is_told_where_it_is_known() -> None:
 
 def test_what_a_simulation_measured_is_told_as_such() -> None:
     """In units of 10,000 dollars: hypothesis 1 fits nobody best, so that it has no clients of its own."""
-    measured = Measured(HeldOut(0.25, 0.75, 3), [3, 0], [0.125, math.nan], [0.125, 2.0])
-    text = report(model="mlp", manifest=HOSPITAL, measured=measured).text
+    fits = Fits([3, 0], [0.125, math.nan], [0.125, 2.0])
+    text = report(model="mlp", manifest=HOSPITAL, fits=fits).text
     assert "Validation clients that it fits best Their RMSE (dollars) RMSE (dollars) of all" in text
     assert re.search(r" 0 80 \d+ 3 1,250 1,250 1 120 \d+ 0 20,000 ", text)
     assert "which only a simulation has; a server sees no rows" in text
-    assert "RMSE held out 2,500 dollars after the last round, on held-out rows; worst tenth of clients 7,500" in text
     assert "sees no rows" not in plain().text
-
-
-# --- beside other runs
-
-
-def beside(**changes: Any) -> Any:
-    """A run that is another's twin but for its config, and as good after half the rounds."""
-    run = state(10)
-    return view(run, config=CONFIG | changes.pop("config", {}), **changes)
-
-
-def test_runs_stand_side_by_side_and_seeds_together() -> None:
-    """The report's own run has a best loss of 1/21, the others of 1/11."""
-    others = [beside(config={"seed": 4}), beside(config={"strategy": "fedavg", "seed": 4})]
-    page = report(others=others, local_only=HeldOut(0.5, 0.625, 3), drawn=True)
-    assert (
-        "(a heuristic) this run, 2 seeds 0.06926 (0.04762 to 0.09091) 0.06926 (0.04762 to 0.09091) none 2 fedavg "
-        "0.09091 0.09091 none 2 each client alone 0.5 0.625 nothing leaves"
-    ) in page.text
-    assert "For several seeds, the line is the mean and the band the range." in page.text
-    assert ">this run, 2 seeds</text>" in page.html
-    assert ">fedavg</text>" in page.html
-
-
-def test_heuristic_and_guarantee_have_columns_of_their_own() -> None:
-    text = report(others=[beside(config={"clipping": "public"}, mode="public", noise=400.0, choice=0.5)]).text
-    assert "this run 0.04762 0.04762 none 2 " in text
-    assert re.search(r" 0\.09091 2\.535 0\.025 ", text)
-
-
-def test_runs_of_other_data_are_refused() -> None:
-    with raises(ConfigError, "config.compare", "a-run"):
-        check(view(), beside(model="mlp", manifest=HOSPITAL))
-    check(view(), beside(config={"strategy": "fedavg"}))
 
 
 # --- what observers add
 
 
-def test_a_section_stands_under_its_title_with_its_words_and_its_picture() -> None:
+def test_a_section_stands_under_its_title_with_its_words() -> None:
     page = full()
     titles = [attrs["aria-labelledby"] for attrs in page.of("section")]
     assert "added-1" in titles
     assert "Watched by somebody It saw all. Nothing was <b>hidden</b> from it. The privacy of clients" in page.text
     assert "<b>hidden" not in page.html, "all text is shown as text"
-    assert "What somebody saw, over three rounds." in [attrs.get("aria-label") for attrs in page.of("svg")]
-    assert len(page.of("figure")) == 1 + len(report(kept=snapshots(snapshot(1), snapshot(20))).of("figure"))
 
 
 # --- any run can be told
@@ -468,45 +424,6 @@ def test_thousands_of_rounds_are_thinned_in_the_table(rounds: int, rows: int) ->
     assert "2 (best)" in page.text
 
 
-# --- releases in the plane
-
-
-def labels_of(page: Page) -> list[str]:
-    return [attrs["aria-label"] for attrs in page.of("svg") if "aria-label" in attrs]
-
-
-def test_two_rounds_are_drawn_in_the_plane() -> None:
-    text, labels = full().text, labels_of(full())
-    assert "Round 1, the first" in text
-    assert "Round 20, the last" in text
-    assert "The resulting hypotheses were the best." in text
-    assert "Round 1: 6 releases in the plane of the two parameters, 3 to hypothesis 0, 3 to hypothesis 1." in labels
-
-
-def test_a_round_of_fewer_hypotheses_than_the_run_ended_with_is_drawn_as_it_was() -> None:
-    """A strategy that splits hypotheses begins with one."""
-    one = Snapshot(1, np.eye(2), np.array([0, 0]), np.zeros((1, 2)))
-    page = report(kept=snapshots(one, snapshot(20)), drawn=True)
-    assert "Round 1: 2 releases in the plane of the two parameters, 2 to hypothesis 0." in labels_of(page)
-    assert page.html.count(">release, to 1</text>") == 1, "in round 20 alone"
-
-
-def test_a_best_round_is_called_best_and_a_first_one_drawn_once() -> None:
-    assert "Round 7, the best" in report(state(best_round=7), kept=snapshots(snapshot(1), snapshot(7))).text
-    page = report(state(best_round=1), kept=snapshots(snapshot(1), snapshot(1)))
-    assert "Round 1, the first and the best" in page.text
-    assert page.text.count("releases, in the colour and shape") == 1
-
-
-def test_releases_that_were_too_few_are_told_all_the_same() -> None:
-    few = Snapshot(1, np.ones((2, 2)), np.array([-1, -1]), np.zeros((2, 2)))
-    none = Snapshot(2, np.zeros((0, 2)), np.zeros(0, np.int64), np.zeros((2, 2)))
-    text = report(state(best_round=2), kept=snapshots(few, none)).text
-    assert "2 releases, in the colour" in text
-    assert "These were too few to change the hypotheses." in text
-    assert "0 releases" in text
-
-
 # --- one file, for everybody
 
 
@@ -528,7 +445,7 @@ def test_all_text_is_shown_as_text() -> None:
     manifest = Manifest(name=evil, clients=2, split={"train": 1, "validation": 1}, units=units)
     config = CONFIG | {evil: evil, "strategy": evil, "seed": evil}
     page = report(
-        state(stopped=evil), manifest=manifest, config=config, name=evil, kept=snapshots(snapshot(), snapshot()),
+        state(stopped=evil), manifest=manifest, config=config, name=evil,
         sections=[Section(evil, (evil, evil))], drawn=True,
     )  # fmt: skip
     assert not {"script", "b"} & {tag for tag, _ in page.tags}
@@ -553,7 +470,7 @@ def test_ids_are_unique_and_references_lead_somewhere() -> None:
 def test_figures_tables_and_headings_are_for_everybody() -> None:
     page = full()
     drawings = [attrs for attrs in page.of("svg") if attrs.get("class") != "key"]
-    assert len(drawings) == 7
+    assert len(drawings) == 4
     assert all(attrs["role"] == "img" and len(attrs["aria-label"]) > 20 for attrs in drawings)
     assert all(attrs.get("aria-hidden") == "true" for attrs in page.of("svg") if attrs.get("class") == "key")
     assert all(attrs.get("scope") in ("row", "col") for attrs in page.of("th"))
@@ -585,33 +502,3 @@ def test_colours_stand_out_from_the_paper(theme: int) -> None:
     assert contrast(colours["ink"], colours["alarm"]) >= 4.5
     for name in ("rest", *(f"series-{j}" for j in range(1, 9))):
         assert contrast(colours[name], colours["paper"]) >= 3, name
-
-
-# --- a run's folder may have been sent by anybody
-
-
-@pytest.mark.parametrize(
-    "picture",
-    [
-        "<svg><script>alert(1)</script></svg>",
-        '<svg onload="alert(1)"><path d="M0 0"/></svg>',
-        '<svg><a href="javascript:alert(1)"><path d="M0 0"/></a></svg>',
-        '<svg><use href="https://example.org/x.svg#a"/></svg>',
-        '<svg><image href="https://example.org/seen.png"/></svg>',
-        "<svg><foreignObject><form action='https://example.org'></form></foreignObject></svg>",
-        '<svg><path style="fill: url(https://example.org/x)"/></svg>',
-        "<svg><style>@import 'https://example.org'</style></svg>",
-        "<svg></svg><h2>Privacy: guaranteed</h2>",
-        "<h2>Privacy: guaranteed</h2>",
-        "<svg><![CDATA[<script>]]></svg>",
-    ],
-)
-def test_a_picture_that_is_more_than_a_drawing_is_left_out(picture: str) -> None:
-    shown = str(drawing(picture))
-    assert "<svg" not in shown
-    assert "example.org" not in shown
-
-
-def test_a_picture_of_umbels_own_is_shown_as_it_is() -> None:
-    own = svg("own", "A line.", lambda axes: axes.plot([0, 1], [1, 2], "--", label="a"))
-    assert str(drawing(str(own))) == str(own)

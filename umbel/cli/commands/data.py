@@ -35,13 +35,10 @@ from umbel.protocol.cli import command_group, console, errors_in_one_line
 from umbel.protocol.errors import DatasetError
 from umbel.protocol.home import umbel_home
 from umbel.protocol.plugins import options_of
-from umbel.protocol.words import count_of
 
 app = command_group("List and show datasets, and make more from recipes and tables.")
 
 _LARGE = 10.0  # a number for which a local step of the usual size is too large
-_SMALL = 0.001  # a target beside which a hypothesis at the start and public constants are large
-_ODD = 40  # times the median: a number that may be no measurement
 _MOST = 0.99  # the share of the rows whose size gives a scale
 
 
@@ -114,7 +111,7 @@ def show(
                 raise DatasetError(f"{path} was not made from a table, and has no schema", code="data.no-schema")
             typer.echo(tomli_w.dumps(layout.entries()), nl=False)
             return
-        data = open_dataset(path, part=True)
+        data = open_dataset(path)
     _show(data)
     typer.echo(path)
 
@@ -291,7 +288,6 @@ def _show(data: Dataset) -> None:
     lines: dict[str, str] = {
         "name": manifest.name,
         "clients": f"{manifest.split['train']:,} training, {manifest.split['validation']:,} validation",
-        "part": f"{manifest.part}, with the rows of {len(lengths):,} clients" if manifest.part else "",
         "rows": f"{len(data.targets):,}; {_spread(lengths)} a client",
         "features": f"{data.features.dtype} {data.features.shape[1:]}"
         + (f", tokens of a vocabulary of {manifest.tokens:,}" if manifest.tokens else ""),
@@ -378,24 +374,16 @@ def _hints(data: Dataset, standardised: bool) -> list[str]:
         known = column.minimum is not None and column.maximum is not None
         scaled = (column.scale, column.offset) != (1, 0)
         size = np.abs(values * column.scale + column.offset)
-        most, usual = float(np.quantile(size, _MOST) or size.max()), float(np.median(size))
-        odd = int((size > _ODD * usual).sum()) if usual > 0 else 0
-        rare = 0 < odd < len(size) / 100
+        most = float(np.quantile(size, _MOST) or size.max())
         # A few numbers far from all others must not make the others small.
         largest = float(np.quantile(np.abs(values), _MOST if scaled else 1.0))
-        if column is schema.target and 0 < largest < _SMALL:
-            unit = Syntax.FLAGS.entry(column.name, "scale", float(f"{10.0 ** round(math.log10(most)):g}"))
-            told = f"{float(values.min()) * column.scale:.3g} to {float(values.max()) * column.scale:.3g}"
-            small = f"is small beside {column.scale:,g}"
-            hints.append(f"The target {column.name}, {told}, {small}. Import again with --replace {unit}.")
         if largest <= _LARGE:
             if not (known or scaled):
                 bare.append(column.name)
                 ends = ("minimum", min(values.min(), 0)), ("maximum", max(values.max(), 0))
                 ranges += [Syntax.FLAGS.entry(column.name, entry, _outwards(float(end))) for entry, end in ends]
             continue
-        note = f" ({count_of(odd, 'row')} above {_ODD} times the median: codes for missing?)" if rare else ""
-        tops.append(f"{column.name} {low:,.6g} to {high:,.6g}{note}")
+        tops.append(f"{column.name} {low:,.6g} to {high:,.6g}")
         if known and not scaled:
             ranged = True
             continue

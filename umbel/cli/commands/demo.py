@@ -34,7 +34,7 @@ def command() -> None:
     # These imports load PyTorch; --help need not wait for it.
     from umbel.cli.runs import Run
     from umbel.server.run_folder import RunFolder
-    from umbel.simulation.relay import Relay
+    from umbel.simulation.lines import printed
     from umbel.simulation.start import in_this_process, read_values
 
     with errors_in_one_line():
@@ -43,8 +43,8 @@ def command() -> None:
         folders: dict[str, Path] = {}
         for what, changes in RUNS.items():
             typer.echo(f"Learning: {what} ...")
-            with Relay(lambda _: None).in_this_process():
-                folders[what] = in_this_process(read_values(CONFIG, changes), 0)
+            with printed(lambda _: None):
+                folders[what] = in_this_process(read_values(CONFIG, changes))
             worth = RunFolder(folders[what]).read_worth()
             assert worth is not None, "the run measures it at its end"
             found[what] = worth

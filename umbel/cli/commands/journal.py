@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -16,10 +17,7 @@ from rich.text import Text
 from umbel.client.checks import entries_of
 from umbel.console.books import Books
 from umbel.console.page import render
-from umbel.privacy.accounting.guarantee import DELTA, amount, guarantee, in_words
-from umbel.privacy.accounting.odometer import clients_to_date
-from umbel.privacy.accounting.rows import row_guarantee, rows_to_date
-from umbel.privacy.gate.charges import paper_spent
+from umbel.privacy.accounting.guarantee import DELTA
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.site_log import SiteLog
@@ -91,85 +89,73 @@ def _journal(
             if path.exists():
                 raise LedgerError(f"{path} exists already", code="ledger.exists")
             Ledger.create(path)
-        ledger = opened(path)
+        books = Books(path, Site.of(entries_of(node_config)) if node_config else None, delta, to_date=to_date)
+        opened = books.opened
         if repair:
             SiteLog(beside(path)).restored()
-        if as_json or html:
-            books = Books(path, Site.of(entries_of(node_config)) if node_config else None, delta)
-            if html:
-                write_atomically(html, render(books).encode(), private=True)
-            typer.echo(html or json.dumps(books.as_json(), indent=1, default=str))
-            return
+        if html:
+            write_atomically(html, render(books).encode(), private=True)
         if table:
-            _export(ledger, table)
-            return
-        _show(ledger, _checked(ledger), delta, to_date)
+            _export(opened, table)
+        elif html or as_json:
+            typer.echo(html or json.dumps(books.as_json(), indent=1, default=str))
+        else:
+            _show(books)
 
 
-def _checked(ledger: Ledger) -> list[str]:
-    """Return lines that say that the ledger and its log are intact, or raise the error."""
-    charges, log = _charges_in(ledger), SiteLog(beside(ledger.path))
-    told = [f"{ledger.path} is an intact ledger with {count_of(charges, 'charge')}"]
-    if not log.path.exists():
-        return told
-    lines = paid = 0
-    last = "none"
-    for line in log.lines():
-        lines, last, paid = line["number"], line["hash"], paid + line["paid"]
+def _checked(books: Books) -> Iterator[str]:
+    """Yield lines that say that the ledger and its log are intact, or raise the error."""
+    lines, log = books.lines, beside(books.ledger)
+    charges, paid = sum(one.releases for one in books.clients), sum(line["paid"] for line in lines)
     if charges < paid:
-        text = f"{log.path} has {paid} charges, but {ledger.path} only {charges}: the ledger may be an older copy"
+        text = f"{log} has {paid} charges, but {books.ledger} only {charges}: the ledger may be an older copy"
         raise LogError(f"{text}; umbel site journal --repair charges them", code="log.ledger-behind")
-    return [
-        *told,
-        f"{log.path} is an intact log of {count_of(lines, 'line')}; its last hash is {last}",
-        f"It records {paid:,} of the ledger's {count_of(charges, 'charge')}",
-    ]
+    yield f"{books.ledger} is an intact ledger with {count_of(charges, 'charge')}"
+    if lines:
+        yield f"{log} is an intact log of {count_of(len(lines), 'line')}; its last hash is {lines[-1]['hash']}"
+        yield f"It records {paid:,} of the ledger's {count_of(charges, 'charge')}"
 
 
-def _show(ledger: Ledger, checked: list[str], delta: float, to_date: bool) -> None:
+def _show(books: Books) -> None:
     """Print what each client has spent, by the guarantee and, separately, by the paper's heuristic."""
-    accounts = ledger.accounts()
-    # A ledger in which no release hid rows says the same of a row as of its client.
-    rows = any(release.by_rows for account in accounts.values() for release in account)
-    heads = ["client", "participations", "epsilon", f"epsilon at delta {delta:g}"]
-    heads += ["epsilon to date"] * to_date + [f"a row's epsilon at delta {delta:g}"] * rows
-    heads += ["a row's epsilon to date"] * (rows and to_date) + ["paper's budget"]
-    table = Table(*heads, title=Text(printable(str(ledger.path))))
-    for client, account in accounts.items():
-        cells = [str(client), str(sum(account.values())), *in_words(guarantee(account, delta))]
-        cells += [amount(clients_to_date(account, delta))] * to_date
-        cells += [in_words(row_guarantee(account, delta))[1]] * rows
-        cells += [amount(rows_to_date(account, delta))] * (rows and to_date)
-        table.add_row(*cells, amount(paper_spent(account)))
-    for line in checked:
+    at_delta = f"epsilon at delta {books.delta:g}"
+    columns = {
+        "number": "client", "releases": "participations", "epsilon": "epsilon", "epsilon_at_delta": at_delta,
+        "epsilon_to_date": "epsilon to date", "row_epsilon_at_delta": f"a row's {at_delta}",
+        "row_epsilon_to_date": "a row's epsilon to date", "paper": "paper's budget",
+    }  # fmt: skip
+    clients = sorted(books.clients, key=lambda one: one.number)
+    shown = [name for name in columns if not clients or getattr(clients[0], name) != ""]
+    table = Table(*map(columns.__getitem__, shown), title=Text(printable(str(books.ledger))))
+    for one in clients:
+        table.add_row(*(str(getattr(one, name)) for name in shown))
+    for line in _checked(books):
         typer.echo(line)
     terminal = console()
     terminal.print(table)
-    terminal.print(
+    notes = [
         "epsilon: the guarantee between any two data sets of a client, over all its releases, for tasks fixed in "
         "advance. Gaussian noise has an epsilon only at a delta. A client has no guarantee after a release without a "
         "public clip norm, or with an open choice. "
         "paper's budget: the sum of n/nu, a heuristic that guarantees nothing.",
-        soft_wrap=True,
-    )
-    if rows:
-        terminal.print(
+    ]
+    if books.hides_rows:
+        notes.append(
             "a row's epsilon: the guarantee between two data sets of a client that differ by one row, added or "
-            "removed. It hides each single row, and not what the client's rows have in common.",
-            soft_wrap=True,
+            "removed. It hides each single row, and not what the client's rows have in common."
         )
-    if to_date:
-        terminal.print(
-            f"to date: an epsilon at delta {delta:g} that holds at all times at once, even if servers choose each "
-            "release after they have seen the earlier ones. The other figures hold for tasks fixed in advance.",
-            soft_wrap=True,
+    if books.to_date:
+        notes.append(
+            f"to date: an epsilon at delta {books.delta:g} that holds at all times at once, even if servers choose "
+            "each release after they have seen the earlier ones. The other figures hold for tasks fixed in advance."
         )
-    if messages := sum(row["messages"] for row in ledger.table("evaluations")):
-        terminal.print(
+    if messages := sum(row["messages"] for row in books.opened.table("evaluations")):
+        notes.append(
             f"Servers asked for reports in {count_of(messages, 'message')}. This ledger does not count exact losses of "
-            "validation clients (exact-losses, or no budget).",
-            soft_wrap=True,
+            "validation clients (exact-losses, or no budget)."
         )
+    for note in notes:
+        terminal.print(note, soft_wrap=True)
 
 
 def _export(ledger: Ledger, table: Kept) -> None:
@@ -191,24 +177,13 @@ def _backup(
     with errors_in_one_line():
         if copy.exists():
             raise LedgerError(f"{copy} exists already; name another file", code="ledger.exists")
-        ledger, log, lines = opened(path), SiteLog(beside(path)), 0
+        ledger, log, lines = Books(path).opened, SiteLog(beside(path)), 0
         # The log first: then the copied ledger has all charges that the copied log records.
         if log.path.exists():
             lines = log.copy_to(beside(copy))
         ledger.copy_to(copy)
-        charges = _charges_in(Ledger(copy, whole=True))
+        charges = sum(one.releases for one in Books(copy).clients)
     typer.echo(f"{copy} is a copy of {path}, with {count_of(charges, 'charge')}; its log has {count_of(lines, 'line')}")
-
-
-def _charges_in(ledger: Ledger) -> int:
-    """Return the number of charges in a ledger."""
-    return sum(sum(account.values()) for account in ledger.accounts().values())
-
-
-def opened(path: Path) -> Ledger:
-    """Return an intact ledger, or end the command. It may be another site's."""
-    with errors_in_one_line():
-        return Ledger(path, whole=True).distrust()
 
 
 journal, backup = command_line(_journal), command_line(_backup)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,7 +37,6 @@ def _log(
     since: Annotated[datetime | None, typer.Option(help="Only messages from this time on (UTC).")] = None,
     refused: Annotated[bool, typer.Option(help="Only messages that were refused completely or in part.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Also print what has its default value.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print each line as JSON.")] = False,
     set_aside: Annotated[
         bool,
         typer.Option(
@@ -62,13 +60,10 @@ def _log(
             late = since is not None and datetime.fromisoformat(line["at"]) < since.replace(tzinfo=UTC)
             if late or (refused and line["decision"] == Decision.ANSWERED):
                 continue
-            if as_json:
-                typer.echo(json.dumps(line))
-            else:
-                table.add_row(*_cells(line, full))
+            table.add_row(*_cells(line, full))
     except LogError as error:
         fault = str(error)
-    if not as_json and (fault is None or table.row_count):
+    if fault is None or table.row_count:
         console().print(table)
     if fault is not None:
         fail(fault)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -17,21 +16,14 @@ from umbel.privacy.gate.site import Site
 from umbel.protocol.cli import command_line, console, errors_in_one_line, printable
 
 
-def _policy(
-    file: Annotated[Path, typer.Argument(metavar="POLICY", help="The policy file.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the answers as JSON.")] = False,
-) -> None:
+def _policy(file: Annotated[Path, typer.Argument(metavar="POLICY", help="The policy file.")]) -> None:
     """Check a policy file; print what it allows, what it promises, and whom it does not cover."""
     with errors_in_one_line():
         policy = Policy.parse(read_policy(file.absolute()), str(file))
         # Where the file names no data, the node's configuration does.
         Site.serving(policy.model_copy(update={"data_path": policy.data_path or "/"}))
-    rows = [("digest", policy.digest), *explained(policy)]
-    if as_json:
-        typer.echo(json.dumps(dict(rows), indent=1))
-        return
     table = Table("", "", title=Text(printable(str(file))), show_header=False, show_lines=True)
-    for what, text in rows:
+    for what, text in [("digest", policy.digest), *explained(policy)]:
         table.add_row(what, Text(printable(text)))
     console().print(table)
 

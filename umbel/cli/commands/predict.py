@@ -7,21 +7,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import pandas as pd
 import typer
 
 from umbel.cli.runs import Run
-from umbel.client.personal import method
-from umbel.client.prediction import DEFAULT, client_in, in_unit, predictions, read_features, read_run, table
-from umbel.client.table_prediction import is_table
-from umbel.data import find_typed, open_dataset
-from umbel.data.table import read_table
+from umbel.client.prediction import DEFAULT
 from umbel.protocol.cli import csv_cell, errors_in_one_line, printable
-from umbel.protocol.errors import ConfigError, DatasetError
+from umbel.protocol.errors import DatasetError
 from umbel.protocol.home import write_atomically
-from umbel.protocol.plugins import trust
 from umbel.protocol.words import count_of
-from umbel.server.runs import find_run, reading
+from umbel.server.runs import find_run
 
 app = typer.Typer(add_completion=False)
 
@@ -39,10 +33,6 @@ def command(
     client: Annotated[
         str, typer.Option(help="Only this client: its name, or its number if names are no numbers.", show_default="all")
     ] = "",
-    features: Annotated[
-        Path | None,
-        typer.Option(help="With a dataset: rows without labels (.npy) to predict for.", show_default="the dataset's"),
-    ] = None,
     personalise: Annotated[
         str,
         typer.Option(
@@ -63,18 +53,9 @@ def command(
     with errors_in_one_line(ValueError):
         if out is not None:
             _check_out(out.expanduser().absolute())
-        trust(personalise)
-        method(personalise)  # a wrong name is told before rows are read
         path = find_run(run)
-        if is_table(rows):
-            if features is not None:
-                text = "--features goes with a dataset; put the rows in the table"
-                raise ConfigError(text, code="config.features-and-table")
-            source = Path(rows).expanduser()
-            made = Run(path).predict_table(read_table(source), source, [client] if client else [], personalise, schema)
-            found, notes = made.rows, [*made.notes, *([f"Warning: {made.warning}"] if made.warning else [])]
-        else:
-            found, notes = _of_dataset(path, rows, client, features, personalise)
+        made = Run(path).predict_with_notes(rows, client or None, personalise, schema)
+    found, notes = made.rows, [*made.notes, *([f"Warning: {made.warning}"] if made.warning else [])]
     for column in found.columns.intersection(_NUMBERS):
         found[column] = found[column].map(_text, na_action="ignore")
     names = found.columns.difference([*_NUMBERS, "hypothesis"])
@@ -96,18 +77,6 @@ def _check_out(file: Path) -> None:
         raise DatasetError(f"{file} cannot be written: its folder is missing; make it first", code="data.no-folder")
     if (file.exists() and not file.is_file()) or not os.access(file.parent, os.W_OK):
         raise DatasetError(f"{file} cannot be written; give a file in a writable folder", code="data.not-writable")
-
-
-def _of_dataset(run: Path, name: str, client: str, features: Path | None, how: str) -> tuple[pd.DataFrame, list[str]]:
-    data = open_dataset(find_typed(name))
-    with reading(run):
-        learnt = read_run(run, data, Run(run).prior)
-    rows = None if features is None else read_features(features, data, learnt.model)
-    clients = [client_in(data, client)] if client else range(data.manifest.clients)
-    made = list(predictions(learnt, data, clients, rows, how))
-    error = in_unit(float(np.mean([one.metric for one in made])), learnt.model, data.manifest)
-    note = f"Mean over {count_of(len(made), 'client')}, on the labelled rows that chose their predictors: {error}"
-    return table(made, learnt.model, data, with_targets=rows is None), [note]
 
 
 _NUMBERS = ["prediction", "target"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from umbel.console.books import plan, prices, with_prices
+from umbel.console.books import plan, prices
 from umbel.privacy.gate.consent import decide
 from umbel.privacy.gate.runs import SHOWN, Request, Runs, Status
 from umbel.protocol.cli import command_line, console, errors_in_one_line, printable
@@ -32,14 +31,10 @@ def _requests(
     ledger: _Ledger = None,
     decided: Annotated[bool, typer.Option("--all", help="Also print approved and refused requests.")] = False,
     whole: Annotated[bool, typer.Option("--whole", help="Print every entry of the run config.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the requests as JSON.")] = False,
 ) -> None:
     """List the requests that wait for approval at a site with approve = "ask", oldest first."""
     with errors_in_one_line():
         found = [one for one in _runs(ledger).requests() if decided or one.status is Status.WAITING]
-        if as_json:
-            typer.echo(json.dumps([with_prices(one) for one in found], indent=1, default=str))
-            return
         terminal = console()
         for request in found:
             terminal.print(_table(request, whole))

@@ -1,4 +1,4 @@
-"""``umbel run``: a simulation on this machine or a Ray cluster, from its checks to its results."""
+"""``umbel run``: a simulation in this process, from its checks to its results."""
 
 from __future__ import annotations
 
@@ -13,11 +13,37 @@ from umbel.privacy.accounting.guarantee import DELTA
 from umbel.protocol.cli import errors_in_one_line
 from umbel.protocol.errors import ConfigError, WorthError
 from umbel.server.run_folder import RunFolder
-from umbel.simulation.relay import Relay
-from umbel.simulation.start import in_this_process, launched, on_cluster, resumed, values_of
+from umbel.simulation.lines import printed
+from umbel.simulation.start import in_this_process, resumed, values_of
 from umbel.simulation.wanted import NOTHING, Wanted
 
 app = typer.Typer(add_completion=False)
+
+Epsilon = Annotated[
+    float | None,
+    typer.Option(
+        help="Plan noise, rounds and clip norms for this guarantee, which holds between any two data sets of a client "
+        "over the whole run.",
+        show_default="the configuration's noise, if any",
+    ),
+]
+Delta = Annotated[
+    float | None,
+    typer.Option(
+        min=0, max=0.999, help="Delta of the guarantee; 0 for a pure epsilon of clients.", show_default=f"{DELTA:g}"
+    ),
+]
+RowEpsilon = Annotated[
+    float | None,
+    typer.Option(
+        help="Plan noise in training (DP-SGD) for this guarantee of each row of a client, with --rows.",
+        show_default="none",
+    ),
+]
+Rows = Annotated[
+    int | None,
+    typer.Option(min=1, help="With --row-epsilon: rows of a typical client. They decide the batch, not the guarantee."),
+]
 
 
 @app.command()
@@ -31,57 +57,12 @@ def command(
             show_default="synthetic data, with a guarantee",
         ),
     ] = None,
-    epsilon: Annotated[
-        float | None,
-        typer.Option(
-            help="Plan noise, rounds and clip norms for this guarantee, which holds between any two data sets of a "
-            "client over the whole run.",
-            show_default="the configuration's noise, if any",
-        ),
-    ] = None,
-    delta: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            max=0.999,
-            help="Delta of --epsilon or --row-epsilon; 0 for a pure epsilon of clients.",
-            show_default=f"{DELTA:g}",
-        ),
-    ] = None,
-    row_epsilon: Annotated[
-        float | None,
-        typer.Option(
-            help="Plan noise in training (DP-SGD) for this guarantee of each row of a client, with --rows.",
-            show_default="none",
-        ),
-    ] = None,
-    rows: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="With --row-epsilon: rows of a typical client. They decide the batch, not the guarantee."
-        ),
-    ] = None,
+    epsilon: Epsilon = None,
+    delta: Delta = None,
+    row_epsilon: RowEpsilon = None,
+    rows: Rows = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume RUN after its last finished round.")] = False,
-    nodes: Annotated[
-        int,
-        typer.Option(min=0, help="Number of simulated nodes, which share the clients.", show_default="as many as fit"),
-    ] = 0,
-    ray: Annotated[
-        bool,
-        typer.Option(
-            "--ray",
-            help="Use Flower's simulation in Ray processes, on the cluster that RAY_ADDRESS names, if any. With the "
-            "same number of nodes, the result is bit-identical.",
-        ),
-    ] = False,
-    against: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Another run of the same data, to compare in the report. fedavg or local-only makes that baseline; "
-            "fedavg takes about as long as the run. May be repeated.",
-            show_default=False,
-        ),
-    ] = None,
+    nodes: Annotated[int, typer.Option(min=1, help="Number of simulated nodes, which share the clients.")] = 1,
     baselines: Annotated[
         bool,
         typer.Option(
@@ -92,57 +73,22 @@ def command(
     strict: Annotated[
         bool, typer.Option("--strict", help="End with exit code 5 unless the run is shown to be worth it.")
     ] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also print the output of Flower and Ray.")] = False,
 ) -> None:
-    """Run an experiment in simulation: in this process, in Flower's simulation, or on a Ray cluster."""
+    """Run an experiment in simulation, in this process. For Flower's simulation, use flwr run."""
     with errors_in_one_line():
         if strict and not baselines:
             text = "--strict needs the run's worth; leave out --no-baselines"
             raise ConfigError(text, code="config.strict-alone")
-        others = beside(against) if against else []
         values, words = asked(what or [], resume, Wanted(epsilon, delta, row_epsilon, rows), nodes)
         for line in words:
             typer.echo(line)
-        relay = Relay(typer.echo, verbose)
         try:
-            folder = done(values, nodes, relay, ray or on_cluster(), baselines)
+            with printed(typer.echo):
+                folder = in_this_process(values, nodes, baselines)
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
-        if others:
-            from umbel.simulation.report import write_report
-
-            write_report(folder, others, baselines)
-            typer.echo("The report compares it with the other runs.")
         if strict:
             demand(folder)
-
-
-def beside(against: list[str]) -> list[str | Path]:
-    """Return the runs for comparison in the report; errors as for `umbel.simulation.report.named`."""
-    from umbel.simulation.report import named  # it imports PyTorch
-
-    return named(against)
-
-
-def done(values: dict[str, Any], nodes: int, relay: Relay, ray: bool, baselines: bool) -> Path:
-    """Run, measure the run's worth, and return its folder."""
-    if not ray:
-        with relay.in_this_process():
-            return in_this_process(values, nodes, baselines)
-    relay.holds = baselines and not relay.whole and not on_cluster()
-    try:
-        folder = launched(values, nodes, relay, baselines)
-        if baselines and not on_cluster():
-            from umbel.simulation.report import write_report
-
-            write_report(folder)
-            worth = RunFolder(folder).read_worth()
-            for line in worth.lines() if worth else []:
-                typer.echo(line)
-    finally:
-        for line in relay.closing:
-            typer.echo(line)
-    return folder
 
 
 def demand(folder: Path) -> None:
@@ -160,21 +106,16 @@ def asked(
     words: list[str],
     resume: bool = False,
     wanted: Wanted = NOTHING,
-    nodes: int = 0,
+    nodes: int = 1,
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the run-config values for a command line, and lines that describe them.
 
     Errors are those of `umbel.simulation.start.values_of`.
     """
-    named = [word for word in words if "=" not in word]
-    if len(named) > 1:
-        raise ConfigError(
-            f"{named[-1]!r} is not KEY=VALUE, and one configuration is given already", code="config.two-configurations"
-        )
-    given = pairs([word for word in words if "=" in word])
-    source = named[0] if named else ""
+    source, some = parted(words)
+    given = pairs(some)
     if not resume:
-        planned = values_of(source, given, wanted, nodes or 1)
+        planned = values_of(source, given, wanted, nodes)
         return planned.values, planned.words
     if wanted != NOTHING:
         text = "a resumed run keeps its noise; leave out --epsilon, --row-epsilon, --rows and --delta"
@@ -184,6 +125,16 @@ def asked(
             "name the run to resume: umbel run RUN --resume; umbel runs list shows them", code="config.no-run"
         )
     return resumed(source, given), []
+
+
+def parted(words: list[str]) -> tuple[str, list[str]]:
+    """Return the configuration in words of a command line, or nothing, and the ``key=value`` words."""
+    named = [word for word in words if "=" not in word]
+    if len(named) > 1:
+        raise ConfigError(
+            f"{named[-1]!r} is not KEY=VALUE, and one configuration is given already", code="config.two-configurations"
+        )
+    return "".join(named), [word for word in words if "=" in word]
 
 
 def pairs(words: list[str]) -> dict[str, Any]:

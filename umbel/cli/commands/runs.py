@@ -7,7 +7,7 @@ import shutil
 from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Column, Table
@@ -49,46 +49,37 @@ def _show(
     """Print a run's settings, its results, and its cost in privacy; of several, those settings that differ."""
     with errors_in_one_line(), reading(runs[0] if len(runs) == 1 else "one of the runs"):
         paths = list(dict.fromkeys(map(find_run, runs)))
-        console().print(_table_of(paths[0]) if len(paths) == 1 else _comparison(paths))
+        console().print(_table_of(paths))
 
 
-def _table_of(path: Path) -> Table:
-    rounds, ended = _outcome(path)
-    table = Table("", "", title=Text(printable(path.name)), show_header=False)
-    table.add_row("folder", Text(printable(str(path))))
-    table.add_row("rounds", Text(f"{rounds}; {printable(ended)}"))
-    if rounds:
+def _table_of(paths: list[Path]) -> Table:
+    """Return a column for each run; of a single one, the settings are those that are no defaults."""
+    alone = len(paths) == 1
+    whole = alone or len({path.name for path in paths}) < len(paths)
+    table = Table("", *(Column(Text(printable(str(path) if whole else path.name))) for path in paths))
+
+    def row(name: str, *cells: str) -> None:
+        if any(cells):
+            table.add_row(name, *map(Text, cells))
+
+    folders, outcomes = [RunFolder(path) for path in paths], list(map(_outcome, paths))
+    row("rounds", *(f"{rounds}; {printable(ended)}" for rounds, ended in outcomes))
+    if any(rounds for rounds, _ in outcomes):
         from umbel.server.result import Result
 
-        loaded = Result(path)
-        table.add_row("last loss", _loss(loaded.last_loss, loaded.unit))
-        table.add_row("best loss", _loss(loaded.loss, loaded.unit))
-        if worth := RunFolder(path).read_worth():
-            table.add_row("worth it?", Text(worth.verdict))
-        for line in loaded.privacy:
-            table.add_row("privacy", Text(line))
-    for key, value in _set(path).items():
-        table.add_row(key, Text(str(value)))
-    return table
-
-
-def _comparison(paths: list[Path]) -> Table:
-    from umbel.server.result import Result
-
-    loaded = [Result(path) for path in paths]
-    alike = len({path.name for path in paths}) < len(paths)
-    table = Table("", *(Column(Text(printable(str(path) if alike else path.name))) for path in paths))
-    table.add_row("rounds", *(str(_outcome(path)[0]) for path in paths))
-    table.add_row("last loss", *(_loss(one.last_loss, one.unit) for one in loaded))
-    table.add_row("best loss", *(_loss(one.loss, one.unit) for one in loaded))
-    table.add_row("privacy", *(Text("\n".join(one.privacy)) for one in loaded))
-    digests = [RunFolder(path).read_config().get("data", "") for path in paths]
+        loaded = [Result(path) if rounds else None for path, (rounds, _) in zip(paths, outcomes, strict=True)]
+        row("last loss", *(_loss(one.last_loss, one.unit) if one else "" for one in loaded))
+        row("best loss", *(_loss(one.loss, one.unit) if one else "" for one in loaded))
+        row("worth it?", *(worth.verdict if (worth := one.read_worth()) else "" for one in folders))
+        row("privacy", *("\n".join(one.privacy) if one else "" for one in loaded))
+    digests = [str(one.read_config().get("data", "")) for one in folders]
     if len(set(digests)) > 1:
-        table.add_row("digest of the data", *map(Text, digests))
+        row("digest of the data", *digests)
+    configs, defaults = [one.read_run_config() for one in folders], RunConfig().entries()
     for key in RunConfig.names():
-        values = [one.config.get(key) for one in loaded]
-        if any(value != values[0] for value in values):
-            table.add_row(key, *(Text(str(value)) for value in values))
+        values = [one.get(key, defaults[key]) for one in configs]
+        if any(value != (defaults[key] if alone else values[0]) for value in values):
+            row(key, *map(str, values))
     return table
 
 
@@ -113,9 +104,9 @@ def _remove(
                 typer.echo(f"{path} is deleted")
 
 
-def _loss(value: float, unit: str) -> Text:
+def _loss(value: float, unit: str) -> str:
     """Return a loss in the target's unit; NaN stands for none."""
-    return Text("none was reported" if math.isnan(value) else f"{value:.6g} {unit}".rstrip())
+    return "none was reported" if math.isnan(value) else f"{value:.6g} {unit}".rstrip()
 
 
 def _losses(path: Path) -> tuple[str, str]:
@@ -154,12 +145,6 @@ def _outcome(path: Path) -> tuple[int, str]:
         when = datetime.fromtimestamp(path.stat().st_mtime).strftime("%Y-%m-%d %H:%M")
         stopped = f"it is running, or was interrupted; last written {when}"
     return sum(1 for entry in entries if entry.asked), stopped
-
-
-def _set(path: Path) -> dict[str, Any]:
-    """Return a run's settings that differ from the defaults."""
-    defaults = RunConfig().entries()
-    return {key: value for key, value in RunFolder(path).read_run_config().items() if defaults.get(key) != value}
 
 
 list_runs, show, rm = command_line(_list), command_line(_show), command_line(_remove)

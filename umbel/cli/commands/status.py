@@ -9,10 +9,10 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from umbel.nodes.presence import Presence
 from umbel.protocol.cli import command_line, console, errors_in_one_line, printable
 from umbel.protocol.durations import at_time, in_time
 from umbel.protocol.words import count_of
-from umbel.server.nodes.presence import Presence
 from umbel.server.run_folder import RunFolder
 from umbel.server.runs import LAST, find_run, reading
 from umbel.server.status import SiteStatus, Status
@@ -29,15 +29,11 @@ def _refusals(site: SiteStatus) -> str:
 
 def _status(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run: its name, its path, or last.")] = LAST,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Print a run's round, the time left, and its sites: who is there, what they released, and why they refused."""
     with errors_in_one_line(), reading(run):
         folder = RunFolder(find_run(run))
         status = folder.read_status()
-        if as_json:
-            typer.echo(status.model_dump_json(indent=1))
-            return
         table = Table("", "", title=Text(printable(folder.path.name)), show_header=False)
         for name, value in _lines(folder, status):
             table.add_row(name, Text(value))

@@ -11,7 +11,8 @@ from umbel.privacy.accounting.guarantee import DELTA, MEANINGFUL, Guarantee
 from umbel.privacy.accounting.plan import impossible, rounded_up
 from umbel.privacy.accounting.rows import row_guarantee
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.release import Release, RowPrivacy, exact, participation
+from umbel.protocol.prices import exact
+from umbel.protocol.release import Release, RowPrivacy, participation
 
 _LEAST, _MOST = 1e-2, 1e6  # noise multipliers among which a search looks
 _CLOSE = 1e-4  # of a found noise multiplier, relative

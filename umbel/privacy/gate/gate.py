@@ -27,7 +27,7 @@ from umbel.privacy.gate.charges import Account, Charge
 from umbel.privacy.gate.hypotheses import check_hypotheses
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.memory_ledger import MemoryLedger
-from umbel.privacy.gate.releases import Sanitiser, check_noise, round_to_grid, sanitise
+from umbel.privacy.gate.releases import Sanitiser
 from umbel.privacy.gate.runs import Runs
 from umbel.privacy.gate.secure_sums import (
     SecureReports,
@@ -41,6 +41,7 @@ from umbel.privacy.gate.site_log import Entry
 from umbel.privacy.gate.site_releases import SiteSanitiser
 from umbel.privacy.mechanisms import choice
 from umbel.privacy.mechanisms.laplace import Laplace
+from umbel.privacy.mechanisms.sanitise import check_noise, round_to_grid, sanitise
 from umbel.privacy.secure.layout import REPORTS
 from umbel.privacy.secure.party import Masked
 from umbel.privacy.secure.wire import Request, Stage

@@ -65,14 +65,16 @@ def refuse(msg: Message, context: Context, error: Exception) -> Message:
     return answered(msg, context, answer)
 
 
-def answered(msg: Message, context: Context, answer: Callable[[Site, Entry], Message]) -> Message:
+def answered(
+    msg: Message, context: Context, answer: Callable[[Site, Entry], Message], own_data: bool = True
+) -> Message:
     """Return the reply that `answer` makes to a message, once it is on record, or "refused" if anything goes wrong.
 
     `answer` is called once the site's log is known to be writable, and its disk to have room. So no client is charged
     for a release that cannot leave. If the reply cannot be recorded in the log, it does not leave.
     """
     try:
-        site = Site.of(context.node_config)
+        site = Site.of(context.node_config, own_data)
         site_log, entry = SiteLog.of(site), Entry()
         if site_log is not None:
             entry = Entry.of(msg, context)

@@ -27,8 +27,9 @@ from umbel.protocol.errors import Refused, SiteError
 from umbel.protocol.home import umbel_home
 from umbel.protocol.logs import FORM
 from umbel.protocol.plugins import TRUST
+from umbel.protocol.prices import exact
 from umbel.protocol.project import ENGINE
-from umbel.protocol.release import Protect, Release, exact
+from umbel.protocol.release import Protect, Release
 from umbel.protocol.run_config import MAX_HYPOTHESES, RunConfig
 from umbel.protocol.signatures import server_of
 from umbel.protocol.simulated import runs_in_simulation
@@ -65,20 +66,28 @@ class Site:
         The rules for tasks and releases.
     data_path : Path or None
         The data that this node's configuration names; None in simulation, where the node serves a part of
-        the run config's dataset.
+        the run config's dataset, and for an app that opens its own data.
     first, step : int
         The node hosts the dataset's clients ``first, first + step, ...``: in simulation, and where
         the site's ``place`` says so.
+    simulated : bool
+        Whether the node holds no data of a site. Where it runs decides, and nothing else.
     """
 
     policy: Policy
     data_path: Path | None
     first: int = 0
     step: int = 1
+    simulated: bool = False
 
     @classmethod
-    def of(cls, node_config: Mapping[str, Any]) -> Site:
+    def of(cls, node_config: Mapping[str, Any], own_data: bool = True) -> Site:
         """Return the site that a node configuration and the environment describe.
+
+        Parameters
+        ----------
+        own_data : bool
+            Whether a site's configuration names its data. An app that opens its data by itself needs a ledger alone.
 
         Raises
         ------
@@ -90,16 +99,20 @@ class Site:
         ignored = {*_PARTITION, *_app_keys(environment | dict(node_config))}
         own = {key: value for key, value in node_config.items() if key not in ignored}
         # The site's own path comes first: real nodes may have a partition-id as well.
-        if own.get(DATA_PATH) or own.get(POLICY_FILE):
+        simulated = runs_in_simulation()
+        if own.get(DATA_PATH) or own.get(POLICY_FILE) or not (own_data or simulated):
             if DATA_PATH in environment:
                 raise SiteError(
                     "data-path belongs in each node's configuration; unset UMBEL_DATA_PATH", code="site.variable"
                 )
             policy = policy_of(environment | own)
-            if not policy.data_path:
+            if own_data and not policy.data_path:
                 raise SiteError(f"{policy.policy_file} names no {DATA_PATH}; add it", code="site.no-data")
+            if not (policy.data_path or policy.ledger_path):
+                text = "this node keeps no ledger: start it with --node-config 'ledger-path=\"/path/to/ledger.sqlite\"'"
+                raise SiteError(text, code="site.no-ledger")
             return cls.serving(policy)
-        if not runs_in_simulation():
+        if not simulated:
             raise SiteError(
                 f"this node serves no data: start it with --node-config '{DATA_PATH}=\"/path/to/data\"'",
                 code="site.no-data",
@@ -107,7 +120,7 @@ class Site:
         # A user's other environment variables are not policy of a simulated node.
         known = {key: environment[key] for key in environment.keys() & {*Policy.names()} - {DATA_PATH, POLICY_FILE}}
         policy = Policy.of(_SIMULATED | known | own)
-        return cls(policy, None, int(node_config["partition-id"]), int(node_config["num-partitions"]))
+        return cls(policy, None, int(node_config["partition-id"]), int(node_config["num-partitions"]), True)
 
     @classmethod
     def serving(cls, policy: Policy) -> Site:
@@ -206,11 +219,6 @@ class Site:
     def identity(self) -> str:
         """The node's identity among nodes that share its ledger: its data, and which of the clients it hosts."""
         return f"{self.data_path}\n{self.first}/{self.step}"
-
-    @property
-    def simulated(self) -> bool:
-        """Whether the node holds no data of a site."""
-        return self.data_path is None
 
     @property
     def placed(self) -> bool:

@@ -16,12 +16,21 @@ from numpy.typing import NDArray
 from umbel.privacy import mechanisms
 from umbel.privacy.accounting.guarantee import site_release
 from umbel.privacy.gate import releases
-from umbel.privacy.gate.releases import check_hidden, check_noise, resolution, round_to_grid
+from umbel.privacy.gate.releases import check_hidden
 from umbel.privacy.gate.site import Site
 from umbel.privacy.mechanisms.base import Matrix, Mechanism, NoiseSource
+from umbel.privacy.mechanisms.sanitise import (
+    LARGEST,
+    NOISE_STEPS,
+    check_noise,
+    noise_of,
+    resolution,
+    round_to_grid,
+    within,
+)
 from umbel.protocol.arrays import Arrays, flatten, unflatten
 from umbel.protocol.errors import Refused
-from umbel.protocol.release import NOISE_STEPS, Release
+from umbel.protocol.release import Release
 from umbel.protocol.tasks import TrainingSpec
 
 
@@ -75,7 +84,7 @@ class SiteSanitiser:
         if self.mechanism is not None:
             counted = k if self.count_radius else 0
             radii = np.array([[self.radius] * k + [self.count_radius] * counted])
-            noise = releases.noise_of(self.mechanism, [n] * k + [1] * counted, radii, sources)[0]
+            noise = noise_of(self.mechanism, [n] * k + [1] * counted, radii, sources)[0]
             if next(sources, None) is not None:
                 raise ValueError("a site's release has one source of noise")
             (of_sums, finest), (of_counts, finest_count) = self._deviations(self.mechanism)
@@ -83,7 +92,7 @@ class SiteSanitiser:
             sums = round_to_grid(sums, of_sums, finest)
             if counted:
                 counts = round_to_grid(counts + noise[k * n :], of_counts, finest_count)
-        np.clip(sums, -releases.LARGEST, releases.LARGEST, out=sums)
+        np.clip(sums, -LARGEST, LARGEST, out=sums)
         return unflatten(sums, trained), counts.tolist()
 
     def summed(self, trained: Arrays, chosen: NDArray[np.int64]) -> tuple[Matrix, NDArray[np.float64]]:
@@ -93,7 +102,7 @@ class SiteSanitiser:
         for block in releases.blocks(len(chosen), n):
             mine = chosen[block]
             updates = releases.updates_in(trained, block, self.hypotheses[mine])
-            inside = releases.within(self.mechanism, updates, self.radius)
+            inside = within(self.mechanism, updates, self.radius)
             if len(mine) == 1:  # a large model
                 sums[mine[0]] += inside[0]
             else:

@@ -139,7 +139,7 @@ class Gate:
                 return Message(self._train(passage, app, name, round), reply_to=msg)
             return Message(self._evaluate(passage, round), reply_to=msg)
 
-        return answered(msg, context, answer)
+        return answered(msg, context, answer, own_data=False)
 
     def _limited(self, site: Site) -> Site:
         """Return the site with the app's budget if it sets none itself, and with at least the app's noise.

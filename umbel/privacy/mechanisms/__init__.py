@@ -1,28 +1,33 @@
-"""Mechanisms by name: built in, or your own as ``package.module:Class``."""
+"""Mechanisms by name: built in, or your own as ``package.module:Class``.
+
+Each is imported when it is first named, so that noise alone needs neither SciPy nor the account.
+"""
 
 from __future__ import annotations
 
-from umbel.privacy.mechanisms.base import Mechanism
-from umbel.privacy.mechanisms.discrete_gaussian import DiscreteGaussian
-from umbel.privacy.mechanisms.gaussian import Gaussian
-from umbel.privacy.mechanisms.laplace import Laplace
-from umbel.protocol.plugins import load_class
-from umbel.protocol.uncalled import refuse_uncalled
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from umbel.privacy.mechanisms.base import Mechanism
+    from umbel.privacy.mechanisms.discrete_gaussian import DiscreteGaussian
+    from umbel.privacy.mechanisms.gaussian import Gaussian
+    from umbel.privacy.mechanisms.laplace import Laplace
+    from umbel.privacy.mechanisms.named import MECHANISMS, load
 
 __all__ = ["MECHANISMS", "DiscreteGaussian", "Gaussian", "Laplace", "Mechanism", "load"]
 
-MECHANISMS: dict[str, type[Mechanism]] = {one.name: one for one in (Laplace, Gaussian, DiscreteGaussian)}
+_HOMES = {
+    "DiscreteGaussian": "discrete_gaussian",
+    "Gaussian": "gaussian",
+    "Laplace": "laplace",
+    "MECHANISMS": "named",
+    "Mechanism": "base",
+    "load": "named",
+}
 
 
-def load(name: str) -> type[Mechanism]:
-    """Return the mechanism class `name`.
-
-    Raises
-    ------
-    ConfigError
-        If there is none, or it is not a `Mechanism`; the text lists the choices. Also if it has a public method that
-        nothing calls.
-    """
-    kind = load_class("mechanism", name, MECHANISMS, Mechanism)
-    refuse_uncalled("mechanism", kind, Mechanism)
-    return kind
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

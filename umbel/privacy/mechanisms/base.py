@@ -4,7 +4,7 @@ A mechanism adds noise to vectors of n numbers, in units of the radius that they
 pure epsilon, which adds up, and the privacy loss of one release, from which `umbel.privacy.accounting.accountant`
 computes epsilon at a delta.
 
-`umbel.privacy.gate.releases` calls `constrain` and `noise` for each update. The radius there is the clip norm.
+`umbel.privacy.mechanisms.sanitise` calls `constrain` and `noise` for each update. The radius there is the clip norm.
 
 To write your own, subclass `Mechanism` or a built-in mechanism, and name it in the run config:
 ``mechanism = "package.module:Class"``. A site must allow that name in its own ``mechanisms``. docs/guides/extend.md has
@@ -19,12 +19,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain, islice
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from umbel.protocol.errors import Refused
+
+if TYPE_CHECKING:
+    from umbel.privacy.mechanisms.loss import Loss
 
 Matrix = NDArray[np.float64]
 
@@ -47,47 +50,6 @@ class NoiseSource(ByteSource, Protocol):
 
     def random(self, size: int, /) -> Matrix:
         """Return independent numbers, uniform in [0, 1)."""
-
-
-class Loss(ABC):
-    """The privacy loss of one release between two inputs; the same for adding and removing.
-
-    With P and Q the distributions of the release for one input and the other, L = log(dP/dQ) under P. It is symmetric:
-    log(dQ/dP) under Q has the distribution of L. Subclasses are frozen dataclasses, so that equal losses are
-    counted and cached as one.
-    """
-
-    @property
-    @abstractmethod
-    def mean(self) -> float:
-        """E[L]. Like `deviation` it only serves to choose a grid, so it may be approximate."""
-
-    @property
-    @abstractmethod
-    def deviation(self) -> float:
-        """Standard deviation of L."""
-
-    @property
-    @abstractmethod
-    def largest(self) -> float:
-        """The largest loss possible: epsilon at delta = 0; infinite for the Gaussian mechanism."""
-
-    @abstractmethod
-    def delta(self, epsilons: Matrix) -> Matrix:
-        """Return the hockey-stick divergence delta(epsilon) = E[(1 - exp(epsilon - L))+].
-
-        Accurate to 1e-12, and at epsilon >= 0 also to about nine digits: the accountant multiplies small values by the
-        number of participations.
-
-        Parameters
-        ----------
-        epsilons : ndarray, shape (m,)
-            Any real numbers, in any order.
-
-        Returns
-        -------
-        ndarray, shape (m,)
-        """
 
 
 @dataclass(frozen=True)
@@ -169,7 +131,7 @@ class Mechanism(ABC):
     def pure(self, n: int, distance: int) -> Fraction | None:
         """Return epsilon at delta = 0 between two inputs `distance` radii apart; None if it is infinite.
 
-        Exact except for the rounding up in `umbel.protocol.release.quotient`.
+        Exact except for the rounding up in `umbel.protocol.prices.quotient`.
         """
 
     @abstractmethod
@@ -188,14 +150,6 @@ def clip(updates: Matrix, radius: float) -> Matrix:
     shrink = np.divide(radius, norms, out=np.ones_like(norms), where=norms > radius)
     clipped: Matrix = updates * shrink
     return clipped
-
-
-def of_any_sign(epsilons: Matrix, positive: Matrix) -> Matrix:
-    """Return delta at `epsilons` from `positive`, its values at their sizes: delta(-e) = 1 - exp(-e) + exp(-e)
-    delta(e)."""
-    size = np.abs(epsilons)
-    delta: Matrix = np.where(epsilons >= 0, positive, np.exp(-size) * positive - np.expm1(-size))
-    return delta
 
 
 def each(generators: Iterator[NoiseSource], rows: int) -> Iterator[NoiseSource]:

@@ -6,9 +6,8 @@ drawing serves light, dark and paper. Hypotheses differ in marker and line as we
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from textwrap import fill, shorten
+from collections.abc import Sequence
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from umbel.server.report.style import DASHES, HEIGHT, INK, LINE, MARKERS, MUTED, PAPER, REST, SERIES, svg
-from umbel.server.snapshots import Snapshot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,29 +22,8 @@ if TYPE_CHECKING:
 
 _MAX_POINTS = 600  # along the rounds; more are drawn as means of successive rounds
 _MAX_STEPS = 300  # the same where each takes a step
-MAX_RELEASES = 1000
 _MAX_BARS = 40
 _LABEL = 34  # characters of a line in a legend
-
-
-@dataclass(frozen=True)
-class Line:
-    """A value over rounds.
-
-    Attributes
-    ----------
-    label : str
-    rounds : sequence of int
-    values : sequence of float
-    low, high : sequence of float
-        The range over several runs; empty for one run.
-    """
-
-    label: str
-    rounds: Sequence[int]
-    values: Sequence[float]
-    low: Sequence[float] = field(default_factory=list)
-    high: Sequence[float] = field(default_factory=list)
 
 
 def tally(participations: NDArray[np.int64]) -> tuple[int, NDArray[np.int64]]:
@@ -68,28 +45,20 @@ def number(value: float) -> str:
 
 
 def curve(
-    name: str, alt: str, line: Line, label: str, marked: int | None = None, others: Sequence[Line] = ()
+    name: str, alt: str, rounds: Sequence[int], values: Sequence[float], label: str, marked: int | None = None
 ) -> Markup:
-    """Draw a value over rounds, with a mark at the round `marked`, and up to seven others for comparison."""
-    every = (line, *others)
+    """Draw a value over rounds, with a mark at the round `marked`."""
 
     def draw(axes: Axes) -> None:
-        keep = np.isfinite(line.values)
-        x, y = np.asarray(line.rounds)[keep], np.asarray(line.values, np.float64)[keep]
+        keep = np.isfinite(values)
+        x, y = np.asarray(rounds)[keep], np.asarray(values, np.float64)[keep]
         at = np.flatnonzero(x == marked)
-        for i, one in reversed(list(enumerate(every))):  # the first on top
-            rounds, columns = _columns(one)
-            axes.plot(
-                rounds, columns[:, 0], color=SERIES[i], linestyle=DASHES[i], markersize=3,
-                marker=MARKERS[i] if len(one.rounds) <= 60 else "", linewidth=1.8 if len(rounds) <= 200 else 1,
-                label=shorten(one.label, _LABEL, placeholder="…"),
-            )  # fmt: skip
-            if columns.shape[1] > 1:
-                axes.fill_between(rounds, columns[:, 1], columns[:, 2], color=SERIES[i], alpha=0.2, linewidth=0)
-        _log(axes, np.concatenate([np.asarray(one.values, np.float64) for one in every]))
-        if others:
-            handles, labels = axes.get_legend_handles_labels()
-            _legend(axes, 1.08 if len(at) else 1, handles=handles[::-1], labels=labels[::-1])
+        drawn, means = _thin(x, y[:, None])
+        axes.plot(
+            drawn, means[:, 0], color=SERIES[0], markersize=3, marker=MARKERS[0] if len(rounds) <= 60 else "",
+            linewidth=1.8 if len(drawn) <= 200 else 1,
+        )  # fmt: skip
+        _log(axes, np.asarray(values, np.float64))
         if len(at):
             axes.axvline(x[at[0]], color=REST, linewidth=1, linestyle=(0, (3, 3)), zorder=1)
             axes.plot(x[at], y[at], "o", color=SERIES[1], markersize=8, markeredgecolor=PAPER, zorder=4)
@@ -100,7 +69,7 @@ def curve(
             )  # fmt: skip
         _rounds(axes, fill(label, _LABEL))
 
-    return svg(name, alt, draw, HEIGHT + (20 * (1 + len(others)) if others else 0))
+    return svg(name, alt, draw)
 
 
 def bands(name: str, alt: str, rounds: Sequence[int], quantiles: NDArray[np.float64], label: str) -> Markup:
@@ -169,51 +138,6 @@ def distances(name: str, alt: str, rounds: Sequence[int], nearest: NDArray[np.fl
     return svg(name, alt, draw)
 
 
-def lines(
-    name: str,
-    alt: str,
-    rounds: Sequence[int],
-    series: Mapping[str, Sequence[float]],
-    beside: Mapping[str, tuple[Sequence[int], Sequence[float]]],
-    spent: Sequence[float],
-) -> Markup:
-    """Draw several values over rounds, for an observer's section, with other lines for comparison.
-
-    Parameters
-    ----------
-    rounds : sequence of int
-    series : mapping from label to sequence of float
-        One value for each round; NaN for none. At most `STYLED` lines.
-    beside : mapping from label to (rounds, values)
-        Lines, each with its own rounds.
-    spent : sequence of float
-        The paper's budget, a heuristic, of a client in all rounds up to each; empty for no line.
-    """
-
-    def draw(axes: Axes) -> None:
-        for i, (label, values) in enumerate(series.items()):
-            axes.plot(
-                rounds, values, color=SERIES[i], marker=MARKERS[i], linestyle=DASHES[i], markersize=4, linewidth=1.2,
-                label=fill(label, _LABEL),
-            )  # fmt: skip
-        for label, (x, y) in beside.items():
-            axes.plot(x, y, color=REST, linewidth=1.8, label=fill(label, _LABEL))
-        axes.axhline(0, color=LINE, linewidth=1)
-        axes.set_ylim(top=1.05)
-        if spent:
-            right = axes.twinx()
-            right.plot(rounds, spent, color=MUTED, linewidth=1, linestyle=(0, (1, 2)))
-            right.set_ylabel("paper's budget")
-            right.set_ylim(bottom=0)
-            right.grid(visible=False)
-            right.spines["right"].set_visible(True)
-        _legend(axes)
-        _rounds(axes)
-
-    rows = sum(1 + (len(label) > _LABEL) for label in (*series, *beside))
-    return svg(name, alt, draw, HEIGHT + 18 * rows)
-
-
 def spending(name: str, alt: str, participations: NDArray[np.int64], marks: Sequence[tuple[str, float]]) -> Markup:
     """Draw how many clients took part how often; `marks` are labels with a number of participations."""
 
@@ -232,64 +156,6 @@ def spending(name: str, alt: str, participations: NDArray[np.int64], marks: Sequ
         _labels(axes, "participations", "clients")
 
     return svg(name, alt, draw)
-
-
-def plane(
-    name: str,
-    alt: str,
-    drawn: Snapshot,
-    truth: NDArray[np.float64],
-    shown: Sequence[int],
-    window: tuple[tuple[float, float], tuple[float, float]],
-) -> Markup:
-    """Draw the releases of a round in the plane, with its initial hypotheses and the truth (g, 2)."""
-    every = -(-len(drawn.releases) // MAX_RELEASES) or 1
-    points, labels = drawn.releases[::every], drawn.groups[::every]
-
-    def draw(axes: Axes) -> None:
-        others = ~np.isin(labels, shown)
-        muted = [j for j in range(len(drawn.hypotheses)) if j not in shown]
-        axes.plot(*drawn.hypotheses[muted].T, "x", color=REST)
-        axes.plot(*points[others].T, ".", color=REST, markersize=7)
-        if len(truth):
-            axes.plot(*truth.T, "+", color=INK, markersize=24, markeredgewidth=1.4, label="true parameters")
-        ring: dict[str, Any] = {"markersize": 13, "markerfacecolor": "none", "markeredgewidth": 2}
-        axes.plot([], [], "o", **ring, markeredgecolor=MUTED, label="hypothesis")
-        for i, j in enumerate(shown):
-            axes.plot(*drawn.hypotheses[j], MARKERS[i], **ring, markeredgecolor=SERIES[i])
-            axes.plot(
-                *points[labels == j].T, MARKERS[i], color=SERIES[i], markersize=5.5, markeredgecolor=PAPER,
-                markeredgewidth=0.5, label=f"release, to {j}" if len(shown) <= 2 else f"to {j}",
-            )  # fmt: skip
-        axes.set(xlim=window[0], ylim=window[1], aspect="equal")
-        axes.grid()
-        _ticks(axes.xaxis, 6)
-        _ticks(axes.yaxis, 6)
-        _labels(axes, "first parameter", "second parameter")
-        columns = 2 if len(shown) <= 2 else 4
-        _legend(axes, centre=True, ncols=columns, columnspacing=1.2, handletextpad=0.3, markerscale=0.75)
-
-    return svg(name, alt, draw, 360)
-
-
-def window(planes: Sequence[Snapshot], truth: NDArray[np.float64]) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Return limits of a square that holds everything in some rounds, so that they are comparable."""
-    everything = np.concatenate([part for one in planes for part in (one.releases, one.hypotheses)] + [truth])
-    everything = everything[np.isfinite(everything).all(axis=1)]
-    if not len(everything):
-        return (-1.0, 1.0), (-1.0, 1.0)
-    low, high = everything.min(axis=0), everything.max(axis=0)
-    middle, half = (low + high) / 2, max(0.58 * float((high - low).max()), 1e-3)
-    (left, bottom), (right, top) = (middle - half).tolist(), (middle + half).tolist()
-    return (left, right), (bottom, top)
-
-
-def _columns(line: Line) -> tuple[NDArray[Any], NDArray[np.float64]]:
-    """Return the finite part of a line, thinned: rounds, and its values, with the band beside them if it has one."""
-    parts = (line.values, line.low, line.high) if len(line.low) else (line.values,)
-    columns = np.stack([np.asarray(part, np.float64) for part in parts], axis=1)
-    keep = np.isfinite(columns).all(axis=1)
-    return _thin(np.asarray(line.rounds)[keep], columns[keep])
 
 
 def _thin(

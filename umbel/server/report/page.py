@@ -16,23 +16,16 @@ from umbel.protocol.run_config import RunConfig
 from umbel.protocol.words import count_of
 from umbel.server.history import MIN_ROUNDS, RELEASES_EACH, last_rounds
 from umbel.server.observer import Section
-from umbel.server.report import compare, pictures, tables
+from umbel.server.report import pictures, tables
 from umbel.server.report.alarms import DRIFTED, alarms
 from umbel.server.report.figures import number
-from umbel.server.report.style import drawing
-from umbel.server.report.view import HeldOut, View
+from umbel.server.report.view import View
 
 _SIGNS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """Control characters except tab and line feed, and those that change the direction of text."""
 
 
-def render(
-    view: View,
-    versions: Mapping[str, str],
-    sections: Sequence[Section] = (),
-    others: Sequence[View] = (),
-    local_only: HeldOut | None = None,
-) -> str:
+def render(view: View, versions: Mapping[str, str], sections: Sequence[Section] = ()) -> str:
     """Return the report of a finished run as one HTML page.
 
     Parameters
@@ -43,12 +36,7 @@ def render(
         Versions of umbel and its libraries in the run.
     sections : sequence of Section
         Sections from observers.
-    others : sequence of View
-        Runs for comparison, checked by `compare.check`; those that differ only in the seed are grouped.
-    local_only : HeldOut, optional
-        The result of clients that train alone.
     """
-    runs = compare.runs_of(view, others)
     manifest, defaults = view.summary.manifest, RunConfig().entries()
     entries = [(key, _text(value), value == defaults.get(key, None)) for key, value in view.config.items()]
     page = _page().render(
@@ -62,8 +50,6 @@ def render(
             manifest.split["validation"] if manifest else None,
         ),
         judged=len(last_rounds(view.history)),
-        runs=runs,
-        comparison=compare.table(runs, local_only) if others or local_only else None,
         sections=sections,
         worth=view.worth,
         worth_table=tables.worth(view.worth) if view.worth else None,
@@ -79,7 +65,6 @@ def _page() -> Template:
     """Return the template; compiling it takes longer than filling it in."""
     text = tomllib.loads((files(__package__) / "page.toml").read_text(encoding="utf-8"))
     page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    page.filters["drawing"] = drawing
     page.globals |= {"number": number, "count_of": count_of, "stated": stated, "style": text["style"]}
     page.globals |= {"meaningful": MEANINGFUL, "pictures": pictures, "tables": tables}
     page.globals["rules"] = {"rounds": MIN_ROUNDS, "each": RELEASES_EACH, "drifted": f"{DRIFTED:.0%}"}

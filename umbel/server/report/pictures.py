@@ -11,9 +11,7 @@ from markupsafe import Markup
 from umbel.protocol.words import count_of
 from umbel.server.history import Round
 from umbel.server.report import figures
-from umbel.server.report.compare import Runs
 from umbel.server.report.figures import number
-from umbel.server.report.style import STYLED
 from umbel.server.report.view import View
 
 # Meaning of a release, by whether a site makes it and whether there is noise.
@@ -36,8 +34,8 @@ class Picture:
     caption: str
 
 
-def learning(view: View, runs: Sequence[Runs]) -> Iterator[Picture]:
-    """Draw the validation loss over rounds, of this run and of others, and the metric."""
+def learning(view: View) -> Iterator[Picture]:
+    """Draw the validation loss over rounds, and the metric."""
     if not view.validated:
         return
     name, best = view.summary.loss_name, view.state.best_round or None
@@ -49,23 +47,17 @@ def learning(view: View, runs: Sequence[Runs]) -> Iterator[Picture]:
     )
     label = f"validation {name}{view.summary.in_unit}"
     caption = f"{name[:1].upper()}{name[1:]} of {what}; lower is better."
-    line, alt = figures.Line("", _numbers(view.validated), losses), _curve_alt(label, view.validated, losses)
-    others = [one.line() for one in runs[1:]]
-    if runs and (others or len(runs[0].views) > 1):
-        line, alt = runs[0].line(), f"{alt} Beside it: {', '.join(one.name for one in runs)}."
-        if any(len(one.views) > 1 for one in runs):
-            best = None
-            caption += " For several seeds, the line is the mean and the band the range."
     if view.noise:
         best = None if view.undecided else best
         caption += f" Each point is a noisy report{view.noise}."
     caption += " The best round is marked." if best else ""
-    yield Picture("Validation loss", figures.curve("loss", alt, line, label, best, others), caption)
+    alt, numbers = _curve_alt(label, view.validated, losses), _numbers(view.validated)
+    yield Picture("Validation loss", figures.curve("loss", alt, numbers, losses, label, best), caption)
     if view.metric_differs:
         metric = view.summary.model.metric.name
         title, values = f"validation {metric}", [_or_nan(entry.metric) for entry in view.validated]
-        line, alt = figures.Line("", _numbers(view.validated), values), _curve_alt(title, view.validated, values)
-        svg = figures.curve("metric", alt, line, title, view.state.best_round or None)
+        alt = _curve_alt(title, view.validated, values)
+        svg = figures.curve("metric", alt, numbers, values, title, view.state.best_round or None)
         caption = f"The {metric} that the same clients reported in the same rounds."
         yield Picture(f"Validation {metric}", svg, caption)
 
@@ -123,36 +115,6 @@ def spending(view: View) -> Picture | None:
     alt = f"Histogram over {clients:,} training clients: {', '.join(words for words, _ in marks)}."
     svg = figures.spending("spending", alt, view.participations, marks)
     return Picture("Participations, by client", svg, caption)
-
-
-def planes(view: View) -> Iterator[Picture]:
-    """Draw the first and the best round in the plane, for models of two parameters."""
-    first, best = view.snapshots.first, view.snapshots.best
-    if first is None or best is None:
-        return
-    truth = view.summary.truth(2)
-    drawn = {"first": first} | ({"best": best} if best.round != first.round else {})
-    limits = figures.window(list(drawn.values()), truth)
-    for which, one in drawn.items():
-        k, m = len(one.hypotheses), len(one.releases)
-        shown = view.shown if k == view.k else list(range(min(k, STYLED)))  # a strategy may change their number
-        counts = ", ".join(f"{int((one.groups == j).sum())} to hypothesis {j}" for j in shown)
-        alt = f"Round {one.round}: {m} releases in the plane of the two parameters, {counts}."
-        ends = ["the first"] * (which == "first") + ["the best"] * (one.round == view.state.best_round)
-        title = f"Round {one.round}, {' and '.join(ends) or 'the last'}"
-        caption = (
-            f"{count_of(m, 'release')}, in the colour and shape of the assigned hypothesis. Open markers are the "
-            "hypotheses at the start of the round."
-        )
-        if len(shown) < k:
-            caption += " Grey belongs to the other hypotheses."
-        if m > figures.MAX_RELEASES:
-            caption += f" The picture shows about {figures.MAX_RELEASES:,} of them."
-        if one.round + 1 == view.state.best_round:
-            caption += " The resulting hypotheses were the best."
-        if m and (one.groups < 0).all():
-            caption += " These were too few to change the hypotheses."
-        yield Picture(title, figures.plane(which, alt, one, truth, shown, limits), caption)
 
 
 def _numbers(entries: Sequence[Round]) -> list[int]:

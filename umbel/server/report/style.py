@@ -6,7 +6,6 @@ import io
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
@@ -97,46 +96,3 @@ def _tag(tag: str, name: str, used: set[str]) -> str:
     for colour, variable in VARIABLES.items():
         tag = tag.replace(colour, f"var(--{variable})")
     return tag
-
-
-class _Drawing(HTMLParser):
-    """Collects the parts of a text that do not belong to a drawing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.strange = ""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag not in _DRAWN:
-            self.strange = tag
-        for name, value in attrs:
-            text = "".join((value or "").split()).lower()
-            leads = text.removeprefix("url(").startswith("#")
-            if name.startswith("on") or (("href" in name or "url(" in text or "import" in text) and not leads):
-                self.strange = name
-
-    def handle_decl(self, decl: str) -> None:
-        self.strange = decl
-
-    def unknown_decl(self, data: str) -> None:
-        self.strange = data
-
-    def handle_pi(self, data: str) -> None:
-        self.strange = data
-
-
-_DRAWN = {"svg", "g", "path", "text", "tspan", "rect", "circle", "ellipse", "line", "polyline", "polygon"}
-_DRAWN |= {"defs", "clippath", "use", "title", "desc", "lineargradient", "stop", "marker"}
-
-
-def drawing(svg: str) -> Markup:
-    """Return a picture in the page's form; a remark instead if it holds more than lines, shapes and words.
-
-    A run's folder may come from anyone, and a browser shows its pictures.
-    """
-    found = _Drawing()
-    found.feed(svg)
-    found.close()
-    if found.strange or not svg.lstrip().startswith("<svg"):
-        return Markup("<p>A picture is left out: it holds more than a drawing.</p>")
-    return Markup(svg)

@@ -35,7 +35,7 @@ class Table:
 def hypotheses(view: View) -> Table:
     """Return the results of each hypothesis."""
     last, rest = last_rounds(view.history), view.others
-    picks = view.measured if view.measured is not None and len(view.measured.picked) == view.k else None
+    picks = view.fits
     loss, factor = view.summary.loss_name + view.summary.in_unit, view.summary.factor
     # Each column: its heading, a cell for each hypothesis that is shown, and one for the others.
     columns: list[tuple[str, list[Any], Any]] = [

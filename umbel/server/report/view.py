@@ -14,52 +14,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umbel import strategies
-from umbel.privacy.accounting.guarantee import MEANINGFUL, amount, gap, guarantee, in_words
+from umbel.privacy.accounting.guarantee import MEANINGFUL, amount, gap, guarantee
 from umbel.privacy.accounting.rows import row_gap
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Kind
 from umbel.protocol.words import count_of
 from umbel.server.history import Round, State, undecided
 from umbel.server.report.style import STYLED
-from umbel.server.snapshots import Snapshots
 from umbel.server.summary import Summary
 from umbel.server.worth import Worth
 
 
 @dataclass(frozen=True)
-class HeldOut:
-    """A run's results for validation clients on rows that were used neither for training nor for choosing.
+class Fits:
+    """How the last hypotheses of a simulation fit the rows of validation clients, which a server never sees.
 
     Attributes
     ----------
-    mean, worst_decile : float
-        Mean of the model's metric over clients, and over the worst tenth of them.
-    clients : int
-    """
-
-    mean: float
-    worst_decile: float
-    clients: int
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Measurements of a simulation on the rows of validation clients, which a server never sees.
-
-    Attributes
-    ----------
-    held_out : HeldOut or None
-        None if no client has enough rows.
     picked : sequence of int
-        Number of validation clients with each hypothesis as best; empty without a choice.
+        Number of validation clients with each hypothesis as best.
     own, all : sequence of float
         Mean loss of each hypothesis over these clients (NaN if there are none), and over all.
     """
 
-    held_out: HeldOut | None
-    picked: Sequence[int] = ()
-    own: Sequence[float] = ()
-    all: Sequence[float] = ()
+    picked: Sequence[int]
+    own: Sequence[float]
+    all: Sequence[float]
 
 
 @dataclass(eq=False)
@@ -74,10 +54,9 @@ class View:
     state : State
     participations : ndarray of int
         Number of releases of each training client.
-    snapshots : Snapshots
     config : mapping
         The run config.
-    measured : Measured, optional
+    fits : Fits, optional
     worth : Worth, optional
         The run's worth, if it was measured.
     """
@@ -86,9 +65,8 @@ class View:
     summary: Summary
     state: State
     participations: NDArray[np.int64]
-    snapshots: Snapshots
     config: Mapping[str, Any]
-    measured: Measured | None = None
+    fits: Fits | None = None
     worth: Worth | None = None
 
     def __post_init__(self) -> None:
@@ -134,7 +112,6 @@ class View:
         """The guarantee to a client of one participation, and of the run; None where there is none."""
         self.why_counted = self.summary.why_counted(*ended)
         """Why the guarantee counts more releases than there were; empty if it does not."""
-        self.epsilon = in_words(self.of_client)[1]
         self.plus = "" if self.of_client and self.of_client.is_pure else f", plus {self.summary.delta:g}"
         """The delta of the guarantee to a client, in words; empty for a pure epsilon."""
         self.weak = self.of_client is None or self.of_client.epsilon > MEANINGFUL

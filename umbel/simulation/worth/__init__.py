@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from umbel.client.cohort import Cohort
 from umbel.client.trial import try_out
 from umbel.data import Dataset
+from umbel.nodes.differences import prior_of
 from umbel.privacy.gate.randomness import streams
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.flower import log
@@ -23,7 +24,6 @@ from umbel.server.summary import Summary, why_stuck
 from umbel.server.worth import Arm, LeftOut, Level, Way, Worth
 from umbel.simulation.baselines import halves, worst_decile
 from umbel.simulation.worth.ways import MOST_ALONE, Row, Ways, numbers_of_a_row
-from umbel.strategies.differences import prior_of
 
 MOST_CLIENTS, LEAST_CLIENTS = 1000, 10
 """Maximum number of measured clients, and the least for which a network is not too large to train by each."""
@@ -36,9 +36,9 @@ class Appraisal(Observer):
     """Measures the worth of a finished run, and logs it."""
 
     def at_end(self, run: Run) -> None:
-        """Measure it, if the whole dataset is here."""
+        """Measure it, if the run has a dataset here."""
         manifest = run.setup.manifest
-        if run.folder is None or manifest is None or manifest.part:
+        if run.folder is None or manifest is None:
             return
         if not run.setup.has_rows_of(run.folder.read_config()):
             log(WARNING, "The dataset has changed since the run began, so the run's worth is not measured.")
@@ -55,7 +55,7 @@ def appraise(setup: Setup, state: State, kept: Arrays) -> Worth:
     Parameters
     ----------
     setup : Setup
-        Its dataset must be here as a whole; otherwise `DatasetError`.
+        Its dataset must be here.
     state : State
         The final state of the run.
     kept : dict of ndarray

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from umbel import models
 from umbel.client.app import app
-from umbel.client.executor import load
 from umbel.data import Manifest, offsets_of, write_dataset
+from umbel.deploy.executor import load
+from umbel.deploy.flower import CLIENT_TASK
 from umbel.privacy.gate.ledger import Ledger
 from umbel.protocol.clients import ClientOnNode
-from umbel.protocol.flower import CLIENT_TASK
 from umbel.protocol.logs import quiet
 from umbel.protocol.messages import round_request
 from umbel.protocol.records import pack

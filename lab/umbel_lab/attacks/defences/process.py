@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from inspect import getsource
 from pathlib import Path
 from tempfile import TemporaryFile
 from threading import Timer
@@ -21,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umbel.protocol.errors import ConfigError, NotApplicableError
+from umbel.protocol.flower import identify
 from umbel.protocol.project import OWN_PATH
 
 Matrix = NDArray[np.float64]
@@ -31,8 +33,12 @@ LAYOUT: Layout = (("w", (2, 3), "<f4"), ("b", (2,), "<f4"))
 TIMEOUT = 600.0
 """Seconds that a worker may take for one answer, if the user names no others."""
 
-# So that the modules beside the worker do not hide the target's.
-_START = ("-c", "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')")
+# By the path alone, so that the modules beside the worker do not hide the target's.
+_START = f"""
+import runpy, sys
+{getsource(identify)}
+runpy.run_path(sys.argv[1], {{"identify": identify}}, "__main__")
+"""
 _WORKER = Path(__file__).parent / "worker.py"
 _TAIL = 400  # characters of a dead worker's last words
 
@@ -134,7 +140,7 @@ class Worker:
     def _start(self, python: str) -> None:
         self._words = TemporaryFile()  # noqa: SIM115
         folders = [*filter(None, os.environ.get(OWN_PATH, "").split(os.pathsep))] or [os.getcwd()]
-        command = [python, *_START, str(_WORKER), *folders]
+        command = [python, "-c", _START, str(_WORKER), *folders]
         pipe = subprocess.PIPE
         try:
             self._process = subprocess.Popen(

@@ -17,7 +17,7 @@ from tests.helpers.errors import raises
 from umbel.privacy.accounting.accountant import compose
 from umbel.privacy.accounting.guarantee import DELTA
 from umbel.privacy.mechanisms.gaussian import GaussianLoss
-from umbel.privacy.mechanisms.laplace import LaplaceLoss
+from umbel.privacy.mechanisms.laplace_loss import LaplaceLoss
 from umbel.protocol.errors import ConfigError, NotApplicableError
 from umbel_lab.attacks.audit.findings import Verdict
 from umbel_lab.attacks.defences import page, report

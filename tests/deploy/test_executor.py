@@ -1,0 +1,287 @@
+"""The executor, as far as it needs no Flower process beside it (`tests/deploy/test_processes.py` has those)."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+
+from tests.client.test_bundle import OWN
+from tests.deploy.conftest import write_site
+from tests.helpers.paper import paper_run
+from tests.helpers.paper import sites_accept_the_paper as sites_accept_the_paper
+from tests.helpers.sources import ROOT
+from umbel.deploy import executor
+from umbel.deploy.executor import WarmProcess, load
+from umbel.nodes import words
+from umbel.nodes.exchange import Answer
+from umbel.nodes.roster import hosting_of
+from umbel.nodes.words import Names
+from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.site import NODE_CONFIG
+from umbel.privacy.gate.site_log import SiteLog
+from umbel.privacy.gate.store import beside
+from umbel.protocol import messages
+from umbel.protocol.messages import hosting_in, query
+
+
+@pytest.fixture
+def site_config(tmp_path: Path) -> dict[str, Any]:
+    """Return the configuration of a site with data of its own."""
+    return {"data-path": write_site(tmp_path / "data", 2.0), "ledger-path": str(tmp_path / "ledger.sqlite")}
+
+
+TASK = SimpleNamespace(
+    task_type="flwr-clientapp", runtime_api_address="nowhere:1", token="t", insecure=True, root_certificates_path=None
+)
+
+
+RUN = {**paper_run(), "dataset": "", "model": "linear", "loss": "mse"}
+
+
+def of_site(node_config: dict[str, Any]) -> Context:
+    return Context(run_id=1, node_id=1, node_config=node_config, state=RecordDict(), run_config=RUN)
+
+
+def asked(kind: str, bundle: bytes, node_config: dict[str, Any]) -> Message:
+    """Return what a node answers to a query that comes with a bundle."""
+    return load(kind, bundle)(Message(query(), 1, "query"), of_site(node_config))
+
+
+def test_the_sites_own_app_answers_a_reviewed_bundle(site_config: dict[str, Any]) -> None:
+    assert hosting_in(asked("flwr-clientapp", OWN, site_config).content).train > 0
+
+
+def test_another_process_at_the_supernodes_port_names_no_policy(
+    site_config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user of the machine may listen there as soon as the SuperNode has ended."""
+    own = " ".join(f'{name}="{value}"' for name, value in site_config.items())
+    monkeypatch.setenv(NODE_CONFIG, own)
+    theirs = site_config | {"ledger-path": str(tmp_path / "theirs.sqlite"), "budget": "inf", "insecure-seed": "yes"}
+    assert hosting_in(asked("flwr-clientapp", OWN, theirs).content).train > 0
+    assert beside(Path(site_config["ledger-path"])).exists()
+    assert not list(tmp_path.glob("theirs*"))
+
+
+def heard(reply: Message, caplog: pytest.LogCaptureFixture) -> str:
+    """Return the line that a run's log has of a site's reply to its query."""
+    assert hosting_of(Answer(7, "query", reply), 10, False, Names()) is None
+    return caplog.messages[-1]
+
+
+def test_a_run_of_another_protocol_hears_what_to_do(
+    site_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The site has reviewed the run's bundle, so the bundle alone does not refuse it."""
+    theirs = b"another umbel"
+    with monkeypatch.context() as patch:
+        patch.setattr(messages, "VERSION", 8)
+        content = query()
+    policy = site_config | {"bundle": hashlib.sha256(theirs).hexdigest()}
+    reply = load("flwr-clientapp", theirs)(Message(content, 1, "query"), of_site(policy))
+    line = "node 7 cannot take part: it says refused [refused.version]: use the same umbel on both sides"
+    assert heard(reply, caplog) == f"{line} [protocol.node-error]"
+
+
+@pytest.mark.parametrize(
+    ("own", "fix"),
+    [
+        ("0.1.0", "start it from the site's files"),
+        ("0.10.0", "upgrade umbel at the site"),
+        ("0.0.9", "start the run with umbel 0.1.0"),
+    ],
+)
+def test_a_run_with_another_bundle_hears_which_side_must_move(
+    site_config: dict[str, Any], own: str, fix: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    reply = asked("flwr-clientapp", b"another", site_config)
+    monkeypatch.setattr(words, "described", lambda: {"version": own})
+    line = heard(reply, caplog)
+    assert "it has not reviewed bundle" in line
+    assert line.endswith(f"This run has umbel {own}: {fix} [protocol.node-error]")
+
+
+@pytest.mark.parametrize(
+    ("kind", "bundle", "policy", "reason"),
+    [
+        ("flwr-clientapp", b"another", {}, "it has not reviewed bundle"),
+        ("flwr-agentapp", OWN, {}, "this site runs no flwr-agentapp"),
+        ("flwr-serverapp", b"another", {}, "this site runs no flwr-serverapp"),
+        # What is wrong in a site's own configuration is for its own log.
+        ("flwr-clientapp", OWN, {"bundle": "12345678"}, "refused"),
+        ("flwr-clientapp", OWN, {"budged": 3.0}, "refused"),
+        ("flwr-clientapp", OWN, {"researchers": "Dr. Day"}, "refused"),
+        ("flwr-clientapp", OWN, {"keep-model": "~no-such-user/kept"}, "refused"),
+    ],
+)
+def test_all_else_is_refused(
+    kind: str, bundle: bytes, policy: dict[str, Any], reason: str, site_config: dict[str, Any]
+) -> None:
+    reply = asked(kind, bundle, site_config | policy)
+    assert reason in reply.error.reason
+    assert reason != "refused" or reply.error.reason == "refused"
+
+
+def test_what_is_refused_is_on_record_too(site_config: dict[str, Any]) -> None:
+    log = SiteLog(beside(Path(site_config["ledger-path"])))
+    asked("flwr-clientapp", OWN, site_config)
+    asked("flwr-clientapp", b"another", site_config)
+    asked("flwr-agentapp", OWN, site_config)
+    with pytest.raises(ValueError, match="steal"):
+        load("flwr-clientapp", OWN)(Message(query(), 1, "query.steal"), of_site(site_config))
+    lines = [(line["decision"], line["reason"]) for line in log.lines()]
+    assert [decision for decision, _ in lines] == ["answered", "refused", "refused", "refused"]
+    assert "it has not reviewed bundle" in lines[1][1]
+    assert lines[2][1].startswith("flwr-agentapp: this site runs no flwr-agentapp [")
+
+
+def test_what_is_refused_stays_refused_where_the_log_cannot_be_written(site_config: dict[str, Any]) -> None:
+    beside(Path(site_config["ledger-path"])).mkdir()
+    assert "it has not reviewed bundle" in asked("flwr-clientapp", b"another", site_config).error.reason
+
+
+OTHER_APP = """
+from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+import umbel
+
+app, broken, no_app = ClientApp(mods=[umbel.Gate(2.0, 1.0)]), ClientApp(), 17
+
+
+@app.train()
+def train(message, context):
+    return Message(RecordDict({"arrays": message.content["arrays"]}), reply_to=message)
+
+
+@broken.lifespan()
+def lifespan(context):
+    raise ValueError("diagnosis-of-patient-17")
+    yield
+"""
+
+
+@pytest.mark.parametrize("name", ["app", "broken", "no_app", "nowhere"])
+def test_another_app_that_the_site_has_installed_answers_in_its_place(
+    name: str, site_config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is raised around its gate, Flower itself would tell the server."""
+    (tmp_path / "other_app.py").write_text(OTHER_APP)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = site_config | {"app": f"other_app:{name}", "bundle": hashlib.sha256(b"theirs").hexdigest()}
+    content = RecordDict({"arrays": ArrayRecord({"w": Array(np.zeros(30, np.float32))})})
+    reply = load("flwr-clientapp", b"theirs")(Message(content, 1, "train"), of_site(config))
+    (line,) = SiteLog(beside(Path(site_config["ledger-path"]))).lines()
+    assert line["decision"] == ("answered" if name == "app" else "refused")
+    if name == "app":
+        assert (reply.content["arrays"]["w"].numpy() != 0).any()
+    else:
+        assert reply.error.reason == "refused"
+    other = load("flwr-clientapp", OWN)(Message(content, 1, "train"), of_site(config))
+    assert "it has not reviewed bundle" in other.error.reason
+
+
+PROBE = """
+import json, os, sys
+from types import SimpleNamespace
+from umbel.deploy import executor
+
+def run_task(*task):
+    home = os.environ["FLWR_HOME"]
+    found = {"task": task[:5], "kind": task[5].args[0], "left": os.listdir(home), "pid": os.getpid(),
+             "loaded": "torch._dynamo" in sys.modules}
+    open(os.path.join(home, "left.txt"), "w").close()
+    os.write(int(sys.argv[1]), json.dumps(found | {"home": home}).encode() + b"\\n")
+    if task[1] == "raises":
+        raise ValueError("broken")
+
+executor.run_task = run_task
+warm = executor.WarmProcess()
+for token in ("first", "raises", "last"):
+    task = dict(task_type="flwr-clientapp", runtime_api_address="node:1", token=token, insecure=True,
+                root_certificates_path=None)
+    warm.launch(SimpleNamespace(**task))
+"""
+
+
+@pytest.mark.slow
+def test_each_task_has_a_process_and_an_empty_home_of_its_own_and_leaves_nothing() -> None:
+    """The pipe ends when the last process has gone, the warm one too: its maker ends at once, long before them."""
+    read, write = os.pipe()
+    maker = subprocess.Popen([sys.executable, "-c", PROBE, str(write)], pass_fds=[write], cwd=ROOT)
+    os.close(write)
+    with os.fdopen(read) as lines:
+        found = [json.loads(line) for line in lines]
+    assert maker.wait() == 0
+    assert sorted(one["task"][1] for one in found) == ["first", "last", "raises"]
+    assert all(one["task"] == ["node:1", one["task"][1], True, None, maker.pid] for one in found)
+    assert {one["kind"] for one in found} == {"flwr-clientapp"}
+    assert len({one["pid"] for one in found} | {maker.pid}) == 4
+    assert [one["left"] for one in found] == [[]] * 3
+    assert all(one["loaded"] for one in found), "what training would otherwise load in its time"
+    assert not any(Path(one["home"]).exists() for one in found)
+
+
+def test_without_its_warm_process_the_executor_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be online and answer nothing; whoever watches it starts it again."""
+    warm = WarmProcess.__new__(WarmProcess)
+    warm._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.close()
+    with pytest.raises(SystemExit) as end:
+        warm.launch(TASK)
+    assert end.value.code == 1
+
+
+def test_the_options_are_those_of_flowers_own_executor(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(executor, "WarmProcess", lambda: SimpleNamespace(launch=None))
+    with pytest.raises(SystemExit):
+        executor.run(["--help"])
+    assert "--runtime-api-address" in capsys.readouterr().out
+    assert executor.__doc__
+    assert "--runtime-api-address" in executor.__doc__
+
+
+def test_its_health_tells_whether_the_ledger_beside_it_can_be_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In a separate container, where the SuperNode cannot look."""
+    served: list[Any] = []
+    given: list[Any] = []
+    monkeypatch.setattr(executor, "WarmProcess", lambda: SimpleNamespace(launch=None))
+    monkeypatch.setattr(executor, "serve_health", lambda *arguments: served.append(arguments))
+    monkeypatch.setattr(executor, "run_superexec", lambda arguments, _: given.append(arguments))
+    options = ["--insecure", "--health-server-address=127.0.0.1:9095", "--parent-pid", "1"]
+    executor.run(options)
+    monkeypatch.setenv("UMBEL_LEDGER_PATH", str(tmp_path / "ledger.sqlite"))
+    executor.run(["--health-server-address", "127.0.0.1:9095", *options[:1], *options[2:]])
+    executor.run(["--insecure", "--parent-pid", "1"])
+    assert given == [["--insecure", "--parent-pid", "1"]] * 3
+    (address, without), (_, beside_it) = served
+    assert address == "127.0.0.1:9095"
+    assert without() is None
+    assert beside_it().code == "ledger.missing"
+    Ledger.create(tmp_path / "ledger.sqlite")
+    assert beside_it() is None
+
+
+def test_a_task_needs_no_room_for_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(prefix: str) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("umbel.deploy.executor.tempfile.mkdtemp", full)
+    assert not Path(executor._home()).exists()

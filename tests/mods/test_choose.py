@@ -1,0 +1,219 @@
+"""`umbel.ChooseHypothesis`: which model a function sees, and that nothing but the app's own reply leaves.
+
+Statistical tests draw from the operating system's entropy, with a false-alarm rate of at most 1e-6 each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from scipy import stats
+
+import umbel
+from tests.helpers.errors import raises
+from tests.helpers.mods import answer, arrays, asks, message, moved, node, wire
+from umbel.mods.choose import Choice, choice_made
+from umbel.protocol.errors import ConfigError, ProtocolError
+
+FALSE_ALARM = 1e-6
+SECRET = "diagnosis-of-patient-17"
+STACKED = {"w": np.array([[0, 0], [5, 6], [4, -4]], np.float32), "b": np.array([1, 2, 3], np.float16)}
+
+
+def distance(arrays: ArrayRecord, context: Context) -> float:
+    """The loss of a client whose optimum is near the second hypothesis."""
+    return float(np.square(arrays["w"].numpy() - [5, 5]).sum())
+
+
+class Seen:
+    """A train function that remembers what it saw, and in which choice."""
+
+    def __init__(self) -> None:
+        self.contents: list[RecordDict] = []
+        self.choices: list[Choice] = []
+
+    def __call__(self, msg: Message, context: Context) -> Message:
+        self.contents.append(msg.content)
+        self.choices.append(choice_made())
+        return moved(1.0)(msg, context)
+
+    @property
+    def biases(self) -> list[int]:
+        return [int(content.array_records["arrays"]["b"].numpy()) for content in self.contents]
+
+
+def test_a_function_sees_the_one_model_that_fits_as_an_ordinary_message() -> None:
+    seen, sent = Seen(), RecordDict({**asks(STACKED, 3), "more": MetricRecord({"x": 1})})
+    reply = answer(node([umbel.ChooseHypothesis(distance)], seen), sent)
+    [content] = seen.contents
+    assert {name: array.numpy().tolist() for name, array in content["arrays"].items()} == {"w": [5, 6], "b": 2}
+    assert content["arrays"]["b"].numpy().dtype == np.float16
+    assert dict(content["config"]) == {"server-round": 1, "lr": 0.1}
+    assert dict(content["more"]) == {"x": 1}
+    assert seen.choices == [Choice(3, 0.0)]
+    assert choice_made() == Choice(1, 0.0), "the choice is over"
+    assert reply.content.array_records["arrays"]["w"].numpy().tolist() == [6, 7]
+    assert dict(reply.content.metric_records["metrics"]) == {"num-examples": 61}, "the reply is the app's own"
+
+
+@pytest.mark.parametrize("kind", ["train", "train.again", "evaluate"])
+def test_a_single_hypothesis_is_unstacked_as_well(kind: str) -> None:
+    seen = Seen()
+    one = {name: value[:1] for name, value in STACKED.items()}
+    answer(node([umbel.ChooseHypothesis(distance, epsilon=1.0)], seen), asks(one, 1), kind)
+    assert seen.contents[0]["arrays"]["w"].numpy().tolist() == [0, 0]
+    assert not seen.choices[0].is_open
+    assert seen.choices == [Choice(1, 0.0)], "there was nothing to choose"
+
+
+def test_a_message_without_hypotheses_is_passed_on_as_it_is() -> None:
+    messages: list[Message] = []
+
+    def keep(msg: Message, context: Context) -> Message:
+        messages.append(msg)
+        return moved(0.0)(msg, context)
+
+    msg = message(asks(STACKED))
+    context = Context(1, 100, {}, RecordDict(), {})
+    umbel.ChooseHypothesis(distance)(msg, context, keep)
+    assert messages == [msg]
+
+
+def test_neither_mod_nor_app_changes_the_message_that_other_nodes_get() -> None:
+    def vandal(msg: Message, context: Context) -> Message:
+        reply = moved(0.0)(msg, context)
+        msg.content["arrays"]["w"] = arrays({"w": np.zeros(9)})["w"]
+        msg.content["config"]["lr"] = 7.0
+        del msg.content["arrays"]
+        return reply
+
+    def rough(arrays: ArrayRecord, context: Context) -> float:
+        loss = distance(arrays, context)
+        arrays.clear()
+        return loss
+
+    msg = message(asks(STACKED, 3))
+    before, context = wire(msg), Context(1, 100, {}, RecordDict(), {})
+    reply = umbel.ChooseHypothesis(rough)(msg, context, vandal)
+    assert wire(msg) == before
+    assert reply.content.array_records["arrays"]["w"].numpy().tolist() == [5, 6]
+
+
+def chosen(mod: umbel.ChooseHypothesis, times: int, stacked: dict[str, Any] = STACKED) -> Counter[int]:
+    """Return how often each hypothesis was seen, by its bias."""
+    seen = Seen()
+    grid, content = node([mod], seen), asks(stacked, len(stacked["b"]))
+    for _ in range(times):
+        answer(grid, content)
+    return Counter(seen.biases)
+
+
+def test_a_randomised_choice_is_randomised_response() -> None:
+    """P(best) = e^eps / (e^eps + 2), and each other 1 / (e^eps + 2): chi-squared. False alarm 1e-6."""
+    counts, best = chosen(umbel.ChooseHypothesis(distance, epsilon=1.0), 1500), math.e / (math.e + 2)
+    shares = np.array([(1 - best) / 2, best, (1 - best) / 2])
+    assert stats.chisquare([counts[bias] for bias in (1, 2, 3)], shares * 1500).pvalue > FALSE_ALARM
+    wrong = np.array([1 / 3, 1 / 3, 1 / 3])
+    assert stats.chisquare([counts[bias] for bias in (1, 2, 3)], wrong * 1500).pvalue < FALSE_ALARM
+
+
+def fails(arrays: ArrayRecord, context: Context) -> float:
+    raise ValueError(SECRET)
+
+
+def ends(arrays: ArrayRecord, context: Context) -> float:
+    raise SystemExit(SECRET)
+
+
+UNUSABLE: dict[str, Callable[[ArrayRecord, Context], Any]] = {
+    "an exception": fails,
+    "the end of the process": ends,
+    "NaN": lambda arrays, context: math.nan,
+    "infinity": lambda arrays, context: math.inf,
+    "minus infinity": lambda arrays, context: -math.inf,
+    "text": lambda arrays, context: SECRET,
+    "nothing": lambda arrays, context: None,
+    "an array": lambda arrays, context: np.zeros(3),
+}
+
+
+@pytest.mark.parametrize("loss", UNUSABLE)
+def test_a_loss_that_fails_counts_as_infinite(loss: str) -> None:
+    def partly(arrays: ArrayRecord, context: Context) -> Any:
+        return UNUSABLE[loss](arrays, context) if arrays["b"].numpy() != 3 else 1e300
+
+    assert chosen(umbel.ChooseHypothesis(partly), 5) == {3: 5}
+
+
+@pytest.mark.parametrize("loss", UNUSABLE)
+def test_where_no_model_fits_one_is_drawn_and_training_goes_on(loss: str) -> None:
+    """Uniformly: that one of three is missing in sixty draws has a chance below 1e-10."""
+    counts = chosen(umbel.ChooseHypothesis(UNUSABLE[loss]), 60)
+    assert set(counts) == {1, 2, 3}
+    assert counts.total() == 60
+
+
+def test_what_a_loss_raises_does_not_leave() -> None:
+    grid = node([umbel.ChooseHypothesis(fails)])
+    assert SECRET.encode() not in wire(answer(grid, asks(STACKED, 3)))
+
+
+def test_a_drawn_model_is_drawn_uniformly() -> None:
+    """Chi-squared. False alarm 1e-6."""
+    counts = chosen(umbel.ChooseHypothesis(fails, epsilon=3.0), 600)
+    assert stats.chisquare([counts[bias] for bias in (1, 2, 3)]).pvalue > FALSE_ALARM
+
+
+def test_who_stops_a_node_stops_it() -> None:
+    def stop(arrays: ArrayRecord, context: Context) -> float:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        answer(node([umbel.ChooseHypothesis(stop)]), asks(STACKED, 3))
+
+
+def test_the_choice_is_over_where_training_fails() -> None:
+    def broken(msg: Message, context: Context) -> Message:
+        raise ValueError
+
+    context = Context(1, 100, {}, RecordDict(), {})
+    with pytest.raises(ValueError, match=r"^$"):
+        umbel.ChooseHypothesis(distance)(message(asks(STACKED, 3)), context, broken)
+    assert choice_made() == Choice(1, 0.0)
+
+
+@pytest.mark.parametrize("epsilon", [-1.0, 31.0, math.nan, math.inf, True, "1", None])
+def test_an_epsilon_that_cannot_be(epsilon: Any) -> None:
+    with raises(ConfigError, "config.choice-epsilon", repr(epsilon)):
+        umbel.ChooseHypothesis(distance, epsilon=epsilon)
+
+
+WRONG: dict[str, RecordDict] = {
+    "no number": asks(STACKED, "3"),
+    "a truth value": asks(STACKED, True),
+    "none": asks(STACKED, 0),
+    "fewer": asks(STACKED, 2),
+    "more": asks(STACKED, 4),
+    "one array of another length": asks(STACKED | {"b": np.zeros(2, np.float32)}, 3),
+    "an array without axes": asks(STACKED | {"b": np.zeros((), np.float32)}, 3),
+    "no arrays": asks({}, 3),
+    "no record of arrays": RecordDict({"config": ConfigRecord({"k": 3})}),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_message_that_is_no_stack_is_refused(wrong: str) -> None:
+    seen = Seen()
+    reply = answer(node([umbel.ChooseHypothesis(distance)], seen), WRONG[wrong])
+    assert reply.has_error()
+    assert "protocol.hypotheses" in reply.error.reason
+    with raises(ProtocolError, "protocol.hypotheses"):
+        context = Context(1, 100, {}, RecordDict(), {})
+        umbel.ChooseHypothesis(distance)(message(WRONG[wrong]), context, seen)
+    assert not seen.contents

@@ -1,0 +1,494 @@
+"""The clients of a run: who is asked, what they are sent, and when a round closes."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, Error, Message
+from scipy.stats import chi2
+
+import umbel.client.app
+import umbel.nodes.fleet
+import umbel.nodes.presence
+import umbel.nodes.roster
+from tests.helpers.errors import raises
+from tests.helpers.grids import ListeningGrid, PaperGrid, error_reply, failing, stack, vectors
+from tests.helpers.paper import paper_task
+from umbel.nodes.fleet import Fleet
+from umbel.protocol.arrays import flatten
+from umbel.protocol.errors import FleetError
+from umbel.protocol.flower import ErrorCode
+from umbel.protocol.messages import evaluation_in, hypotheses_in, merged, training_in
+from umbel.protocol.records import to_array_record
+from umbel.protocol.tasks import EvaluationSpec, Hosting
+from umbel.simulation.grid import InProcessGrid
+
+COMMON = paper_task(local_epochs=3)
+SENT = [(0, 0, 0), (10, 10, 10)]
+RECORD = to_array_record(stack(SENT))
+
+
+# --- asking for training
+
+
+def test_a_round_sends_one_message_a_node() -> None:
+    grid, fleet = PaperGrid.simulated(train=7, nodes=3), Fleet(clients_per_round=7)
+    messages = fleet.ask_training(4, RECORD, COMMON, grid)
+    assert [message.metadata.dst_node_id for message in messages] == [100, 101, 102]
+    assert {(message.metadata.message_type, message.metadata.group_id) for message in messages} == {("train", "4")}
+    assert [grid.asked(message) for message in messages] == [[0, 3, 6], [1, 4], [2, 5]]
+
+
+def test_clients_with_a_limit_take_turns_until_all_have_had_theirs() -> None:
+    """Ten clients, four at a time, twice each: five rounds, and nobody is asked again before all others were."""
+    grid, fleet = PaperGrid.simulated(train=10), Fleet(clients_per_round=4, max_participations=2)
+    turns = np.zeros(10, int)
+    for number in range(1, 6):
+        assert not fleet.used_up
+        (message,) = fleet.ask_training(number, RECORD, COMMON, grid)
+        turns[grid.asked(message)] += 1
+        assert np.ptp(turns) <= 1
+    assert turns.tolist() == [2] * 10
+    assert fleet.used_up
+
+
+def test_a_message_holds_the_hypotheses_and_the_task() -> None:
+    grid, fleet = PaperGrid.simulated(train=4), Fleet(clients_per_round=4)
+    task = replace(COMMON, clipping="public", clip_norm=0.2, run="mine")
+    (message,) = fleet.ask_training(3, RECORD, task, grid)
+    np.testing.assert_array_equal(vectors(hypotheses_in(message.content)), SENT)
+    assert training_in(message.content) == replace(task, round=3, clients=(0, 1, 2, 3))
+    np.testing.assert_array_equal(vectors(fleet.sent), SENT)
+
+
+def test_other_arrays_in_the_same_record_are_sent_as_they_are_now() -> None:
+    """Training and evaluation share what is packed; a strategy may keep one record and change what is in it."""
+    grid, fleet = PaperGrid.simulated(train=3), Fleet(clients_per_round=3)
+    record = to_array_record(stack(SENT))
+    for values in (SENT, [(1, 2, 3), (4, 5, 6)]):
+        record.update(to_array_record(stack(values)))
+        (message,) = fleet.ask_training(1, record, COMMON, grid)
+        np.testing.assert_array_equal(flatten(hypotheses_in(message.content)), values)
+        np.testing.assert_array_equal(flatten(fleet.sent), values)
+
+
+# --- a pause
+
+
+class Elsewhere(PaperGrid):
+    """Nodes on paper that are not in the server's process, so that a run waits for them."""
+
+    in_process = False
+
+
+def paused(
+    monkeypatch: pytest.MonkeyPatch, looks: list[list[int]], says: dict[int, Hosting] | None = None, **run: Any
+) -> tuple[Fleet, Elsewhere, list[float]]:
+    """Return a fleet whose clients have released, its grid, and the seconds that it will have waited."""
+    grid = Elsewhere(says or {5: Hosting(2, 0), 6: Hosting(2, 0)}, looks=[[5, 6], *looks])
+    fleet, now, slept = Fleet(clients_per_round=2, **run), [1000.0], []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += seconds
+
+    fleet.roster(grid)
+    clock = SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr(umbel.nodes.fleet, "time", clock)
+    monkeypatch.setattr(umbel.nodes.roster, "time", clock)
+    monkeypatch.setattr(umbel.nodes.presence, "time", clock)
+    fleet.participations[0] = 1
+    return fleet, grid, slept
+
+
+def test_a_run_pauses_while_fewer_nodes_are_there_than_it_needs_and_continues_by_itself(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "flwr")
+    fleet, grid, slept = paused(monkeypatch, [[5]] * 20 + [[5, 6]], pause="below=2")
+    fleet.wait(3, grid)
+    assert len(slept) == 20
+    assert max(slept) <= 5
+    first, last = caplog.messages[-2:]
+    assert "Paused before round 3 since" in first
+    assert ": 1 of 2 nodes can be asked. Waiting for node 6 (offline since" in first
+    assert "continues with round 3" in last
+    fleet.wait(4, grid)
+    assert len(slept) == 20, "all are there"
+
+
+@pytest.mark.parametrize("released", [True, False])
+def test_without_any_node_a_run_fails_after_its_longest_pause(monkeypatch: pytest.MonkeyPatch, released: bool) -> None:
+    fleet, grid, slept = paused(monkeypatch, [[]], pause="seconds=60")
+    fleet.participations[0] = released
+    if released:
+        with raises(FleetError, "nodes.away", "pauses", "node 5 (offline"):
+            fleet.wait(3, grid)
+        assert 60 <= sum(slept) < 66
+    else:
+        fleet.wait(1, grid)
+        assert not slept, "nodes that refuse from the start would be waited for in vain"
+
+
+def test_a_site_that_comes_with_a_new_key_ends_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    says = {5: Hosting(2, 0), 6: Hosting(2, 0), 7: Hosting(3, 0)}
+    fleet, grid, _ = paused(monkeypatch, [[], [], [7]], says, pause="seconds=60")
+    fleet.wait(3, grid)
+    assert fleet.roster(grid).train == 7
+    assert [node for node, _ in fleet.roster(grid).nodes] == [5, 6, 7]
+
+
+def test_in_simulation_a_run_does_not_wait() -> None:
+    grid, fleet = PaperGrid.simulated(train=4, nodes=2), Fleet(clients_per_round=2, pause="below=2")
+    fleet.roster(grid)
+    fleet.participations[0] = 1
+    grid.looks = [[100]]
+    fleet.wait(3, grid)
+
+
+class Mute(Elsewhere):
+    """Nodes that never reply to a round."""
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        sent = list(messages)
+        queries = [*super().push_messages(one for one in sent if one.metadata.message_type == "query")]
+        for message in sent[len(queries) :]:
+            message.metadata.__dict__["_message_id"] = f"round {message.metadata.dst_node_id}"
+        return [message.metadata.message_id for message in sent]
+
+
+def test_a_round_that_connected_nodes_never_answer_ends_the_run_after_its_longest_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet, grid, slept = paused(monkeypatch, [[5, 6]], pause="seconds=60", max_participations=0)
+    grid.__class__ = Mute
+    with raises(FleetError, "nodes.away", "node 5 (silent", "node 6 (silent"):
+        for _ in range(20):
+            fleet.wait(3, grid)
+            fleet.exchange(3, grid, fleet.ask_training(3, RECORD, COMMON, grid), timeout=0.01)
+            assert fleet.unanswered
+    assert 60 <= sum(slept) < 66
+
+
+@pytest.mark.parametrize("partitions", [{0}, {0, 1}])
+def test_a_round_that_nodes_refuse_is_not_repeated(linear_config: dict[str, Any], partitions: set[int]) -> None:
+    """They would refuse it again, as when the budgets of all clients are used up."""
+    grid, fleet = InProcessGrid(failing(partitions), linear_config, nodes=2), Fleet(clients_per_round=30)
+    play_round(grid, fleet)
+    assert not fleet.unanswered
+
+
+@pytest.mark.parametrize(
+    ("code", "asked"), [(ErrorCode.CLIENT_APP_CRASHED, 2), (ErrorCode.CLIENT_APP_RAISED_EXCEPTION, 1)]
+)
+def test_a_site_whose_process_died_is_asked_again_at_once(linear_config: dict[str, Any], code: int, asked: int) -> None:
+    class Dying(InProcessGrid):
+        def _answer(self, message: Message) -> Message:
+            reply = super()._answer(message)
+            return Message(Error(code, "died"), reply_to=message) if reply.metadata.src_node_id == 101 else reply
+
+    grid, fleet = InProcessGrid(umbel.client.app.app, linear_config, nodes=2), Fleet(clients_per_round=30)
+    fleet.roster(grid)
+    grid.__class__ = Dying
+    play_round(grid, fleet)
+    assert len(fleet.ask_training(2, RECORD, COMMON, grid)) == asked
+
+
+@pytest.mark.parametrize(("train", "asked"), [(2, [5, 6]), (0, [5])])
+def test_a_site_that_refuses_to_report_still_trains(train: int, asked: list[int]) -> None:
+    """One without training clients is left out of the next rounds' validation."""
+
+    class Silent(Elsewhere):
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            sent = list(messages)
+            queries = [*super().push_messages(one for one in sent if one.metadata.message_type == "query")]
+            for message in sent[len(queries) :]:
+                message.metadata.__dict__["_message_id"] = f"report {message.metadata.dst_node_id}"
+                refuses = message.metadata.dst_node_id == 6
+                self._replies += [error_reply(message)] if refuses else self.scores([message], lambda _: 0.5)
+            return [message.metadata.message_id for message in sent]
+
+    grid, fleet = Silent({5: Hosting(2, 2), 6: Hosting(train, 2)}), Fleet(clients_per_round=2 + train)
+    fleet.roster(grid)
+    replies, _ = fleet.exchange(3, grid, fleet.ask_evaluation(3, RECORD, EvaluationSpec(), grid), timeout=60)
+    assert fleet.scores(replies) is not None
+    assert [message.metadata.dst_node_id for message in fleet.ask_training(3, RECORD, COMMON, grid)] == asked
+    validated = fleet.ask_evaluation(4, RECORD, EvaluationSpec(), grid)
+    assert [message.metadata.dst_node_id for message in validated] == asked
+
+
+# --- nodes that come
+
+
+def test_a_node_that_the_run_did_not_wait_for_joins_when_it_answers() -> None:
+    grid, fleet = PaperGrid({5: Hosting(4, 0), 6: Hosting(2, 0)}, slow={6: 1}), Fleet(clients_per_round=3)
+    assert fleet.roster(grid).train == 4
+    fleet.exchange(1, grid, [], timeout=60)
+    assert fleet.roster(grid).train == 6
+    assert grid.queried == [5, 6], "its first answer is waited for, and it is not asked for another"
+    assert len(fleet.participations) == 6
+
+
+def test_a_node_whose_invitation_was_lost_is_invited_again() -> None:
+    lost = Error(ErrorCode.MESSAGE_UNAVAILABLE, "expired")
+    refusal = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "refused")
+    grid = PaperGrid({5: Hosting(4, 0), 6: [lost, Hosting(2, 0)], 7: refusal}, looks=[[5], [5, 6, 7]])
+    fleet = Fleet(clients_per_round=3)
+    assert fleet.roster(grid).train == 4
+    for round in (1, 2):
+        fleet.exchange(round, grid, [], timeout=60)
+    assert fleet.roster(grid).train == 6
+    assert grid.queried == [5, 6, 7, 6], "one that refuses is not asked again so soon"
+
+
+def test_a_node_that_says_itself_that_it_is_gone_is_not_invited_more_often() -> None:
+    gone = Error(ErrorCode.NODE_UNAVAILABLE, "gone")
+    grid = PaperGrid({5: Hosting(4, 0), 6: gone}, looks=[[5], [5, 6]])
+    grid.flowers = ()
+    fleet = Fleet(clients_per_round=3)
+    fleet.roster(grid)
+    for round in range(1, 9):
+        fleet.exchange(round, grid, [], timeout=60)
+    assert grid.queried.count(6) == 3
+
+
+def test_a_node_that_refused_joins_once_it_agrees() -> None:
+    """As a site does whose people have approved the run meanwhile: at the start, or in any round."""
+    refusal = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "refused")
+    grid = PaperGrid({5: Hosting(4, 0), 6: [refusal, refusal, refusal, Hosting(2, 0)]})
+    fleet = Fleet(clients_per_round=3)
+    assert fleet.roster(grid).train == 4
+    asked = []
+    for round in range(1, 9):
+        before = len(grid.queried)
+        fleet.exchange(round, grid, [], timeout=60)
+        asked += [round] * (len(grid.queried) - before)
+    assert asked == [1, 3, 7], "after one round, after three more, ever more rarely"
+    assert fleet.roster(grid).train == 6
+
+
+def test_a_node_that_always_refuses_is_asked_every_sixteenth_round_at_last() -> None:
+    refusal = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "refused")
+    grid = PaperGrid({5: Hosting(4, 0), 6: refusal})
+    fleet = Fleet(clients_per_round=3)
+    fleet.roster(grid)
+    for round in range(1, 65):
+        fleet.exchange(round, grid, [], timeout=60)
+    assert grid.queried.count(6) == 1 + len([1, 3, 7, 15, 31, 47, 63])
+
+
+@pytest.mark.parametrize("share", [(0, 1), (0, 0), (0, -7), (3, -1)])
+def test_a_node_that_names_a_share_cannot_join_where_nodes_serve_their_own(share: tuple[int, int]) -> None:
+    """Whatever share it names: the run goes on."""
+    grid = PaperGrid({5: Hosting(4, 0), 6: Hosting(2, 0, *share)}, looks=[[5], [5, 6]])
+    fleet = Fleet(clients_per_round=3)
+    fleet.roster(grid)
+    fleet.exchange(1, grid, [], timeout=60)
+    assert fleet.roster(grid).train == 4
+
+
+def test_a_run_that_goes_on_counts_from_what_was_spent() -> None:
+    grid, fleet = PaperGrid({6: Hosting(1, 0), 7: Hosting(2, 0)}), Fleet(clients_per_round=2)
+    fleet.resume(grid, [(7, Hosting(2, 0)), (5, Hosting(3, 0))], {1: 4, 3: 2})
+    assert fleet.participations.tolist() == [0, 4, 0, 2, 0, 0], "clients of 7, of 5 that is gone, and of 6 that is new"
+    assert [node for node, _ in fleet.roster(grid).nodes] == [7, 5, 6]
+
+
+# --- sampling
+
+
+def sampled(round: int, nodes: int = 1, clients: int = 3, of: int = 10, **options: Any) -> list[int]:
+    """Return the clients that are asked in a round."""
+    grid = PaperGrid.simulated(train=of, nodes=nodes)
+    messages = Fleet(clients_per_round=clients, max_participations=0, **options).ask_training(
+        round, RECORD, COMMON, grid
+    )
+    return sorted(number for message in messages for number in grid.asked(message))
+
+
+@pytest.mark.parametrize("nodes", [2, 13])
+def test_the_same_clients_are_asked_whatever_the_number_of_nodes(nodes: int) -> None:
+    for t in range(1, 6):
+        assert sampled(round=t, nodes=nodes) == sampled(round=t)
+
+
+def test_rounds_and_seeds_differ_in_their_samples() -> None:
+    assert sampled(round=1, of=1000) == sampled(round=1, of=1000)
+    assert sampled(round=1, of=1000) != sampled(round=2, of=1000)
+    assert sampled(round=1, of=1000) != sampled(round=1, of=1000, seed=1)
+
+
+def test_clients_are_asked_equally_often() -> None:
+    rounds, clients, of = 500, 3, 10
+    fleet, grid = Fleet(clients_per_round=clients, max_participations=0), PaperGrid.simulated(train=of)
+    times = np.zeros(of)
+    for t in range(1, rounds + 1):
+        (message,) = fleet.ask_training(t, RECORD, COMMON, grid)
+        times[grid.asked(message)] += 1
+    # Each client is asked with probability p, and since a round asks a fixed number of clients
+    # the counts are correlated by -1/(of - 1), which the factor before the sum makes up for.
+    p = clients / of
+    statistic = (of - 1) / of * np.square(times - rounds * p).sum() / (rounds * p * (1 - p))
+    assert chi2.sf(statistic, of - 1) > 1e-6
+
+
+# --- asking for evaluation
+
+
+def validating(nodes: int, clients: int = 4, per_round: int = 0, round: int = 1) -> tuple[PaperGrid, list[Message]]:
+    """Return the messages to validation clients, which follow two training clients."""
+    grid = PaperGrid.simulated(train=2, validation=clients, nodes=nodes)
+    fleet = Fleet(clients_per_round=1, validation_clients_per_round=per_round)
+    return grid, fleet.ask_evaluation(round, RECORD, EvaluationSpec(step_size=0.5, run="mine"), grid)
+
+
+def test_all_validation_clients_are_asked_by_one_message_a_node() -> None:
+    grid, messages = validating(nodes=3)
+    assert [grid.asked(message) for message in messages] == [[3], [4], [2, 5]]
+    assert {(m.metadata.message_type, m.metadata.group_id) for m in messages} == {("evaluate", "1")}
+    np.testing.assert_array_equal(vectors(hypotheses_in(messages[0].content)), SENT)
+    assert evaluation_in(messages[0].content) == EvaluationSpec(round=1, clients=(1,), step_size=0.5, run="mine")
+
+
+def test_some_validation_clients_are_sampled_anew_each_round() -> None:
+    def asked(round: int, nodes: int) -> list[int]:
+        grid, messages = validating(nodes, clients=1000, per_round=5, round=round)
+        return sorted(client for message in messages for client in grid.asked(message))
+
+    assert len(set(asked(1, nodes=1))) == 5
+    assert set(asked(1, nodes=1)) <= set(range(2, 1002))
+    assert asked(1, nodes=1) == asked(1, nodes=3)
+    assert asked(1, nodes=1) != asked(2, nodes=1)
+
+
+def test_without_validation_clients_nobody_is_asked() -> None:
+    grid, fleet = PaperGrid.simulated(train=2), Fleet(clients_per_round=1)
+    assert fleet.ask_evaluation(1, RECORD, EvaluationSpec(), grid) == []
+    assert fleet.scores([]) is None
+
+
+# --- a round
+
+
+def test_training_and_evaluation_of_a_node_travel_together() -> None:
+    """Training client 1 and validation client 1 are on node 101, validation client 0 on node 100."""
+    grid, fleet = PaperGrid.simulated(train=3, validation=2, nodes=3), Fleet(clients_per_round=1)
+    training = fleet.ask_training(1, RECORD, COMMON, grid, clients=np.array([1]))
+    evaluation = fleet.ask_evaluation(1, RECORD, EvaluationSpec(), grid)
+    together = merged([*training, *evaluation])
+    assert {m.metadata.dst_node_id: (m.metadata.message_type, sorted(m.content)) for m in together} == {
+        100: ("evaluate", ["evaluation", "hypotheses"]),
+        101: ("train", ["evaluation", "hypotheses", "training"]),
+    }
+
+
+@pytest.fixture
+def linear_config(run_config: dict[str, Any]) -> dict[str, Any]:
+    return run_config | {"noise-multiplier": 5.0}
+
+
+def play_round(grid: InProcessGrid, fleet: Fleet, round: int = 1, timeout: float = 600) -> list[Message]:
+    """Do a round with the app's own nodes, training and evaluation."""
+    hypotheses = to_array_record({"weight": np.array([[[5.0, 6.0]], [[4.0, -4.5]]], np.float32)})
+    messages = fleet.ask_training(round, hypotheses, COMMON, grid)
+    messages += fleet.ask_evaluation(round, hypotheses, EvaluationSpec(), grid)
+    replies, _ = fleet.exchange(round, grid, messages, timeout)
+    return replies
+
+
+def test_each_node_gets_one_message_and_its_one_reply_serves_both(linear_config: dict[str, Any]) -> None:
+    grid, fleet = ListeningGrid(umbel.client.app.app, linear_config, nodes=3), Fleet(clients_per_round=30)
+    replies = play_round(grid, fleet)
+    assert grid.rounds == {"1": Counter({100: 1, 101: 1, 102: 1})}
+    assert len(replies) == 3
+    releases, scores = fleet.releases(replies), fleet.scores(replies)
+    assert (len(releases.clients), releases.asked, releases.lost_nodes) == (30, 30, 0)
+    assert scores is not None
+    assert scores.clients == 100
+    assert fleet.participations.sum() == 30
+    assert set(np.flatnonzero(fleet.participations)) == set(releases.clients.tolist())
+
+
+@pytest.mark.parametrize("part", ["training", "evaluation"])
+def test_a_node_that_does_one_part_alone_counts_for_that(linear_config: dict[str, Any], part: str) -> None:
+    grid, fleet = ListeningGrid(failing({1}, [part]), linear_config, nodes=3), Fleet(clients_per_round=30)
+    replies = play_round(grid, fleet)
+    releases, scores = fleet.releases(replies), fleet.scores(replies)
+    assert releases.lost_nodes == (part == "training")
+    assert ((releases.clients % 3) == 1).any() == (part == "evaluation")
+    assert scores is not None
+    assert scores.clients == (100 if part == "training" else 66)
+
+
+class SomeLate(InProcessGrid):
+    """Nodes of which some answer only after a number of looks.
+
+    Attributes
+    ----------
+    late : set of int
+        Their ids.
+    looks : int
+        How many looks they will let go by.
+    """
+
+    late: frozenset[int] = frozenset()
+    looks = 3
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        self.looks -= bool(self.late)
+        if self.looks < 0:
+            self.late = frozenset()
+        held = {key for key, reply in self._replies.items() if reply.metadata.src_node_id in self.late}
+        return super().pull_messages([one for one in message_ids if one not in held])
+
+
+def test_a_round_closes_when_a_quorum_of_its_clients_has_answered(linear_config: dict[str, Any]) -> None:
+    """Each of four nodes hosts a quarter of the clients: with one of them late, three quarters are there."""
+    grid, fleet = SomeLate(umbel.client.app.app, linear_config, nodes=4), Fleet(clients_per_round=100, quorum=0.75)
+    fleet.roster(grid)
+    grid.late = frozenset({103})
+    assert len(play_round(grid, fleet)) == 3
+    assert grid.looks == 2, "at the first look"
+    grid.late = frozenset()
+    assert len(play_round(grid, fleet, round=2)) == 3, "it was silent and is left out for a round"
+    assert fleet.dropped == 1
+    assert len(play_round(grid, fleet, round=3)) == 4
+
+
+def test_fewer_than_a_quorum_are_waited_for(linear_config: dict[str, Any]) -> None:
+    grid, fleet = SomeLate(umbel.client.app.app, linear_config, nodes=4), Fleet(clients_per_round=100, quorum=0.76)
+    fleet.roster(grid)
+    grid.late = frozenset({103})
+    assert len(play_round(grid, fleet)) == 4
+
+
+@pytest.mark.parametrize("part", ["training", "evaluation"])
+def test_a_node_that_does_one_part_alone_does_not_stand_in_for_the_other(
+    linear_config: dict[str, Any], part: str
+) -> None:
+    """Three of four nodes answer at once, but with that part comes one alone."""
+    grid = SomeLate(failing({0, 1}, [part]), linear_config, nodes=4)
+    fleet = Fleet(clients_per_round=100, quorum=0.5)
+    fleet.roster(grid)
+    grid.late = frozenset({103})
+    assert len(play_round(grid, fleet)) == 4, "the fourth is waited for"
+
+
+def test_what_a_run_has_found_is_sent_to_every_node(linear_config: dict[str, Any]) -> None:
+    kept: list[tuple[int, float]] = []
+
+    def app(message: Message, context: Context) -> Message:
+        if message.metadata.message_type == "query.keep":
+            kept.append((context.node_id, float(hypotheses_in(message.content)["weight"].sum())))
+        return umbel.client.app.app(message, context)
+
+    grid, fleet = InProcessGrid(app, linear_config, nodes=3), Fleet()
+    fleet.send_best(grid, {"weight": np.ones((2, 1, 2), np.float32)}, 60)
+    assert kept == [(100, 4.0), (101, 4.0), (102, 4.0)]

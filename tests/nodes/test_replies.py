@@ -1,0 +1,477 @@
+"""What nodes answered: in client order, each heard once, and whatever does not fit is dropped."""
+
+from __future__ import annotations
+
+import io
+import math
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from tests.helpers.grids import SUPERLINK, PaperGrid, error_reply, stack
+from tests.helpers.messages import instead
+from tests.helpers.paper import paper_task
+from umbel.nodes.fleet import Fleet
+from umbel.nodes.replies import Asked, read_releases, read_scores
+from umbel.protocol.arrays import Arrays
+from umbel.protocol.messages import evaluation_reply, training_reply
+from umbel.protocol.records import in_steps, pack, to_array_record, unpack
+from umbel.protocol.releases import Releases, Scores
+from umbel.protocol.tasks import EvaluationSpec
+
+RECORD = to_array_record(stack([(0, 0, 0), (10, 10, 10)]))
+TASK = paper_task()
+RELEASE = {0: (1, 0, 2), 1: (9, 9, 9), 2: (3, 0, 4), 3: (9, 9, 13)}
+# Validation clients follow two training clients.
+LOSS = {2: 1.0, 3: 2.0, 4: 4.0, 5: 9.0}
+
+
+def training(nodes: int = 1, clients: int = 4) -> tuple[Fleet, PaperGrid, list[Message]]:
+    """Return a fleet of which all training clients are asked, its grid and the messages."""
+    grid, fleet = PaperGrid.simulated(train=clients, nodes=nodes), Fleet(clients_per_round=clients)
+    return fleet, grid, fleet.ask_training(1, RECORD, TASK, grid)
+
+
+def validation(nodes: int = 1, clients: int = 4) -> tuple[Fleet, PaperGrid, list[Message]]:
+    """The same of validation clients."""
+    grid, fleet = PaperGrid.simulated(train=2, validation=clients, nodes=nodes), Fleet(clients_per_round=1)
+    return fleet, grid, fleet.ask_evaluation(1, RECORD, EvaluationSpec(), grid)
+
+
+def told(releases: Releases) -> dict[int, list[float]]:
+    """Return the releases by client, and check that they are in client order."""
+    clients = releases.clients.tolist()
+    assert clients == sorted(set(clients))
+    assert releases.vectors.shape == (len(clients), 3)
+    return dict(zip(clients, releases.vectors.tolist(), strict=True))
+
+
+def expected(*clients: int) -> dict[int, list[float]]:
+    return {client: list(RELEASE[client]) for client in clients}
+
+
+# --- releases
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_releases_are_in_client_order_whatever_the_nodes(nodes: int) -> None:
+    fleet, grid, messages = training(nodes)
+    releases = fleet.releases(grid.releases(messages, RELEASE.__getitem__)[::-1])
+    assert told(releases) == expected(0, 1, 2, 3)
+    assert (releases.asked, releases.lost_nodes, releases.choices) == (4, 0, None)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_strategy_cannot_write_into_what_came(nodes: int) -> None:
+    """It would move what is computed from the releases after it, or with one node, whose reply holds them, fail."""
+    fleet, grid, messages = training(nodes)
+    vectors = fleet.releases(grid.releases(messages, RELEASE.__getitem__)).vectors
+    with pytest.raises(ValueError, match="read-only"):
+        vectors -= 1
+
+
+def test_a_node_that_answers_without_a_release_is_not_lost() -> None:
+    fleet, grid, messages = training(nodes=2)
+    releases = fleet.releases(grid.releases(messages, (RELEASE | {1: None, 3: None}).__getitem__))
+    assert told(releases) == expected(0, 2)
+    assert releases.lost_nodes == 0
+
+
+def test_participations_are_counted_for_those_that_released() -> None:
+    fleet, grid, messages = training(nodes=2)
+    fleet.releases(grid.releases(messages, RELEASE.__getitem__))
+    assert fleet.participations.tolist() == [1, 1, 1, 1]
+    fleet.releases(grid.releases(messages, (RELEASE | {2: None}).__getitem__))
+    assert fleet.participations.tolist() == [2, 2, 1, 2]
+    # The first node, with clients 0 and 2, is lost.
+    fleet.releases(grid.releases(messages, RELEASE.__getitem__)[1:])
+    assert fleet.participations.tolist() == [2, 3, 1, 3]
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 7), st.randoms(use_true_random=False))
+def test_neither_the_number_of_nodes_nor_the_order_of_replies_changes_a_bit(
+    seed: int, nodes: int, order: random.Random
+) -> None:
+    generator = np.random.default_rng(seed)
+    release = dict(enumerate(generator.normal(5, 5, size=(7, 3)).tolist()))
+    results = []
+    for n in (1, nodes):
+        fleet, grid, messages = training(n, clients=7)
+        replies = grid.releases(messages, release.__getitem__)
+        order.shuffle(replies)
+        results.append(fleet.releases(replies).vectors.tobytes())
+    assert results[0] == results[1]
+
+
+def test_the_order_of_names_in_a_reply_plays_no_part() -> None:
+    fleet, grid, messages = training()
+    (reply,) = replies = grid.releases(messages, RELEASE.__getitem__)
+    arrays = unpack(reply.content.array_records["arrays"])
+    reply.content["arrays"] = pack({name: arrays[name] for name in ("bias", "weight")})
+    assert told(fleet.releases(replies)) == expected(0, 1, 2, 3)
+
+
+# --- what clients chose
+
+
+def disclosed(choices: Any, nodes: int = 1) -> Releases:
+    """Return what is read of clients that were asked what they chose, and of which the last node says `choices`."""
+    grid, fleet = PaperGrid.simulated(train=4, nodes=nodes), Fleet(clients_per_round=4)
+    messages = fleet.ask_training(1, RECORD, replace(TASK, disclose_choice=True), grid)
+    replies = grid.releases(messages, RELEASE.__getitem__, lambda client: client % 2)
+    counts = replies[-1].content.metric_records["released"]
+    if choices is None:
+        del counts["choices"]
+    else:
+        counts["choices"] = choices
+    return fleet.releases(replies)
+
+
+def test_choices_are_in_client_order() -> None:
+    assert disclosed([0, 1, 1, 0]).choices.tolist() == [0, 1, 1, 0]
+    # The node of clients 0 and 2 says that these chose 0, the other says 1 for client 1 and 0 for client 3.
+    assert disclosed([1, 0], nodes=2).choices.tolist() == [0, 1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [None, 1, [0], [0, 1, 0], [0, 2], [0, -1], [0.0, 0.5], [0.0, float("inf")], [0.0, float("nan")], [0, 2**70]],
+)
+def test_a_reply_without_a_choice_for_each_release_is_dropped(choices: Any) -> None:
+    releases = disclosed(choices, nodes=2)
+    assert told(releases) == expected(0, 2)
+    assert releases.choices.tolist() == [0, 0]
+    assert releases.lost_nodes == 1
+
+
+# --- releases in steps of a grid
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_releases_that_came_as_steps_are_the_same(nodes: int) -> None:
+    fleet, grid, messages = training(nodes)
+    replies = grid.releases(messages, RELEASE.__getitem__)
+    for reply in replies:
+        in_steps_of(reply.content, 2.0**-8)
+    assert told(fleet.releases(replies)) == expected(0, 1, 2, 3)
+
+
+@pytest.mark.parametrize("step", [0.3, -1.0, 0.0, float("nan"), float("inf"), 2.0**127, 1])
+def test_a_reply_with_a_step_that_makes_no_release_is_dropped(step: Any) -> None:
+    fleet, grid, messages = training(2)
+    first, second = grid.releases(messages, RELEASE.__getitem__)
+    in_steps_of(second.content, 2.0**-8)
+    second.content.metric_records["released"]["step"] = step
+    releases = fleet.releases([first, second])
+    assert told(releases) == expected(0, 2)
+    assert releases.lost_nodes == 1 or releases.outside.tolist() == [1, 3]
+
+
+def in_steps_of(content: RecordDict, step: float) -> None:
+    """Have a reply's releases travel as steps of a grid."""
+    content["arrays"] = pack(in_steps(unpack(content.array_records["arrays"]), step))
+    content.metric_records["released"]["step"] = step
+
+
+# --- replies that are of no use
+
+
+def npz(**arrays: NDArray[Any]) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+def changed(change: Callable[[Arrays], Mapping[str, Any]]) -> Callable[[RecordDict], Any]:
+    """Put other arrays in the place of a reply's."""
+    return lambda content: content.update({"arrays": pack(change(unpack(content.array_records["arrays"])))})
+
+
+def weight(value: NDArray[Any]) -> Callable[[RecordDict], Any]:
+    """Put another array in the place of a reply's weight."""
+    return changed(lambda arrays: arrays | {"weight": value})
+
+
+def matrix(value: Any) -> Callable[[RecordDict], Any]:
+    """Put any array in the place of the matrix that a reply's arrays travel in."""
+    return lambda content: content.update({"arrays": instead(value, content.array_records["arrays"])})
+
+
+def named(name: str) -> Callable[[RecordDict], Any]:
+    """Give that matrix another name."""
+    return lambda content: content.update({"arrays": ArrayRecord({name: next(iter(content["arrays"].values()))})})
+
+
+def flags(value: Any) -> Callable[[RecordDict], Any]:
+    """Put another answer in the place of who released."""
+    return lambda content: content.metric_records["released"].update(clients=value)
+
+
+def serialised(data: bytes, stype: str = "numpy.ndarray") -> Array:
+    return Array("float32", (2, 3), stype, data)
+
+
+TWO = np.ones((2, 1, 2), np.float32)
+MATRIX = Array(np.ones((2, 3), np.float32)).data
+SPOILT: dict[str, Callable[[RecordDict], Any]] = {
+    "nothing of training": lambda content: content.pop("released"),
+    "no arrays": lambda content: content.pop("arrays"),
+    "flags of another kind": lambda content: content.update({"released": content["arrays"]}),
+    "nobody says who released": lambda content: content.metric_records["released"].pop("clients"),
+    "flags for fewer": flags([1]),
+    "a flag that is none": flags([1, 2]),
+    "half a flag": flags([1.0, 0.5]),
+    "more rows than flags": flags([1, 0]),
+    "a row too few": changed(lambda arrays: {name: value[:1] for name, value in arrays.items()}),
+    "another shape with as many numbers": weight(TWO.reshape(2, 2, 1)),
+    "a column too few": matrix(np.ones((2, 2), np.float32)),
+    "no name": named(""),
+    "a name that never ends": named("[" * 200_000),
+    "arrays one by one": lambda content: content.update(
+        {"arrays": to_array_record(unpack(content.array_records["arrays"]))}
+    ),
+    "a name too few": changed(lambda arrays: {"weight": arrays["weight"]}),
+    "another name": changed(lambda arrays: {"w": arrays["weight"], "bias": arrays["bias"]}),
+    "not a number": weight(np.float32([[[1, np.nan]], [[1, 1]]])),
+    "infinite": weight(np.float32([[[1, 1]], [[-np.inf, 1]]])),
+    "finite in float64 alone": changed(
+        lambda arrays: {name: value * np.float64(1e300) for name, value in arrays.items()}
+    ),
+    "whole numbers": changed(lambda arrays: {name: value.astype(np.int64) for name, value in arrays.items()}),
+    "text": matrix(np.full((2, 3), "1.0")),
+    "bytes that end early": matrix(serialised(MATRIX[:-1])),
+    "another format": matrix(serialised(MATRIX, "torch.tensor")),
+    "an archive of arrays": matrix(serialised(npz(weight=TWO))),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT.keys())
+def test_a_reply_that_does_not_fit_is_dropped(spoil: Callable[[RecordDict], Any]) -> None:
+    fleet, grid, messages = training(nodes=2)
+    replies = grid.releases(messages, RELEASE.__getitem__)
+    spoil(replies[1].content)
+    releases = fleet.releases(replies)
+    # The other node hosts clients 0 and 2.
+    assert told(releases) == expected(0, 2)
+    assert (releases.asked, releases.lost_nodes) == (4, 1)
+    assert fleet.participations.tolist() == [1, 0, 1, 0]
+
+
+@pytest.mark.parametrize("source", [None, SUPERLINK])
+def test_a_node_without_an_answer_is_counted_as_lost(source: int | None) -> None:
+    fleet, grid, messages = training(nodes=2)
+    replies = grid.releases(messages, RELEASE.__getitem__)[:1]
+    assert fleet.releases(replies).lost_nodes == 1
+    releases = fleet.releases([error_reply(messages[1], source), *replies])
+    assert told(releases) == expected(0, 2)
+    assert releases.lost_nodes == 1
+
+
+def test_a_node_is_heard_once_and_only_if_it_was_asked() -> None:
+    fleet, grid, messages = training(nodes=2)
+    again = grid.releases(messages, (RELEASE | {0: (500, 500, 500)}).__getitem__)[0]
+    stranger = Message(training_reply(stack([(5, 5, 5)]), [1]), reply_to=Message(RecordDict(), 555, "train"))
+    releases = fleet.releases([stranger, *grid.releases(messages, RELEASE.__getitem__), again])
+    assert told(releases) == expected(0, 1, 2, 3)
+    assert releases.lost_nodes == 0
+    assert fleet.participations.tolist() == [1, 1, 1, 1]
+
+
+def test_of_no_answer_at_all_there_are_releases_of_nobody() -> None:
+    asked = Asked(np.array([0, 2]), {7: np.array([0, 1])}, disclose=True)
+    releases = read_releases({}, asked, stack([(0, 0, 0)]))
+    assert told(releases) == {}
+    assert releases.choices is not None
+    assert (len(releases.choices), releases.lost_nodes) == (0, 1)
+
+
+# --- releases too far from what was sent
+
+
+@pytest.mark.parametrize("disclose", [False, True])
+def test_a_release_that_no_honest_client_would_send_is_left_out_and_counted(
+    disclose: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of clients 0 and 2 on one node and 1 and 3 on the other, client 3 has nothing in mind but the mean."""
+    grid, fleet = PaperGrid.simulated(train=4, nodes=2), Fleet(clients_per_round=4)
+    messages = fleet.ask_training(1, RECORD, replace(TASK, disclose_choice=disclose), grid)
+    choices = {"choice_of": lambda client: client % 2} if disclose else {}
+    releases = fleet.releases(grid.releases(messages, (RELEASE | {3: (3.4e38, 0, 0)}).__getitem__, **choices))
+    assert told(releases) == expected(0, 1, 2)
+    assert (releases.asked, releases.lost_nodes, releases.outside.tolist()) == (4, 0, [3])
+    assert (None if releases.choices is None else releases.choices.tolist()) == ([0, 1, 0] if disclose else None)
+    assert fleet.participations.tolist() == [1, 1, 1, 1], "it has paid as well"
+    assert fleet.dropped == 1
+    assert "left out 1 of 2 releases of node 101, further than" in caplog.text
+    fleet.exchange(2, grid, [], timeout=1)
+    assert fleet.dropped == 0, "in the round after it"
+
+
+def test_how_far_a_release_may_lie_is_the_runs() -> None:
+    grid, fleet = PaperGrid.simulated(train=4), Fleet(clients_per_round=4, per_node="update-norm=1.5")
+    messages = fleet.ask_training(1, RECORD, replace(TASK, noise_multiplier=0.0), grid)
+    release = {0: (0, 0, 0), 1: (1.4, 0, 0), 2: (1.6, 0, 0), 3: (10, 10, 11)}
+    assert fleet.releases(grid.releases(messages, release.__getitem__)).clients.tolist() == [0, 1, 3]
+    public = replace(TASK, noise_multiplier=0.0, clipping="public", clip_norm=1.0)
+    strict = Fleet(clients_per_round=4)
+    messages = strict.ask_training(1, RECORD, public, grid)
+    assert strict.releases(grid.releases(messages, release.__getitem__)).clients.tolist() == [0, 3]
+
+
+# --- scores
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_every_validation_client_counts_once(nodes: int) -> None:
+    fleet, grid, messages = validation(nodes)
+    assert fleet.scores(grid.scores(messages, LOSS.__getitem__)[::-1]) == Scores(4.0, 40.0, 4)
+
+
+def test_the_average_is_over_the_clients_that_answered() -> None:
+    fleet, grid, messages = validation(nodes=3)
+    first, second, third = grid.scores(messages, LOSS.__getitem__)
+    # The third node, with clients 2 and 5, is missing.
+    assert fleet.scores([first, second]) == Scores(3.0, 30.0, 2)
+    error = error_reply(messages[0])
+    found = fleet.scores([error, third, second])
+    assert found is not None
+    assert found.clients == 3
+    assert fleet.scores([error]) is None
+
+
+def test_a_client_whose_loss_is_no_number_is_left_out() -> None:
+    fleet, grid, messages = validation()
+    replies = grid.scores(messages, (LOSS | {5: np.nan}).__getitem__)
+    assert fleet.scores(replies) == Scores(7 / 3, 70 / 3, 3)
+
+
+@pytest.mark.parametrize("odd", [np.inf, 1e39, 1.7e308])
+def test_a_loss_that_no_model_has_counts_as_the_largest_that_one_has(odd: float) -> None:
+    """One of 1.7e308 would carry the mean of all to infinity."""
+    fleet, grid, messages = validation()
+    for sign in (1, -1):
+        found, largest = (
+            fleet.scores(grid.scores(messages, (LOSS | {5: sign * loss}).__getitem__))
+            for loss in (odd, float(np.finfo(np.float32).max))
+        )
+        assert found == largest
+        assert found is not None
+        assert found.clients == 4
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda content: content.pop("scores"),
+        lambda content: content.metric_records["scores"].update(metric=[1.0, 1.0, 1.0]),
+    ],
+)
+def test_scores_that_do_not_fit_are_dropped(spoil: Callable[[RecordDict], Any]) -> None:
+    fleet, grid, messages = validation(nodes=2)
+    replies = grid.scores(messages, LOSS.__getitem__)
+    spoil(replies[0].content)
+    # The other node hosts clients 3 and 5.
+    assert fleet.scores(replies) == Scores(5.5, 55.0, 2)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 7), st.randoms(use_true_random=False))
+def test_no_bit_of_the_average_depends_on_nodes_or_order(seed: int, nodes: int, order: random.Random) -> None:
+    losses = np.random.default_rng(seed).normal(size=9)
+    results = []
+    for n in (1, nodes):
+        fleet, grid, messages = validation(n, clients=7)
+        replies = grid.scores(messages, losses.__getitem__)
+        order.shuffle(replies)
+        results.append(fleet.scores(replies))
+    assert results[0] == results[1]
+
+
+# --- one reply for both
+
+
+def test_how_clients_differ_is_told_by_what_they_reported() -> None:
+    """Of eleven clients the quantiles are the second, the third (from 2.5), the middle one, and so on."""
+    losses = np.array([7.0, 0, 1, 2, 3, 4, 5, 6, 8, 9, 100])
+    asked = Asked(np.arange(11), {7: np.arange(11)})
+    reply = Message(evaluation_reply(losses, 10 * losses), 7, "evaluate")
+    found = read_scores({7: reply}, asked)
+    assert found is not None
+    assert found.loss_spread == [1, 2, 5, 8, 9]
+    assert found.metric_spread == [10, 20, 50, 80, 90]
+
+
+def test_the_noise_of_reports_is_that_of_a_sites_mean_once_and_of_clients_each() -> None:
+    """Vector Laplace noise of 2 components at nu = 2 and radius sqrt(2) / 2 has deviation sqrt(3) / sqrt(2) each."""
+    asked = Asked(np.arange(10), {7: np.arange(6), 8: np.arange(6, 10)})
+    mean = Message(evaluation_reply(np.full(6, 0.4), np.full(6, 0.5), 2.0, 0.5), 7, "evaluate")
+    each = Message(evaluation_reply(np.array([0.1, 0.2, 0.3, 0.4]), np.full(4, 0.5), 2.0, 0.5), 8, "evaluate")
+    found = read_scores({7: mean, 8: each}, asked)
+    assert found is not None
+    assert found.bound == 0.5
+    assert found.noise == pytest.approx(math.sqrt((1 + 4) * 3 / 2) / 10)
+    exact = read_scores({7: Message(evaluation_reply(np.full(6, 0.4), np.full(6, 0.5)), 7, "evaluate")}, asked)
+    assert exact is not None
+    assert (exact.noise, exact.bound) == (0, 0)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0])
+def test_a_noise_or_a_bound_that_no_site_has_counts_as_none(bad: float) -> None:
+    asked = Asked(np.arange(2), {7: np.arange(2)})
+    found = read_scores({7: Message(evaluation_reply(np.ones(2), np.ones(2), 2.0, bad), 7, "evaluate")}, asked)
+    assert found is not None
+    assert (found.noise, found.bound) == (0, 0)
+
+
+def test_a_reply_may_hold_releases_and_scores() -> None:
+    """Each part is read as if it came alone, and one that is spoilt takes nothing from the other."""
+    grid, fleet = PaperGrid.simulated(train=4, validation=2), Fleet(clients_per_round=4)
+    (message,) = fleet.ask_training(1, RECORD, TASK, grid)
+    fleet.ask_evaluation(1, RECORD, EvaluationSpec(), grid)
+    (reply,) = grid.releases([message], RELEASE.__getitem__)
+    reply.content.update(evaluation_reply(np.array([1.0, 3.0]), np.array([2.0, 4.0])))
+    assert told(fleet.releases([reply])) == expected(0, 1, 2, 3)
+    assert fleet.scores([reply]) == Scores(2.0, 3.0, 2)
+    spoilt = reply.content.pop("arrays")
+    assert fleet.releases([reply]).lost_nodes == 1
+    assert fleet.scores([reply]) == Scores(2.0, 3.0, 2)
+    reply.content["arrays"] = spoilt
+    reply.content.pop("scores")
+    assert told(fleet.releases([reply])) == expected(0, 1, 2, 3)
+    assert fleet.scores([reply]) is None
+
+
+def test_a_loss_far_from_all_others_is_pulled_in() -> None:
+    fleet, grid, messages = validation()
+    for lie, mean in ((3e37, (1 + 2 + 4 + 33) / 4), (-3e37, 7 / 4)):
+        # The median of 1, 2, 4 and the lie is 3, or 1.5; the fence is ten times that further up, and 0.
+        scores = fleet.scores(grid.scores(messages, lambda client, lie=lie: lie if client == 5 else LOSS[client]))
+        assert scores is not None
+        assert scores.loss == pytest.approx(mean)
+
+
+@pytest.mark.parametrize(("lie", "held"), [(3e37, 1.0), (-3e37, 0.0), (0.25, 0.25)])
+def test_a_metric_that_is_a_share_counts_as_one_from_0_to_1(lie: float, held: float) -> None:
+    """The same lie about a loss, of which nobody knows the range, counts as ten times the others."""
+    fleet, grid, messages = validation(clients=4)
+    (message,) = messages
+    (reply,) = grid.scores([message], lambda _: 0.5)
+    reply.content.update(evaluation_reply(np.full(4, 0.5), np.array([0.5, 0.5, 0.5, lie])))
+    fleet.metric_is_share = True
+    scores = fleet.scores([reply])
+    assert scores is not None
+    assert scores.metric == (1.5 + held) / 4
+    assert 0 <= min(scores.metric_spread) <= max(scores.metric_spread) <= 1
+
+
+def test_a_run_may_take_the_median() -> None:
+    grid, fleet = PaperGrid.simulated(train=2, validation=4), Fleet(clients_per_round=1, validate_by="median")
+    messages = fleet.ask_evaluation(1, RECORD, EvaluationSpec(), grid)
+    assert fleet.scores(grid.scores(messages, LOSS.__getitem__)) == Scores(3.0, 30.0, 4)

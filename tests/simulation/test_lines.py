@@ -1,0 +1,35 @@
+"""What of a run's log its user reads."""
+
+from __future__ import annotations
+
+import logging
+
+from umbel.protocol.flower import FLOWER_LOGGER, log
+from umbel.simulation.lines import printed
+
+
+def test_a_text_is_said_without_flowers_form_and_a_refusal_once_with_its_traceback() -> None:
+    said: list[str] = []
+    before = FLOWER_LOGGER.handlers
+    with printed(said.append):
+        log(logging.INFO, "round %d/3  validation RMSE 3.4018", 1)
+        log(logging.INFO, "")
+        log(logging.WARNING, "node 7 did not reply")
+        for layer in ("such", "such", "other"):
+            try:
+                raise RuntimeError(f"no {layer} layer")
+            except RuntimeError as error:
+                log(logging.ERROR, "umbel refused to answer (train): %s", error, exc_info=True)
+        log(logging.WARNING, "node 7 did not reply")
+    assert [text for text in said if not text.startswith("Traceback")] == [
+        "round 1/3  validation RMSE 3.4018",
+        "Warning: node 7 did not reply",
+        "Error: umbel refused to answer (train): no such layer",
+        "Error: umbel refused to answer (train): no other layer",
+        "Warning: node 7 did not reply",
+    ]
+    assert [text.splitlines()[-1] for text in said if text.startswith("Traceback")] == [
+        "RuntimeError: no such layer",
+        "RuntimeError: no other layer",
+    ]
+    assert FLOWER_LOGGER.handlers is before

@@ -1,0 +1,1 @@
+"""Flower Mods, for the client of any Flower app."""

@@ -1,0 +1,173 @@
+"""The Mod that adds Laplace noise to what a train function returns: Algorithm 2 of the group privacy paper."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
+from logging import getLogger
+from typing import Any
+
+import numpy as np
+from flwr.app import Context, Message, MetricRecord, RecordDict
+from flwr.clientapp.typing import ClientAppCallable, Mod
+
+from umbel.mods.choose import choice_made, hypotheses_in
+from umbel.privacy.gate.randomness import noise
+from umbel.privacy.mechanisms.base import Matrix
+from umbel.privacy.mechanisms.laplace import Laplace
+from umbel.privacy.mechanisms.sanitise import check_noise, columns_of, min_radius, release_in_place, resolution
+from umbel.protocol.arrays import flatten
+from umbel.protocol.errors import ConfigError, Refused
+from umbel.protocol.model_record import ModelRecord
+from umbel.protocol.prices import exact, quotient
+
+_FLOOR = 0.01  # smallest norm to which the noise is scaled, where that is the update's own
+_NORMS = "umbel-norms"  # in the node's own state
+_GROWTH = (4, 4.0)  # so many updates, each longer than the one before, and the last longest of all and by such a factor
+_log = getLogger("flwr")
+
+
+@dataclass(eq=False)
+class LaplaceMod:
+    """Flower Mod: what a train function returns leaves with Laplace noise, or not at all.
+
+    ``ClientApp(mods=[LaplaceMod(noise_multiplier=3.0, clip_norm=0.5)])``. A node is one client. From the function's
+    reply only the arrays leave: their difference from the arrays that came is clipped, and gets noise from the
+    operating system's entropy. A function that fails, or returns other shapes or numbers that are not finite, counts as
+    one that changed nothing. The Mod keeps no account: what a client spends adds up over rounds and runs.
+
+    Parameters
+    ----------
+    noise_multiplier : float
+        nu. With a clip norm, one participation has a pure epsilon of 2 n / nu between any two data sets of a client,
+        for n numbers.
+    clip_norm : float, optional
+        The public Euclidean norm to which an update is clipped. By default noise is scaled to the norm of the update
+        itself, at least .01, as in the paper, which proves no epsilon.
+    per : {"vector", "layer", "row"}
+        Without a clip norm, the unit that gets separate noise: all numbers, each layer, or each row of an array.
+    weighted_by_key : str
+        The metric by which the strategy weights clients; it becomes 1 for all.
+    others : {"refuse", "pass"}
+        Whether the app's answers to messages other than ``train`` leave as they are.
+    seed : int, optional
+        A seed of the noise, to repeat a simulation. A reader who knows it can subtract the noise.
+
+    Raises
+    ------
+    ConfigError
+        If an argument is invalid.
+    """
+
+    noise_multiplier: float
+    clip_norm: float | None = None
+    _: KW_ONLY
+    per: str = "vector"
+    weighted_by_key: str = "num-examples"
+    others: str = "refuse"
+    seed: int | None = None
+    _told: set[Any] = field(default_factory=set, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        clip_norm = _FLOOR if self.clip_norm is None else self.clip_norm
+        for name, value in (("noise_multiplier", self.noise_multiplier), ("clip_norm", clip_norm)):
+            number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+            _require(number, f"{name} must be a finite number above 0", value)
+        units = ("vector", "layer", "row") if self.clip_norm is None else ("vector",)
+        _require(self.per in units, "per must be vector, or without a clip norm layer or row", self.per)
+        _require(self.others in ("refuse", "pass"), "others must be refuse or pass", self.others)
+        if self.seed is not None:
+            _log.warning("umbel.LaplaceMod: whoever knows the seed can subtract the noise: what leaves is no release")
+        if self.clip_norm is None:
+            _log.warning("umbel.LaplaceMod: noise scaled to the update's own norm proves no epsilon; a clip_norm does")
+
+    @classmethod
+    def of_config(cls, **arguments: Any) -> Mod:
+        """Return a Mod that takes ``noise-multiplier``, ``clip-norm`` and ``per`` from the configuration.
+
+        Each comes from the node config, which is the site's, or where that is silent from the run config. Mods are made
+        before there is either. `arguments` are the other ones.
+        """
+        made: dict[Any, LaplaceMod] = {}
+
+        def configured(msg: Message, context: Context, call_next: ClientAppCallable) -> Message:
+            config = context.run_config | context.node_config
+            given: Any = (config.get("noise-multiplier"), config.get("clip-norm"), config.get("per", "vector"))
+            if given not in made:
+                made[given] = cls(*given[:2], per=given[2], **arguments)
+            return made[given](msg, context, call_next)
+
+        return configured
+
+    def __call__(self, msg: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        """Return a sanitised reply to a message that asks for training."""
+        if msg.metadata.message_type.partition(".")[0] != "train":
+            if self.others == "pass":
+                return call_next(msg, context)
+            text = "umbel.LaplaceMod answers to train alone; others='pass' lets the app's own answers leave as they are"
+            raise Refused(text, code="refused.message-type")
+        if hypotheses_in(msg.content):
+            text = "umbel.LaplaceMod got stacked hypotheses, but adds noise to one model"
+            fix = "write mods=[umbel.ChooseHypothesis(...), umbel.LaplaceMod(...)], in this order"
+            raise ConfigError(f"{text}; {fix}", code="config.mods-order")
+        model, mechanism = ModelRecord.of(msg.content), Laplace(self.noise_multiplier)
+        centre = flatten(model.arrays)
+        n, finest = centre.size, resolution(centre)
+        radius = max(self.clip_norm or _FLOOR, min_radius(mechanism.deviation(n), finest))
+        check_noise(mechanism, n, radius)
+        parts = columns_of(self.per, {key: value.shape[1:] for key, value in model.arrays.items()})
+        config: Any = msg.content.get("config", {})
+        round = config.get("server-round", 0)
+        client: Any = context.node_config.get("partition-id", context.node_id)
+        reply = Message(RecordDict(), reply_to=msg)  # before the app can change the message
+        release = _trained(lambda: call_next(msg, context), model, centre) - centre
+        if self.clip_norm is None:
+            _watch(float(np.linalg.norm(release)), context.state)
+        elif self.seed is None:
+            self._tell(n)
+        clipping, sources = "public" if self.clip_norm else "update", noise(self.seed, round, [client])
+        release_in_place(mechanism, release, centre, radius, clipping, sources, parts, finest)
+        metrics = MetricRecord({self.weighted_by_key: 1})
+        reply.content = RecordDict({model.name: model.record(release), "metrics": metrics})
+        return reply
+
+    def _tell(self, n: int) -> None:
+        """Log once what a participation costs, if that is known."""
+        choice = choice_made()
+        if (n, choice) in self._told:
+            return
+        self._told.add((n, choice))
+        if choice.is_open:
+            _log.info("umbel.LaplaceMod: the choice among %d hypotheses is open, so no epsilon is proven", choice.k)
+            return
+        epsilon = float(quotient(2 * n, self.noise_multiplier) + exact(choice.epsilon))
+        text = "a pure epsilon of %.4g a participation, between any two data sets of a client"
+        _log.info(f"umbel.LaplaceMod: what training returns has {text}", epsilon)
+
+
+def _require(holds: bool, rule: str, given: Any) -> None:
+    if not holds:
+        raise ConfigError(f"umbel.LaplaceMod: {rule}, got {given!r}", code="config.laplace-mod")
+
+
+def _trained(train: Callable[[], Message], model: ModelRecord, centre: Matrix) -> Matrix:
+    """Return the numbers of the model after training; those before if it fails."""
+    try:
+        return model.trained(train())
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # also SystemExit: that a process ends would tell something about the data
+        _log.error("umbel.LaplaceMod: training failed, and leaves as if it had changed nothing", exc_info=error)
+        return centre
+
+
+def _watch(norm: float, state: RecordDict) -> None:
+    """Warn when updates grow from round to round, and with them the noise that is scaled to them."""
+    times, factor = _GROWTH
+    record: Any = state.get(_NORMS, {"norms": [0.0]})
+    longest, norms = record["norms"][0], [*record["norms"][1:], norm][-times:]
+    state[_NORMS] = MetricRecord({"norms": [max(longest, norm), *norms]})
+    if len(norms) == times and norms == sorted(norms) and norm > max(longest, factor * norms[0]):
+        text = "a client's updates grow from round to round, and the noise with them"
+        _log.warning("umbel.LaplaceMod: %s; use less noise, more local epochs, or a clip_norm", text)

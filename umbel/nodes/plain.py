@@ -1,0 +1,209 @@
+"""The nodes of any Flower app: each is one client, trains one model, and answers in Flower's usual records."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from logging import INFO, WARNING
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from umbel.protocol.arrays import Arrays, all_finite, flatten
+from umbel.protocol.errors import ConfigError, ProtocolError
+from umbel.protocol.hypotheses import number_in
+from umbel.protocol.log import log
+from umbel.protocol.releases import Releases
+from umbel.protocol.words import one_line
+
+ROUND, HYPOTHESES = "server-round", "k"
+"""Entries of the config that each message carries: the round, as Flower's strategies do, and k."""
+_KINDS = {MessageType.TRAIN: 1, MessageType.EVALUATE: 2}  # separates the draws of those asked to train and to evaluate
+_LONGEST = 300  # characters of what a node says, in the log
+_LOOK_S = 1.0  # between two looks for nodes
+
+Aggregate = Callable[[list[RecordDict], str], MetricRecord]
+"""Flower's type of a function that aggregates the metrics of replies; the weight's name is empty."""
+
+
+def mean_metrics(contents: list[RecordDict], _: str) -> MetricRecord:
+    """Return the mean of each metric over the replies that have it, unweighted."""
+    values: dict[str, list[float]] = {}
+    for content in contents:
+        for record in content.metric_records.values():
+            for name, value in record.items():
+                if isinstance(value, int | float):
+                    values.setdefault(name, []).append(float(value))
+    return MetricRecord({name: float(np.mean(some)) for name, some in values.items()})
+
+
+@dataclass
+class PlainNodes:
+    """The nodes of a grid, each of which is one client. The parameters are those of Flower's `FedAvg`.
+
+    Parameters
+    ----------
+    fraction_train, fraction_evaluate : float
+        Share of the connected nodes that a round asks; 0 for none.
+    min_train_nodes, min_evaluate_nodes, min_available_nodes : int
+        A round asks, and waits for, at least so many.
+    seed : int
+        Of the samples. Node ids differ from run to run, so the same seed asks other nodes.
+    """
+
+    fraction_train: float = 1.0
+    fraction_evaluate: float = 0.0
+    min_train_nodes: int = 1
+    min_evaluate_nodes: int = 1
+    min_available_nodes: int = 1
+    arrayrecord_key: str = "arrays"
+    configrecord_key: str = "config"
+    train_metrics_aggr_fn: Aggregate = mean_metrics
+    evaluate_metrics_aggr_fn: Aggregate = mean_metrics
+    seed: int = 0
+    sent: Arrays = field(default_factory=dict, init=False)
+    """The hypotheses of the last `ask_training`."""
+    participations: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64), init=False)
+    """Number of releases of each node, in the order in which they were first asked."""
+    _numbers: dict[int, int] = field(default_factory=dict, init=False)
+    _asked: dict[str, set[int]] = field(default_factory=dict, init=False)
+
+    used_up = unanswered = False
+
+    # --- asking
+
+    def ask_training(
+        self, round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, decisions: Mapping[str, Any]
+    ) -> list[Message]:
+        """Return messages that ask a sample of the nodes to train.
+
+        Raises
+        ------
+        ConfigError
+            If the strategy decides something that only umbel's clients know.
+        """
+        if decisions:
+            text = (
+                f"the strategy needs clients that know {', '.join(sorted(decisions))}, which are those of umbel's app"
+            )
+            raise ConfigError(f"{text}; run it with umbel run, or take another strategy", code="config.plain-nodes")
+        self.sent = {name: array.numpy() for name, array in arrays.items()}
+        least = self.min_train_nodes
+        return self._ask(MessageType.TRAIN, self.fraction_train, least, round, arrays, config, grid)
+
+    def ask_evaluation(self, round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
+        """Return messages that ask a sample of the nodes to evaluate."""
+        least = self.min_evaluate_nodes
+        return self._ask(MessageType.EVALUATE, self.fraction_evaluate, least, round, arrays, config, grid)
+
+    def _ask(
+        self, kind: str, fraction: float, least: int, round: int, arrays: ArrayRecord, config: ConfigRecord,
+        grid: Grid,
+    ) -> list[Message]:  # fmt: skip
+        self._asked[kind] = set()
+        if not fraction:
+            return []
+        nodes = self._connected(grid, max(least, self.min_available_nodes))
+        size = max(int(fraction * len(nodes)), least)
+        sample = np.random.default_rng([self.seed, _KINDS[kind], round]).choice(len(nodes), size, replace=False)
+        chosen = [nodes[i] for i in np.sort(sample).tolist()]
+        log(INFO, "round %d: %s %d of %d nodes", round, kind, size, len(nodes))
+        self._asked[kind] = set(chosen)
+        told = ConfigRecord({**config, ROUND: round, HYPOTHESES: number_in(arrays)})
+        content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: told})
+        return [Message(content, node, kind, group_id=str(round)) for node in chosen]
+
+    def _connected(self, grid: Grid, least: int) -> list[int]:
+        """Return the connected nodes, once there are enough."""
+        while len(nodes := sorted(grid.get_node_ids())) < least:
+            log(INFO, "waiting for nodes: %d of at least %d are connected", len(nodes), least)
+            time.sleep(_LOOK_S)
+        for node in nodes:
+            self._numbers.setdefault(node, len(self._numbers))
+        new = np.zeros(len(self._numbers) - len(self.participations), np.int64)
+        self.participations = np.concatenate([self.participations, new])
+        return nodes
+
+    def wait(self, *_: Any) -> None:
+        """Do nothing: a run of plain nodes has no pauses."""
+
+    def look(self, *_: Any) -> None:
+        """Do nothing: plain nodes get no result of the run."""
+
+    def exchange(
+        self, round: int, grid: Grid, messages: Sequence[Message], timeout: float
+    ) -> tuple[list[Message], list[Message]]:
+        """Send messages; return the replies to those that ask to train, and to those that ask to evaluate."""
+        replies = list(grid.send_and_receive(messages, timeout=timeout))
+        kinds = {message.metadata.message_id: message.metadata.message_type for message in messages}
+        by_kind = {
+            kind: [one for one in replies if kinds.get(one.metadata.reply_to_message_id) == kind] for kind in _KINDS
+        }
+        return by_kind[MessageType.TRAIN], by_kind[MessageType.EVALUATE]
+
+    # --- reading
+
+    def releases(self, replies: Iterable[Message]) -> Releases:
+        """Return the models in the replies to the last `ask_training`; each node counts as one client."""
+        shapes = {name: value.shape[1:] for name, value in self.sent.items()}
+        vectors: dict[int, NDArray[Any]] = {}
+        for node, reply in self._usable(MessageType.TRAIN, replies).items():
+            try:
+                vectors[node] = self._vector(reply.content, shapes)
+            except Exception as error:  # keep running: one bad node must not stop the round
+                log(WARNING, "dropped the reply of node %d: %s", node, one_line(str(error))[:_LONGEST])
+        clients = np.array([self._numbers[node] for node in vectors], np.int64)
+        self.participations[clients] += 1
+        kind = np.result_type(np.float32, *(value.dtype for value in self.sent.values() if value.dtype.kind == "f"))
+        size = sum(int(np.prod(shape)) for shape in shapes.values())
+        matrix = np.concatenate([np.zeros((0, size)), *vectors.values()]).astype(kind)
+        matrix.flags.writeable = False
+        asked = len(self._asked.get(MessageType.TRAIN, ()))
+        return Releases(matrix, clients, None, asked, asked - len(vectors))
+
+    def _vector(self, content: RecordDict, shapes: Mapping[str, tuple[int, ...]]) -> NDArray[Any]:
+        """Return the one model of a reply as a matrix (1, n)."""
+        records = list(content.array_records.values())
+        if len(records) != 1:
+            raise ProtocolError(f"it has {len(records)} records of arrays, not 1", code="protocol.records")
+        arrays = {name: array.numpy() for name, array in records[0].items()}
+        if len(next(iter(self.sent.values()))) == 1:  # a wrapper's arithmetic with the one hypothesis gives it an axis
+            arrays = {
+                name: value[0] if value.shape == (1, *shapes.get(name, ())) else value for name, value in arrays.items()
+            }
+        if {name: value.shape for name, value in arrays.items()} != shapes:
+            raise ProtocolError("its arrays are not those of one model", code="protocol.arrays")
+        vector: NDArray[Any] = flatten({name: arrays[name][None] for name in shapes})
+        if not all_finite(vector):
+            raise ProtocolError("its arrays are not finite", code="protocol.not-finite")
+        return vector
+
+    def record(self, hypotheses: Arrays) -> ArrayRecord:
+        """Return hypotheses as the record from which a round's messages are made."""
+        return ArrayRecord({name: Array(value) for name, value in hypotheses.items()})
+
+    def train_metrics(self, replies: Iterable[Message]) -> Mapping[str, Any]:
+        """Return the metrics in the replies to the last `ask_training`, aggregated."""
+        contents = [reply.content for reply in self._usable(MessageType.TRAIN, replies, quietly=True).values()]
+        return self.train_metrics_aggr_fn(contents, "") if contents else {}
+
+    def evaluation(self, replies: Iterable[Message]) -> MetricRecord | None:
+        """Return the metrics in the replies to the last `ask_evaluation`, aggregated; None without replies."""
+        contents = [reply.content for reply in self._usable(MessageType.EVALUATE, replies).values()]
+        return self.evaluate_metrics_aggr_fn(contents, "") if contents else None
+
+    def _usable(self, kind: str, replies: Iterable[Message], quietly: bool = False) -> dict[int, Message]:
+        """Return a reply of each node that was asked, in the order of their numbers, without errors."""
+        usable: dict[int, Message] = {}
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            if reply.has_error():
+                if not quietly:
+                    log(WARNING, "node %d did not reply: %s", node, one_line(str(reply.error.reason))[:_LONGEST])
+            elif node in self._asked.get(kind, ()):
+                usable.setdefault(node, reply)
+        return dict(sorted(usable.items(), key=lambda one: self._numbers[one[0]]))

@@ -1,0 +1,290 @@
+"""Secure sums over a run's nodes: who takes part, and the two exchanges that follow a round's training."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from logging import WARNING
+from typing import TypeVar
+
+import numpy as np
+from flwr.app import Message, RecordDict
+from numpy.typing import NDArray
+
+from umbel.nodes.exchange import Answer, Exchange
+from umbel.nodes.replies import Asked
+from umbel.nodes.words import told
+from umbel.privacy.accounting.guarantee import report_deviation
+from umbel.privacy.mechanisms.discrete_gaussian import FINE, DiscreteGaussian, check_fine
+from umbel.privacy.secure import seeds
+from umbel.privacy.secure.layout import REPORTS, Layout
+from umbel.privacy.secure.party import Announcement, Masked, key_text
+from umbel.privacy.secure.sums import Sum
+from umbel.privacy.secure.terms import LARGEST, Grid, Terms, bits_for, finest_deviation
+from umbel.privacy.secure.wire import Introduction, Request, Stage, masked_in, opened_in, signature_in
+from umbel.protocol.arrays import Arrays, as_matrix
+from umbel.protocol.errors import ProtocolError
+from umbel.protocol.flower import filled, log
+from umbel.protocol.messages import SECURE, shared_in
+from umbel.protocol.releases import Scores, Sums, Total
+from umbel.protocol.signatures import PublicKey, line_of, public_key, verifies
+from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
+
+_KIND = "query.secure"
+_LEEWAY_S = 5.0
+"""Once enough parties have replied, the others have as long again and this much more."""
+
+NO_REPORTS = EvaluationSpec()
+"""Reports that are not in a secure sum."""
+_FINER = 50  # steps in a clip norm for each root of the number of second moments
+_NOBODY = np.zeros(0, np.int64)
+
+T = TypeVar("T")
+
+
+@dataclass
+class Together:
+    """The parties of a run's secure sums, as the server knows them.
+
+    Attributes
+    ----------
+    names : dict
+        The name of each node as a party.
+    announced : dict
+        By name.
+    keys : dict
+        The keys that identify the parties, as they say. A party does not rely on this; the server needs them to see
+        which signatures others will accept.
+    listed : dict
+        By name, the parties with which it adds, each with its key.
+    members : dict
+        The announcements of the latest round's parties.
+    """
+
+    terms: Terms
+    exchange: Exchange
+    timeout: float
+    names: dict[int, str] = field(default_factory=dict)
+    announced: dict[str, Announcement] = field(default_factory=dict)
+    keys: dict[str, PublicKey] = field(default_factory=dict)
+    listed: dict[str, Mapping[str, str]] = field(default_factory=dict)
+    members: dict[str, Announcement] = field(default_factory=dict)
+
+    def invite(self, messages: Sequence[Message], round: int) -> list[Message]:
+        """Return those of a round's messages whose nodes are parties, each with the announcements of all.
+
+        Nodes that are new introduce themselves first. A node that others do not list is left out: none of these would
+        add with it, so it could stop every sum.
+        """
+        nodes = [message.metadata.dst_node_id for message in messages]
+        self._introduce([node for node in nodes if node not in self.names])
+        names = self._listing_each_other(sorted(self.names[node] for node in nodes if node in self.names))
+        self.members = {name: self.announced[name] for name in names}
+        record = Request(Stage.MASK, self.terms, round, self.members).to_record()
+        invited = [message for message in messages if self.names.get(message.metadata.dst_node_id) in self.members]
+        for message in invited:
+            filled(message.content, {SECURE: record})
+        return invited
+
+    def forget(self, nodes: Iterable[int]) -> None:
+        """Forget nodes that did not take part: one that was started again has another key."""
+        for node in nodes:
+            name = self.names.pop(node, "")
+            self.announced.pop(name, None)
+            self.keys.pop(name, None)
+            self.listed.pop(name, None)
+
+    def add(self, round: int, masked: Mapping[int, Masked]) -> tuple[Sum, list[int]]:
+        """Return the sum of a round after its first exchange, and the nodes whose numbers are in it.
+
+        Raises
+        ------
+        ProtocolError
+            If there are too few.
+        """
+        total, inside = Sum(self.terms, round, self.members, self.keys), []
+        for node, one in masked.items():
+            try:
+                total.add(self.names[node], one)
+                inside.append(node)
+            except ProtocolError as error:
+                log(WARNING, "dropped the reply of %s: %s", self.exchange.names[node], told(error))
+        total.close()
+        return total, inside
+
+    def finish(self, total: Sum) -> tuple[NDArray[np.int64], float]:
+        """Do the other two exchanges, and return the sum and the deviation of its noise; errors as for `Sum.result`."""
+        nodes = {node: name for node, name in self.names.items() if name in total.survivors}
+        agree = Request(Stage.AGREE, self.terms, total.round, survivors=total.survivors)
+        for node, signature in self._ask(dict.fromkeys(nodes, agree), total.threshold, signature_in).items():
+            total.sign(nodes[node], signature)
+        opening = Request(Stage.OPEN, self.terms, total.round, total.announced, signatures=total.signatures)
+        requests = {node: replace(opening, boxes=total.boxes(name)) for node, name in nodes.items()}
+        for node, opened in self._ask(requests, total.threshold, opened_in).items():
+            total.opens(nodes[node], opened)
+        return total.result()
+
+    def _introduce(self, nodes: Sequence[int]) -> None:
+        """Ask new nodes who they are; a sum can begin without those that do not say so."""
+        asked, known = dict.fromkeys(nodes, Request(Stage.ANNOUNCE, self.terms)), len(self.names)
+        enough = max(self.terms.least, self.terms.threshold(known + len(nodes))) - known
+        for node, one in self._ask(asked, enough, self._introduction).items():
+            was = self.keys.get(one.name)
+            if was and self._listing(one.name, one.key) > self._listing(one.name, line_of(was)):
+                # Another node had taken this party's name.
+                self.forget([other for other, name in self.names.items() if name == one.name])
+            if one.name in self.announced or one.announcement.public in {who.public for who in self.announced.values()}:
+                text = "%s says that it is party %s, which is another node; it is not asked"
+                log(WARNING, text, self.exchange.names[node], one.name)
+                continue
+            self.names[node], self.announced[one.name] = one.name, one.announcement
+            self.keys[one.name], self.listed[one.name] = public_key(one.name, one.key), one.listed
+
+    def _listing(self, name: str, line: str) -> int:
+        """Return how many parties list a name with a key."""
+        return sum(listed.get(name) == line for listed in self.listed.values())
+
+    def _listing_each_other(self, names: Sequence[str]) -> list[str]:
+        """Return the parties without those that others do not list, or list with another key."""
+        left, lines = {*names}, {name: line_of(self.keys[name]) for name in names}
+        doubts = {name: {other for other in names if self.listed[other].get(name) != lines[name]} for name in names}
+
+        def unlike(name: str) -> int:
+            return len(doubts[name] & left) + sum(name in doubts[other] for other in left)
+
+        while any(doubts[name] & left for name in left):
+            worst = max(sorted(left), key=unlike)
+            log(WARNING, "party %s is left out: it and others do not list each other's keys", worst)
+            left.remove(worst)
+        return sorted(left)
+
+    def _introduction(self, content: RecordDict) -> Introduction:
+        """Return who a node says it is; raise if every party would refuse its key, and the sum with it."""
+        one = Introduction.read(content)
+        public = one.announcement.public
+        seeds.shared(seeds.private_key(bytes(32)), public)
+        text = key_text(self.terms, one.name, public)
+        if not verifies(public_key(one.name, one.key), one.announcement.signature, text):
+            raise ProtocolError(f"the key of party {one.name!r} is not signed", code="protocol.secure-message")
+        return one
+
+    def _ask(self, requests: Mapping[int, Request], enough: int, read: Callable[[RecordDict], T]) -> dict[int, T]:
+        """Send messages, and return what their replies say, by node."""
+        if not requests:
+            return {}
+        messages = [
+            Message(RecordDict({SECURE: request.to_record()}), node, _KIND, group_id=f"secure {request.stage}")
+            for node, request in requests.items()
+        ]
+        began, since = time.monotonic(), 0.0
+
+        def over(answers: Sequence[Answer]) -> bool:
+            nonlocal since
+            now = time.monotonic()
+            if sum(not answer.reply.has_error() for answer in answers) < enough:
+                return False
+            since = since or now
+            return now - since > since - began + _LEEWAY_S
+
+        found = {}
+        for answer in self.exchange.run(messages, self.timeout, over):
+            try:
+                if answer.reply.has_error():
+                    raise ProtocolError(str(answer.reply.error.reason), code="protocol.secure-message")
+                found[answer.node] = read(answer.reply.content)
+            except Exception as error:  # keep running: one bad node must not stop the round
+                text = "%s has no part in the secure sum: %s"
+                log(WARNING, text, self.exchange.names[answer.node], told(error))
+        return found
+
+
+def terms_of(
+    task: TrainingSpec,
+    hypotheses: Arrays,
+    clients: int,
+    parties: int,
+    colluding: int,
+    least: int,
+    reports: EvaluationSpec = NO_REPORTS,
+    reporting: int = 0,
+) -> Terms:
+    """Return the terms of a run's secure sums over so many clients of so many parties, the same in each round.
+
+    `reporting` is the number of clients that report, if `reports` are in the sums.
+    """
+    nu, layout = task.noise_multiplier, Layout.of(hypotheses, task.moments, reports.summed)
+    # As many steps in a clip norm as the noise's deviation needs, where there is room, so that rounding costs nothing.
+    # Many numbers are each a small part of a clip norm, and second moments are rounded, so both need more.
+    finest = finest_deviation(max(parties, least), colluding)
+    finer = max(finest, FINE * math.sqrt(layout.parameters), _FINER * math.sqrt(layout.squares))
+    deviation = max(min(max(1.0, nu) * finer, LARGEST), finest) if nu > 0 else 0.0
+    weight = Grid.of(task.clip_norm, nu, deviation).weight
+    check_fine(weight, layout.parameters, nu)
+    largest = clients * weight
+    if reports.summed:
+        grid = Grid.of_reports(reports.report_bound, reports.report_noise_multiplier, deviation)
+        largest = max(largest, reporting * grid.weight)
+    bits = bits_for(largest, deviation, max(parties, least), colluding)
+    return Terms(task.run, layout.length, bits, deviation, colluding, least)
+
+
+def summed(
+    together: Together,
+    round: int,
+    task: TrainingSpec,
+    hypotheses: Arrays,
+    asked: Asked,
+    answers: Mapping[int, Message],
+    reports: EvaluationSpec = NO_REPORTS,
+    reporting: Asked | None = None,
+) -> Total:
+    """Return the secure sum of the nodes that sent their numbers.
+
+    `asked` and `reporting` are the clients that were asked to train, and to report in the sum.
+    """
+    k, n = as_matrix(hypotheses).shape
+    everyone = asked.positions | (reporting.positions if reporting else {})
+    masked, mine, told_by = {}, {}, {}
+    for node, reply in answers.items():
+        both = [one.positions.get(node, _NOBODY) if one else _NOBODY for one in (asked, reporting)]
+        try:
+            flags, reported = shared_in(reply.content, *map(len, both))
+            masked[node], mine[node] = masked_in(reply.content), asked.clients[both[0][flags]]
+            told_by[node] = int(reported.sum())
+        except Exception as error:  # keep running: one bad node must not stop the round
+            log(WARNING, "dropped the reply of %s: %s", asked.names[node], told(error))
+    inside: list[int] = []
+    sums, counts, scores, moments = np.zeros((0, k, n)), np.zeros((0, k)), None, None
+    layout = Layout.of(hypotheses, task.moments)
+    try:
+        total, inside = together.add(round, masked)
+        values, _ = together.finish(total)
+        grid = Grid.of(task.clip_norm, task.noise_multiplier, together.terms.deviation)
+        updates, numbers, squares = layout.split(values)
+        sums = np.multiply(updates[None], grid.step, dtype=np.float64)
+        counts = np.divide(numbers[None], layout.count(grid.weight), dtype=np.float64)
+        if layout.moments:
+            moments = layout.matrices(squares, grid.weight, grid.step)
+        if there := sum(told_by[node] for node in inside):
+            loss, metric = (
+                values[-REPORTS:]
+                * Grid.of_reports(reports.report_bound, reports.report_noise_multiplier, together.terms.deviation).step
+                / there
+            )
+            bound = reports.report_bound
+            noise = report_deviation(reports.report_noise_multiplier, bound, DiscreteGaussian.name) / there
+            scores = Scores(float(loss), float(metric), there, noise=noise, bound=bound)
+    except ProtocolError as error:
+        log(WARNING, "the secure sum of round %d fails, and its clients are charged: %s", round, told(error))
+        inside = []
+    together.forget([node for node in everyone if node not in masked])
+    clients = _clients(mine[node] for node in inside)
+    outside = _clients(own for node, own in mine.items() if node not in inside)
+    lost = len(everyone) - len(inside)
+    return Total(Sums(sums, counts, clients, len(asked.clients), lost, outside, moments), scores)
+
+
+def _clients(parts: Iterable[NDArray[np.int64]]) -> NDArray[np.int64]:
+    return np.sort(np.concatenate([np.zeros(0, np.int64), *parts]))

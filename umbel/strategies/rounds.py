@@ -1,0 +1,192 @@
+"""The rounds of a strategy: one exchange evaluates the hypotheses after r rounds and trains round r + 1."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from logging import INFO
+from typing import TYPE_CHECKING, ClassVar
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+
+from umbel.protocol.log import log
+
+if TYPE_CHECKING:
+    from umbel.strategies.base import HypothesisStrategy
+
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+
+
+class Callback:
+    """Watches the rounds of a strategy. The first ``after_...`` method that returns a reason ends the run.
+
+    Rounds of training are numbered from 1. Round r trains the hypotheses after r - 1 rounds.
+    """
+
+    logs: ClassVar[bool] = False
+    """Whether it tells the log about the rounds itself."""
+
+    def before_round(self, round: int, arrays: ArrayRecord) -> None:
+        """Look at the hypotheses that round `round` is about to train."""
+
+    def in_pause(self, round: int, since: float, ends: float) -> None:
+        """Notice that a round waits for nodes, from `since` until `ends` at the latest, in seconds since 1970."""
+
+    def may_stop(self, round: int) -> bool:
+        """Return whether `after_evaluate` may end the run after so many rounds.
+
+        If so, clients are not asked to train in the same exchange: their training might have no use.
+        """
+        return False
+
+    def after_evaluate(self, round: int, metrics: MetricRecord | None) -> str | None:
+        """Look at the metrics of the hypotheses after so many rounds; None where no client replied."""
+
+    def after_train(self, round: int, arrays: ArrayRecord, metrics: MetricRecord | None) -> str | None:
+        """Look at the hypotheses after a round of training, and at its counts."""
+
+    def after_exchange(self, round: int, stages: dict[str, float]) -> str | None:
+        """Look back at a whole exchange, and its stages in seconds; the last one of a run may only evaluate."""
+
+
+class Stop(Callback):
+    """Ends a run by what clients report: override `after_evaluate`, and `may_stop` where it need not look."""
+
+    def may_stop(self, round: int) -> bool:
+        """Return whether `after_evaluate` may end the run; true unless a class knows better."""
+        return True
+
+
+def run_rounds(
+    strategy: HypothesisStrategy,
+    grid: Grid,
+    arrays: ArrayRecord,
+    num_rounds: int,
+    timeout: float,
+    train_config: ConfigRecord,
+    evaluate_config: ConfigRecord,
+    evaluate_fn: EvaluateFn | None,
+    first_round: int,
+    evaluate_every: int,
+    callbacks: Sequence[Callback],
+) -> Result:
+    """Run rounds until all are done, no client may train any more, or a callback ends them.
+
+    The parameters are those of `HypothesisStrategy.start`.
+    """
+    rounds = _Rounds(strategy, grid, arrays, timeout, train_config, evaluate_config, evaluate_fn, callbacks)
+    if rounds.logs:
+        strategy.summary()
+    for number in range(first_round, num_rounds + 1):
+        if strategy.nodes.used_up:
+            break
+        rounds.exchange(number, train=True, evaluate=(number - 1) % evaluate_every == 0)
+        if rounds.stopped:
+            return rounds.result
+        first_round = number + 1
+    # The hypotheses from the last training round have not been evaluated yet.
+    rounds.exchange(first_round, train=False, evaluate=rounds.heard is not False)
+    return rounds.result
+
+
+class _Rounds:
+    """The rounds of one run, and what came of them so far."""
+
+    def __init__(
+        self, strategy: HypothesisStrategy, grid: Grid, arrays: ArrayRecord, timeout: float, train_config: ConfigRecord,
+        evaluate_config: ConfigRecord, evaluate_fn: EvaluateFn | None, callbacks: Sequence[Callback],
+    ) -> None:  # fmt: skip
+        self.strategy, self.grid, self.timeout, self.callbacks = strategy, grid, timeout, callbacks
+        self.train_config, self.evaluate_config, self.evaluate_fn = train_config, evaluate_config, evaluate_fn
+        self.result = Result(arrays=arrays)
+        self.logs = not any(callback.logs for callback in callbacks)
+        self.stopped = False
+        self.heard: bool | None = None
+        """Whether any client has replied to an evaluation; None before the first."""
+
+    def exchange(self, number: int, train: bool, evaluate: bool) -> None:
+        """Evaluate the hypotheses before round `number`, and train it."""
+        strategy, result, clock = self.strategy, self.result, _Clock()
+        arrays, before = result.arrays, number - 1
+        if train:
+            for callback in self.callbacks:
+                callback.before_round(number, arrays)
+        if self.evaluate_fn and (metrics := self.evaluate_fn(before, arrays)) is not None:
+            self._log("evaluation at the server after round %d: %s", before, metrics)
+            result.evaluate_metrics_serverapp[before] = metrics
+        training = partial(strategy.configure_train, number, arrays, self.train_config, self.grid)
+        evaluation = partial(strategy.configure_evaluate, before, arrays, self.evaluate_config, self.grid)
+        may_stop = any(callback.may_stop(before) for callback in self.callbacks)
+        alone = train and evaluate and strategy.validates_alone and (may_stop or not strategy.merges)
+        asked, to_train, to_evaluate = self._send(
+            number, clock, [training] * (train and not alone) + [evaluation] * evaluate
+        )
+        if evaluate:
+            metrics = strategy.aggregate_evaluate(before, to_evaluate)
+            clock.ends("validation")
+            self.heard = bool(self.heard) or metrics is not None
+            if metrics is not None:
+                self._log("evaluation after round %d: %s", before, metrics)
+                result.evaluate_metrics_clientapp[before] = metrics
+            if metrics is not None or MessageType.EVALUATE in asked:
+                self._tell(lambda callback: callback.after_evaluate(before, metrics))
+        if train and alone and not self.stopped:
+            _, to_train, _ = self._send(number, clock, [training])
+        if train and not (alone and self.stopped):
+            following, counts = strategy.aggregate_train(number, to_train)
+            result.arrays = arrays if following is None else following
+            if counts is not None:
+                self._log("round %d: %s", number, counts)
+                result.train_metrics_clientapp[number] = counts
+            self._tell(lambda callback: callback.after_train(number, result.arrays, counts))
+        clock.ends("aggregation")
+        self._tell(lambda callback: callback.after_exchange(number, clock.stages))
+
+    def _send(
+        self, number: int, clock: _Clock, parts: Sequence[Callable[[], Iterable[Message]]]
+    ) -> tuple[set[str], list[Message], list[Message]]:
+        """Send the messages that each of `parts` makes; return their types, and replies for training and evaluation.
+
+        If no node answers, the messages are made and sent again, once nodes can be asked again.
+        """
+        nodes = self.strategy.nodes
+        while parts:
+            nodes.wait(number, self.grid, partial(self._in_pause, number))
+            clock.ends("pause")
+            messages = [message for part in parts for message in part()]
+            replies = nodes.exchange(number, self.grid, messages, self.timeout)
+            clock.ends("sites")
+            if not nodes.unanswered:
+                return {message.metadata.message_type for message in messages}, *replies
+        return set(), [], []
+
+    def _log(self, text: str, *what: object) -> None:
+        if self.logs:
+            log(INFO, text, *what)
+
+    def _in_pause(self, number: int, since: float, ends: float) -> None:
+        for callback in self.callbacks:
+            callback.in_pause(number, since, ends)
+
+    def _tell(self, tell: Callable[[Callback], str | None]) -> None:
+        for callback in self.callbacks:
+            if reason := tell(callback):
+                self._log("the run ends: %s", reason)
+                self.stopped = True
+
+
+class _Clock:
+    """The seconds of an exchange's stages."""
+
+    def __init__(self) -> None:
+        self.stages: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def ends(self, stage: str) -> None:
+        """Count the seconds since the end of another stage."""
+        now = time.perf_counter()
+        self.stages[stage] = self.stages.get(stage, 0.0) + now - self._last
+        self._last = now
