@@ -82,7 +82,7 @@ class Attacked:
 
     def local_parameters(self) -> NDArray[Any]:
         """What the training clients keep."""
-        truth = local_parameters(self.grid, self.strategy.fleet.roster(self.grid), np.arange(TRAINING))
+        truth = local_parameters(self.grid, self.strategy.nodes.roster(self.grid), np.arange(TRAINING))
         return np.stack([truth[client]["user"] for client in range(TRAINING)])
 
     @property

@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -482,10 +483,13 @@ def run(
     return {**answer, "left": left.tolist(), "gone": gone.tolist()}
 
 
+_distributions = cache(importlib.metadata.packages_distributions)
+
+
 def _package(target: str) -> str:
     """Return the name and version of the installed package of a target; its module if it is not installed."""
     top = target.partition(":")[0].partition(".")[0]
-    names = importlib.metadata.packages_distributions().get(top, [])
+    names = _distributions().get(top, [])
     return f"{names[0]} {importlib.metadata.version(names[0])}" if names else target.partition(":")[0]
 
 
