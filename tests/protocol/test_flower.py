@@ -20,7 +20,7 @@ from flwr.cli.build import build_fab_from_disk
 from tests.helpers.grids import PaperGrid
 from tests.helpers.sources import ROOT
 from umbel.protocol import project
-from umbel.protocol.flower import delivered, filled, identify, in_memory, with_content, without_proxy
+from umbel.protocol.flower import delivered, encoded, filled, identify, in_memory, with_content, without_proxy
 
 DOORS = [ROOT / "umbel" / place / "flower.py" for place in ("deploy", "protocol")]
 IMPORTED = [
@@ -145,7 +145,10 @@ def test_records_made_without_checks_are_those_of_flower() -> None:
     assert filled(ConfigRecord(), entries).object_id == ConfigRecord(entries).object_id
     values = np.arange(6, dtype=np.float32).reshape(2, 3)
     array = Array(values)
-    content, other = (filled(RecordDict(), {"x": filled(ArrayRecord(), {name: array})}) for name in "yz")
+    made = encoded(array.dtype, array.shape, array.data)
+    assert made == array
+    assert made.object_id == array.object_id
+    content, other = (filled(RecordDict(), {"x": filled(ArrayRecord(), {name: made})}) for name in "yz")
     assert content.object_id == RecordDict({"x": ArrayRecord({"y": array})}).object_id
     message = Message(content, 7, "train")
     changed = with_content(message, other)

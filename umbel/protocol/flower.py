@@ -37,6 +37,7 @@ __all__ = [
     "build_bundle",
     "delivered",
     "drop_limit",
+    "encoded",
     "filled",
     "identify",
     "in_memory",
@@ -53,6 +54,7 @@ __all__ = [
 ]
 
 R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord, RecordDict)
+T = TypeVar("T")
 _RECORDS = (RecordDict, ArrayRecord, ConfigRecord, MetricRecord)
 
 FLOWER_LOGGER = logging.getLogger("flwr")
@@ -96,9 +98,16 @@ def _warn_once(what: str, slower: str) -> None:
     log(WARNING, "%s of this Flower differ from Flower 1.42's: %s more slowly", what, slower)
 
 
+def encoded(dtype: str, shape: tuple[int, ...], data: bytes) -> Array:
+    """Return an array in NumPy's format, like ``Array(dtype, shape, SType.NUMPY, data)`` but without its checks."""
+    array = Array.__new__(Array)
+    vars(array).update(dtype=dtype, shape=shape, stype=SType.NUMPY, data=data)
+    return array
+
+
 def with_content(message: Message, content: RecordDict) -> Message:
     """Return a message with other content, for use within this process."""
-    other = copy.copy(message)
+    other = _shallow(message)
     other.content = content
     return other
 
@@ -108,10 +117,11 @@ def delivered(message: Message) -> Message:
 
     Only the bytes of arrays are shared, which are read-only.
     """
-    if not message.has_content():
-        return copy.deepcopy(message)
     # What the copy finds in its memo it takes as it is.
-    return copy.deepcopy(message, {id(message.content): _deep(message.content)})
+    known: dict[int, Any] = {id(message.metadata): _shallow(message.metadata)}
+    if message.has_content():
+        known[id(message.content)] = _deep(message.content)
+    return copy.deepcopy(message, known)
 
 
 def _deep(value: Any) -> Any:
@@ -119,7 +129,15 @@ def _deep(value: Any) -> Any:
     if isinstance(value, _RECORDS):
         record: Any = value.copy()
         return filled(record, {name: _deep(entry) for name, entry in value.items()})
-    return copy.copy(value)
+    if isinstance(value, Array):
+        return _shallow(value)
+    return value.copy() if type(value) is list else value
+
+
+def _shallow(value: T) -> T:
+    other = object.__new__(type(value))
+    vars(other).update(vars(value))
+    return other
 
 
 def build_bundle(folder: Path) -> bytes:
