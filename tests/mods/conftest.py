@@ -1,4 +1,4 @@
-"""What the tests of Mods share."""
+"""What the tests of Mods share. Each test hears what the Mods say, also what an earlier one has heard."""
 
 from __future__ import annotations
 
@@ -11,5 +11,4 @@ from umbel.mods import laplace
 
 @pytest.fixture(autouse=True)
 def nothing_said() -> None:
-    """Let each test hear what `umbel.LaplaceMod` says once in a process."""
     laplace._say.cache_clear()

@@ -13,7 +13,7 @@ import typer
 
 from umbel.protocol.cli import errors_in_one_line
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.project import described
+from umbel.protocol.project import APP, described
 
 app = typer.Typer(add_completion=False)
 
@@ -127,6 +127,10 @@ FILES: Mapping[str, str] = {
 @app.command()
 def command(
     folder: Annotated[Path, typer.Argument(help="A new folder, or an empty one. Its name is the project's.")],
+    flower: Annotated[
+        bool,
+        typer.Option("--flower", help="Write an ordinary Flower app, with umbel's strategy and Mods and its own rows."),
+    ] = False,
 ) -> None:
     """Write a Flower app in a new folder. It runs at once, with a model that you can replace."""
     with errors_in_one_line():
@@ -134,14 +138,30 @@ def command(
         package = package_of(folder.name)
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ConfigError(f"{folder} exists already; give a new folder", code="config.project-exists")
-        for path, text in FILES.items():
+        for path, text in (flower_files() if flower else FILES).items():
             file = folder / path.replace("my_project", package)
             file.parent.mkdir(parents=True, exist_ok=True)
             filled = text.replace("my_project", package).replace("my-project", folder.name)
             file.write_text(filled.replace(">=VERSION", f">={described()['version']}"), encoding="utf-8")
         typer.echo(f"Wrote {folder}. Next:")
-        for line in (f"cd {folder.name}", "umbel run .", "flwr run . --stream"):
+        by_flower = "flwr run . --stream"
+        nodes = ' --federation-config "num-supernodes=20"'
+        for line in (f"cd {folder.name}", *([by_flower + nodes] if flower else ["umbel run .", by_flower])):
             typer.echo(f"  {line}")
+
+
+def flower_files() -> dict[str, str]:
+    """Return the files of ``examples/flower_app`` by path, under the name my-project."""
+    example = APP / "examples" / "flower_app"
+    names = ("pyproject.toml", *(f"flower_app/{name}.py" for name in ("__init__", "server_app", "client_app", "data")))
+    texts = {name: (example / name).read_text(encoding="utf-8") for name in names}
+    others = re.compile(r" +# or flower_app\.sklearn_client.*")
+    return {
+        name.replace("flower_app", "my_project"): others.sub("", text)
+        .replace("flower_app", "my_project")
+        .replace("flower-app", "my-project")
+        for name, text in texts.items()
+    }
 
 
 def package_of(name: str) -> str:
