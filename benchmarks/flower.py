@@ -53,14 +53,14 @@ def main(
         in_process.rounds(config)  # to warm up
         alone = in_process.go(config).seconds
         history, startup = history_of(config, nodes)
-        show([one["seconds"] for one in history if one["asked"]][1:], alone, startup)
+        show([one["seconds"] for one in history if one["asked"]][1:], nodes, alone, startup)
 
 
-def show(seconds: list[float], alone: float, startup: float) -> None:
+def show(seconds: list[float], nodes: int, alone: float, startup: float) -> None:
     """Print what rounds take, in seconds through ``flwr run`` and in this process, and how long the first waits."""
     table = table_of("Milliseconds of a round of the hospital", ("", "median", "lowest to highest"))
     found = f"{1e3 * min(seconds):.0f} to {1e3 * max(seconds):.0f}"
-    table.add_row("flwr run", f"{1e3 * statistics.median(seconds):.0f}", found)
+    table.add_row(f"flwr run, {nodes} nodes, {len(seconds)} rounds", f"{1e3 * statistics.median(seconds):.0f}", found)
     table.add_row("umbel run, in this process", f"{1e3 * alone:.1f}", "")
     console.print(table)
     console.print(f"flwr run took {startup:.1f} s from its start to its first round.")

@@ -16,7 +16,7 @@ _HOMES = {
         "umbel.data.importers": "Dirichlet Uniform from_arrays from_dataframe from_datasets from_image_folder",
         "umbel.mods.choose": "ChooseHypothesis",
         "umbel.mods.laplace": "LaplaceMod",
-        "umbel.privacy.gate.stock_app": "Gate",
+        "umbel.mods.gate": "Gate",
         "umbel.privacy.mechanisms": "Mechanism",
         "umbel.simulation.sweeps": "sweep",
         "umbel.server.observer": "Observer",

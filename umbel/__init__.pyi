@@ -15,7 +15,7 @@ from umbel.data.importers import from_dataframe as from_dataframe
 from umbel.data.importers import from_datasets as from_datasets
 from umbel.data.importers import from_image_folder as from_image_folder
 from umbel.models.model import Model as Model
-from umbel.privacy.gate.stock_app import Gate as Gate
+from umbel.mods.gate import Gate as Gate
 from umbel.privacy.mechanisms import Mechanism as Mechanism
 from umbel.server.observer import Observer as Observer
 from umbel.simulation.sweeps import sweep as sweep

@@ -12,6 +12,6 @@ pytestmark = pytest.mark.rest
 
 def test_medians_and_spread_are_shown() -> None:
     with console.capture() as printed:
-        flower.show([0.08, 0.1, 0.104], alone=0.0029, startup=12.3)
-    for text in ("100", "80 to 104", "2.9", "took 12.3 s"):
+        flower.show([0.08, 0.1, 0.104], 2, alone=0.0029, startup=12.3)
+    for text in ("2 nodes, 3 rounds", "100", "80 to 104", "2.9", "took 12.3 s"):
         assert text in printed.get()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 import pytest
 import safetensors.torch
 import torch
@@ -38,43 +37,9 @@ def test_weights_are_those_of_the_run(kept: Path, tmp_path: Path, form: str) -> 
         np.testing.assert_array_equal(outputs(fresh), outputs(network))
 
 
-def test_a_network_is_the_same_without_pytorch(kept: Path, tmp_path: Path) -> None:
-    run = umbel.load(kept)
-    for file, network in zip(umbel.export(run, tmp_path, "onnx"), run.hypotheses, strict=True):
-        (found,) = onnxruntime.InferenceSession(file).run(None, {"rows": ROWS.numpy()})
-        np.testing.assert_allclose(found, outputs(network), rtol=1e-5)
-
-
-@pytest.mark.parametrize("tokens", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_onnx_takes_images_as_bytes_and_tokens_as_integers(umbel_home: Path, tmp_path: Path, tokens: bool) -> None:
-    """Images lie in a dataset as bytes, which a model sees divided by 255; tokens in any whole numbers."""
-    draw, owners = np.random.default_rng(1), np.arange(12) % 6
-    if tokens:
-        rows, model = draw.integers(0, 9, (12, 4)).astype(np.int16), "tests.cli.test_exports:Words"
-        umbel.from_arrays(rows, None, client=owners, tokens=9).write("small")
-        given = rows[:, :-1].astype(np.int64)
-        seen = torch.tensor(given)
-    else:
-        images, model = draw.integers(0, 256, (12, 3, 3), np.uint8), "linear inputs=9 outputs=2"
-        umbel.from_arrays(images, owners % 2, client=owners).write("small")
-        given, seen = images[:, None], torch.tensor(images[:, None].astype(np.float32) / 255)
-    config = {"dataset": "small", "model": model, "loss": "cross-entropy", "rounds": 1, "restarts": 1}
-    run = umbel.run(config, clients_per_round=2, hypotheses=1)
-    (file,) = umbel.export(run, tmp_path, "onnx")
-    (found,) = onnxruntime.InferenceSession(file).run(None, {"rows": given})
-    with torch.inference_mode():
-        np.testing.assert_allclose(found, run.hypotheses[0](seen), atol=1e-5)
-
-
-class Words(torch.nn.Module):
-    """Says the next of nine words from the last."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.enter, self.leave = torch.nn.Embedding(9, 3), torch.nn.Linear(3, 9)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.leave(self.enter(tokens))
+def test_data_from_no_table_have_no_onnx_file(kept: Path, tmp_path: Path) -> None:
+    with raises(DatasetError, "data.no-schema", "torch.onnx"):
+        umbel.export(umbel.load(kept), tmp_path, "onnx")
 
 
 def test_what_is_not_the_same_when_it_is_read_again_is_not_written(

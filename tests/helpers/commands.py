@@ -35,8 +35,8 @@ _ENDS = {"&&", "||", "|", ";", "&"}
 _PLACEHOLDER = re.compile(r"[A-Z][A-Z-]*(/\w+)?|<.*>|last(/\w+)?")
 """Words that stand for another: a run, a folder, a number."""
 _PLAIN = (
-    "chown", "cp", "export", "helm", "install", "kubectl", "mkdir", "runuser", "sha256sum", "source", "ssh-keygen",
-    "systemctl", "tensorboard", "useradd",
+    "cd", "chown", "cp", "export", "helm", "install", "kubectl", "mkdir", "runuser", "sha256sum", "source",
+    "ssh-keygen", "systemctl", "tensorboard", "useradd",
 )  # fmt: skip
 """Programs whose words are not looked at."""
 _FLOWER = {

@@ -234,7 +234,7 @@ def export(
         Made if it does not exist.
     form : str
         "state-dict" (.pt, for ``torch.load``), "safetensors", or "onnx" (`umbel.client.onnx_files`), which needs the
-        extra ``export``. For data from a table, an ONNX file takes raw columns and gives the target in its unit.
+        extra ``export`` and data from a table: an ONNX file takes raw columns and gives the target in its unit.
     client : int or str, optional
         A client of the run's dataset, by its number or name: write its own predictor, as ONNX. No guarantee covers that
         file, because the client's rows made it.
@@ -249,7 +249,8 @@ def export(
     ModelError
         If the network cannot be written in the format, or the file reads back differently.
     DatasetError
-        For ONNX, if the model has local parameters: the file would predict with their initial values.
+        For ONNX, if the data are from no table, or the model has local parameters: the file would predict with their
+        initial values.
     """
     from umbel.client.exports import OwnNetwork, write_networks  # ONNX takes pandas
 

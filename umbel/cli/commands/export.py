@@ -26,7 +26,7 @@ def command(
     format: Annotated[
         Format,
         typer.Option(
-            help="File format. For data from a table, onnx takes raw columns and predicts in the target's unit."
+            help="File format. onnx is for data from a table: it takes raw columns and predicts in the target's unit."
         ),
     ] = Format.SAFETENSORS,
     client: Annotated[

@@ -1,4 +1,4 @@
-"""The gate of an ordinary Flower app: what leaves, what it costs, who decides; `test_stock_app_hostile` attacks it."""
+"""The gate of an ordinary Flower app: what leaves, what it costs, who decides; `test_gate_hostile` attacks it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import io
 import math
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 from flwr.serverapp import strategy as strategies
@@ -23,11 +24,11 @@ import umbel
 from tests.helpers.errors import raises
 from tests.helpers.flower_apps import Node, answered, arrays, asks, left
 from tests.helpers.messages import refused
-from umbel.privacy.gate import stock_app
+from umbel.mods import gate
+from umbel.mods.gate import Gate
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.policy import Policy
 from umbel.privacy.gate.site_log import SiteLog
-from umbel.privacy.gate.stock_app import Gate
 from umbel.privacy.gate.store import beside
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Clipping, Kind, Release
@@ -188,7 +189,7 @@ def test_the_log_says_what_was_spent(
     own_data: bool, who: str, tmp_path: Path, node_log: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two numbers at a noise multiplier of 2 cost a pure epsilon of 2 * 2 / 2 each time; at a delta 3.993 for two."""
-    monkeypatch.setattr(stock_app, "_told", {})
+    monkeypatch.setattr(gate, "_told", {})
     node = Node(Gate(2.0, 1.0), unchanged, tmp_path if own_data else None)
     for _ in range(2):
         node.send(asks(PAIR))
@@ -198,7 +199,7 @@ def test_the_log_says_what_was_spent(
 def test_a_log_that_many_clients_share_says_only_what_is_new(
     node_log: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stock_app, "_told", {})
+    monkeypatch.setattr(gate, "_told", {})
     for _ in range(3):
         Node(Gate(2.0, 1.0), unchanged).send(asks(PAIR))
     assert node_log.getvalue().count("release a client has spent") == 1
@@ -526,3 +527,93 @@ def test_umbel_gate_is_this_and_importing_umbel_takes_no_pytorch() -> None:
     assert told.stdout.strip() == "[]"
     with pytest.raises(AttributeError, match="no attribute 'Gatt'"):
         umbel.Gatt  # noqa: B018
+
+
+# --- a choice among hypotheses
+
+STACKED = {"w": np.array([[0, 0], [5, 6], [4, -4]], np.float32)}
+
+
+def near_the_second(arrays: ArrayRecord, context: Context) -> float:
+    return float(np.square(arrays["w"].numpy() - [5, 5]).sum())
+
+
+def hypotheses(values: dict[str, Any], k: int) -> RecordDict:
+    return RecordDict({"arrays": arrays(values), "config": ConfigRecord({"server-round": 1, "k": k})})
+
+
+def test_the_hypothesis_that_fits_is_trained_and_released_alone() -> None:
+    seen: list[Any] = []
+
+    def train(msg: Message) -> Message:
+        seen.append((msg.content["arrays"]["w"].numpy().tolist(), dict(msg.content["config"])))
+        return answered(msg, lambda value: value + np.float32((0.3, 0.4)))
+
+    node = Node(Gate(0.0, 1.0, choose=near_the_second), train)
+    reply = node.send(hypotheses(STACKED, 3))
+    np.testing.assert_allclose(left(reply)["w"], [5.3, 6.4], rtol=1e-6)
+    assert seen == [([5, 6], {"server-round": 1})]
+    assert node.paid == 1
+    one = node.send(asks({"w": np.float32([1, 2])}))
+    np.testing.assert_allclose(left(one)["w"], [1.3, 2.4], rtol=1e-6, err_msg="an ordinary message passes as before")
+
+
+def test_choice_and_update_are_one_charge() -> None:
+    node = Node(Gate(2.0, 1.0, choose=near_the_second, choice_epsilon=1.5), adds(1.0, 1.0))
+    assert not refused(node.send(hypotheses(STACKED, 3)))
+    [(release, times)] = node.account.items()
+    assert (times, release.hypotheses, release.choice_epsilon, release.noise_multiplier) == (1, 3, 1.5, 2.0)
+
+
+def test_the_choice_is_randomised_as_much_as_said() -> None:
+    """Among 3 at ln 4 the best is trained 4 times in 6. Of 600 choices; a false alarm in a billion runs."""
+
+    def train(msg: Message) -> Message:
+        trained[int(msg.content["arrays"]["w"].numpy()[0])] += 1
+        return unchanged(msg)
+
+    trained: Counter[int] = Counter()
+    node = Node(Gate(0.0, 1.0, choose=near_the_second, choice_epsilon=math.log(4)), train)
+    for _ in range(600):
+        node.send(hypotheses(STACKED, 3))
+    expected = np.array([100, 400, 100])
+    assert stats.chisquare([trained[0], trained[5], trained[4]], expected).pvalue > RARE
+
+
+def test_a_site_with_a_budget_refuses_an_open_choice(tmp_path: Path) -> None:
+    node = Node(Gate(2.0, 1.0, choose=near_the_second), adds(1.0, 1.0), tmp_path, budget=8.0)
+    assert refused(node.send(hypotheses(STACKED, 3)))
+    assert (node.paid, node.asked) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "loss", [lambda *_: math.nan, lambda *_: 1 / 0, lambda *_: "low"], ids=["not finite", "fails", "no number"]
+)
+def test_a_loss_that_cannot_be_computed_says_nothing_to_the_server(loss: Any, node_log: io.StringIO) -> None:
+    node = Node(Gate(0.0, 1.0, choose=loss), unchanged)
+    reply = left(node.send(hypotheses(STACKED, 3)))["w"].tolist()
+    assert reply in STACKED["w"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("gate", "content"),
+    [
+        (Gate(0.0, 1.0), hypotheses(STACKED, 3)),
+        (Gate(0.0, 1.0, choose=near_the_second), hypotheses(STACKED, 2)),
+        (Gate(0.0, 1.0, choose=near_the_second), hypotheses(STACKED, 0)),
+        (
+            Gate(0.0, 1.0, choose=near_the_second, frozen="count"),
+            hypotheses(STACKED | {"count": np.array([1, 2, 3])}, 3),
+        ),
+    ],
+    ids=["no loss to choose by", "fewer than the arrays", "none", "frozen arrays that tell the choice"],
+)
+def test_hypotheses_that_do_not_fit_are_refused_before_the_charge(gate: Gate, content: RecordDict) -> None:
+    node = Node(gate, unchanged)
+    assert refused(node.send(content))
+    assert (node.paid, node.asked) == (0, 0)
+
+
+def test_an_epsilon_without_a_loss_to_choose_by_is_refused() -> None:
+    with raises(ConfigError, "config.choice-epsilon"):
+        Gate(2.0, 1.0, choice_epsilon=1.0)

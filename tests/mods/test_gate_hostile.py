@@ -22,8 +22,8 @@ from hypothesis.extra import numpy as hnp
 from tests.helpers.examples import examples
 from tests.helpers.flower_apps import Node, answered, arrays, asks, left
 from tests.helpers.messages import refused, wire
+from umbel.mods.gate import Gate
 from umbel.privacy.gate.ledger import Ledger
-from umbel.privacy.gate.stock_app import Gate
 
 SECRET = "diagnosis-of-patient-17"
 START = {"w": np.array([1.0, 2.0], np.float32), "b": np.zeros((), np.float32)}

@@ -10,7 +10,7 @@ import pytest
 from umbel.privacy.mechanisms.gaussian import GaussianLoss
 from umbel_lab.attacks.audit.bounds import most
 from umbel_lab.attacks.audit.findings import ALARM, Verdict
-from umbel_lab.attacks.defences.trials import bound, directions, judged
+from umbel_lab.attacks.defences.claims import bound, directions, judged
 
 pytestmark = pytest.mark.rest
 
@@ -62,5 +62,5 @@ def test_releases_that_tell_nothing_prove_nothing() -> None:
 
 
 def test_lines_are_unit_vectors() -> None:
-    for unit in directions(8).values():
+    for unit in directions(8):
         assert np.linalg.norm(unit) == pytest.approx(1)

@@ -8,7 +8,7 @@ strategies understand.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from logging import INFO
@@ -19,6 +19,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.clientapp.typing import ClientAppCallable
 from numpy.typing import NDArray
 
+from umbel.mods.choose import Loss, best_fit, hypotheses_in, stacked_in, with_one
 from umbel.privacy import mechanisms
 from umbel.privacy.accounting.guarantee import DELTA, amount, guarantee
 from umbel.privacy.gate.gate import LocalReport, LocalResult, Passage, Sanitised
@@ -27,6 +28,7 @@ from umbel.privacy.gate.refusals import answered
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.site_log import Entry
 from umbel.privacy.gate.undisclosed import Some, undisclosed
+from umbel.privacy.mechanisms.choice import OWN
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.errors import ConfigError, ProtocolError, Refused, SiteError, UmbelError
@@ -65,6 +67,11 @@ class Gate:
         The public Euclidean norm to which an update is clipped.
     mechanism : str
         ``laplace``, ``gaussian``, ``discrete-gaussian``, or ``package.module:Class``.
+    choose : callable, optional
+        ``loss(arrays, context)`` of one model on the client's own rows, as for `umbel.ChooseHypothesis`: of several
+        hypotheses in a message the app's functions see the one of lowest loss. Choice and update are one charge.
+    choice_epsilon : float
+        Epsilon of the choice, by randomised response; 0 for an open choice, which only a site without a budget allows.
     budget, delta : float, optional
         Maximum epsilon between any two data sets of a client, over all its releases in all runs, and its
         delta, for sites that set no budget themselves. None for no limit.
@@ -89,19 +96,24 @@ class Gate:
         clip_norm: float,
         mechanism: str = LAPLACE,
         *,
+        choose: Loss | None = None,
+        choice_epsilon: float = 0.0,
         budget: float | None = None,
         delta: float = 0.0,
         frozen: str = "",
         reports: Sequence[str] = (),
         weighted_by_key: str = "num-examples",
     ) -> None:
-        self._reports, self._weight = tuple(reports), weighted_by_key
+        self._reports, self._weight, self._choose = tuple(reports), weighted_by_key, choose
         try:
             if not isinstance(frozen, str):
                 text = f"frozen must be one text with patterns separated by spaces, got {frozen!r}"
                 raise ConfigError(text, code="config.frozen-patterns")
             self._frozen = frozen.split()
-            self._task = _task(noise_multiplier, clip_norm, mechanism)
+            self._task = _task(noise_multiplier, clip_norm, mechanism, choice_epsilon)
+            if choice_epsilon and choose is None:
+                text = "choice_epsilon needs a loss to choose by: give choose, or leave choice_epsilon out"
+                raise ConfigError(text, code="config.choice-epsilon")
             if budget is None and delta:
                 raise ConfigError("delta needs a budget: give budget, or leave delta out", code="config.delta")
             if (
@@ -132,7 +144,13 @@ class Gate:
                     code="refused.message-type",
                 )
             name, sent = _sent(msg.content)
-            app = _App(site, lambda: call_next(msg, context), sent, self._reports)
+            k = hypotheses_in(msg.content)
+            if k and self._choose is None:
+                text = "the message has several hypotheses: give umbel.Gate a loss to choose by, choose=loss"
+                raise Refused(text, code="refused.hypotheses")
+            if k:
+                stacked_in(msg.content, k)
+            app = _App(site, msg, context, call_next, sent, self._reports, self._choose if k else None)
             # The operating system's entropy, even in simulation: a server that knows a seed can subtract the noise.
             passage = Passage(self._limited(site), str(context.run_id), None, context.state, entry, app)
             if what == "train":
@@ -162,18 +180,18 @@ class Gate:
 
     def _train(self, passage: Passage, app: _App, name: str, round: int) -> RecordDict:
         """Return the reply to a message that asks for training: the arrays that came, with the releases in place."""
-        app.released = self._released(app.sent)
+        app.released = self._released(app)
         if passage.site.policy.role is Role.VALIDATION:
             raise Refused("clients of role validation do not train; set role to train to let them", code="refused.role")
         task = replace(self._task, round=round)
         with np.errstate(over="ignore"):  # a value too large for 32 bits becomes infinite, which the gate refuses
-            start = {name: app.sent[name].astype(np.float32)[None] for name in app.released}
+            start = {name: app.stacked(name).astype(np.float32) for name in app.released}
         passage.entry.asks(task, start)
         found = replace(passage, hypotheses=start).train(task)
         assert isinstance(found, Sanitised), "each client releases by itself"
         self._tell_spent(passage)
         arrays = {
-            name: _as(found.releases[name][0], value.dtype) if name in start else value
+            name: _as(found.releases[name][0], value.dtype) if name in start else app.stacked(name)[0]
             for name, value in app.sent.items()
         }
         return RecordDict({name: to_array_record(arrays), _METRICS: MetricRecord({self._weight: 1})})
@@ -207,8 +225,9 @@ class Gate:
         reported = dict(zip(self._reports, scores[:, 0].tolist(), strict=False))
         return RecordDict({_METRICS: MetricRecord(reported | {self._weight: 1})})
 
-    def _released(self, sent: Arrays) -> list[str]:
+    def _released(self, app: _App) -> list[str]:
         """Return the names of arrays that get noise; raise for others that are not frozen."""
+        sent = app.sent
         frozen = {pattern: {name for name in sent if fnmatchcase(name, pattern)} for pattern in self._frozen}
         for pattern, names in frozen.items():
             if not names:
@@ -222,17 +241,21 @@ class Gate:
                     "return it unchanged; for BatchNorm, whose statistics then never change, use GroupNorm",
                     code="refused.arrays",
                 )
+        if app.choose and any((value != value[:1]).any() for name, value in sent.items() if name not in released):
+            text = "frozen arrays differ between hypotheses, so that to return a client's would tell its choice"
+            raise Refused(text, code="refused.arrays")
         if not sum(sent[name].size for name in released):
             raise Refused("the message has no array that could be released", code="refused.arrays")
         return released
 
 
-def _task(noise_multiplier: float, clip_norm: Any, mechanism: str) -> TrainingSpec:
+def _task(noise_multiplier: float, clip_norm: Any, mechanism: str, choice_epsilon: float) -> TrainingSpec:
     """Return the app's task for each client in each round; the app alone decides how it trains."""
-    for name, value in (("noise_multiplier", noise_multiplier), ("clip_norm", clip_norm)):
+    numbers = {"noise_multiplier": noise_multiplier, "clip_norm": clip_norm, "choice_epsilon": choice_epsilon}
+    for name, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigError(f"{name} must be a number, got {value!r}", code="config.wrong-type")
-    asked = {"noise_multiplier": noise_multiplier, "clip_norm": clip_norm, "mechanism": mechanism}
+    asked: dict[str, Any] = {**numbers, "mechanism": mechanism}
     task = TrainingSpec(clients=_ONLY, local_epochs=0, clipping=Clipping.PUBLIC, **asked)
     if noise_multiplier > 0:
         mechanisms.load(mechanism)(task.noise_multiplier)
@@ -280,15 +303,22 @@ def _round(content: RecordDict) -> int:
 class _App:
     """The app behind the gate, as the only client of its node.
 
-    `call` is the app's function with the message, and `sent` the received arrays; `reports` names the metrics that may
-    leave, `released` the arrays that get noise.
+    `sent` are the received arrays, with a first axis for hypotheses where there is a loss to `choose` by; `reports`
+    names the metrics that may leave, `released` the arrays that get noise.
     """
 
     site: Site
-    call: Callable[[], Message]
+    msg: Message
+    context: Context
+    call_next: ClientAppCallable
     sent: Arrays
     reports: Sequence[str]
+    choose: Loss | None
     released: Sequence[str] = ()
+
+    def stacked(self, name: str) -> NDArray[Any]:
+        r"""Return an array that came, (k, \*shape)."""
+        return self.sent[name] if self.choose else self.sent[name][None]
 
     def check(self, task: TrainingSpec) -> None:
         """Find nothing wrong: only the app's function knows what it can train."""
@@ -297,10 +327,11 @@ class _App:
         """Return the arrays that the app's function has trained; NaN if that fails."""
 
         def nothing(_: Some) -> list[NDArray[Any]]:
-            return [np.full((1, *self.sent[name].shape), np.nan, np.float32) for name in self.released]
+            lost = [np.full((1, *self.stacked(name).shape[1:]), np.nan, np.float32) for name in self.released]
+            return [np.maximum(assigned, 0), *lost]
 
-        found = undisclosed(self.site, 1, lambda _: self._trained(), nothing, interrupts=True)
-        return LocalResult(dict(zip(self.released, found, strict=True)), np.zeros(1, np.int64))
+        chosen, *found = undisclosed(self.site, 1, lambda _: self._trained(int(assigned[0])), nothing, interrupts=True)
+        return LocalResult(dict(zip(self.released, found, strict=True)), chosen)
 
     def report(self, task: EvaluationSpec) -> LocalReport:
         """Return the metrics that may leave; a missing second one is 0."""
@@ -319,25 +350,34 @@ class _App:
         )
         return LocalReport(np.ascontiguousarray(scores.T), _ONLY, trains)
 
-    def _reply(self) -> RecordDict:
+    def _chosen(self, assigned: int) -> tuple[int, Message]:
+        """Return the hypothesis that the app's function gets, and its message with this alone."""
+        if self.choose is None:
+            return 0, self.msg
+        fit = best_fit(self.choose, self.sent, self.context)  # always: time must not tell what was drawn
+        chosen = fit if assigned == OWN else assigned
+        return chosen, with_one(self.msg, chosen)
+
+    def _reply(self, message: Message) -> RecordDict:
         try:
-            reply = self.call()
+            reply = self.call_next(message, self.context)
         except SystemExit:
             raise Refused("the app's function ended the process", code="refused.handler") from None
         if reply.has_error():
             raise Refused(f"the app's function replied with an error: {reply.error.reason}", code="refused.handler")
         return reply.content
 
-    def _trained(self) -> list[NDArray[Any]]:
-        """Return the arrays that the app's function has trained; raise unless they fit those received."""
-        arrays = from_array_record(_only(self._reply(), ArrayRecord)[1])
+    def _trained(self, assigned: int) -> list[NDArray[Any]]:
+        """Return the hypothesis that the app's function trained, and its arrays; raise unless they fit those sent."""
+        chosen, message = self._chosen(assigned)
+        arrays = from_array_record(_only(self._reply(message), ArrayRecord)[1])
         if wrong := {*self.released} - {*arrays} | {*arrays} - {*self.sent}:
             raise ProtocolError(
                 f"arrays {sorted(wrong)} were sent but not returned, or returned but not sent", code="protocol.arrays"
             )
-        trained: list[NDArray[Any]] = []
+        trained: list[NDArray[Any]] = [np.array([chosen])]
         for name in self.released:
-            value, shape = arrays[name], self.sent[name].shape
+            value, shape = arrays[name], self.stacked(name).shape[1:]
             if value.dtype.kind != "f" or value.shape != shape:
                 raise ProtocolError(
                     f"array {name!r} came back as {value.dtype} of shape {value.shape}, not {shape}",
@@ -349,7 +389,7 @@ class _App:
 
     def _scores(self) -> NDArray[np.float64]:
         """Return the metrics that may leave, (1, 2)."""
-        record = _only(self._reply(), MetricRecord)[1]
+        record = _only(self._reply(self._chosen(OWN)[1]), MetricRecord)[1]
         values = [record.get(name) for name in self.reports]
         # NumPy's float64, as of a mean, is a float; Flower's records hold no other numbers of NumPy's.
         if wrong := [name for name, one in zip(self.reports, values, strict=True) if not isinstance(one, int | float)]:
