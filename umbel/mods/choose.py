@@ -140,5 +140,5 @@ def _loss_of(loss: Loss, hypothesis: ArrayRecord, context: Context) -> float:
 
 
 def _one(stacked: Arrays, j: int) -> ArrayRecord:
-    """Return one hypothesis as a record of its own, which whoever gets it may change."""
+    """Return one hypothesis as a separate record, which its reader may change."""
     return ArrayRecord({name: Array(np.asarray(value[j])) for name, value in stacked.items()})

@@ -1,56 +1,24 @@
-"""The ServerApp: Flower's FedAvg, but for two models and k-means between their updates."""
+"""The ServerApp: one of umbel's strategies, in place of one of Flower's."""
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord
+from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp.strategy import FedAvg
 
-
-class GroupPrivacy(FedAvg):
-    """Send k models in one record, each array as (k, *shape), and average the replies cluster by cluster."""
-
-    def configure_train(self, server_round, arrays, config, grid):
-        """Tell the clients how many models there are."""
-        self.sent = arrays
-        k = len(next(iter(arrays.values())).numpy())
-        return super().configure_train(server_round, arrays, ConfigRecord({**config, "k": k}), grid)
-
-    def aggregate_train(self, server_round, replies):
-        """Return the next models: the means of the clusters that k-means finds from this round's models on."""
-        valid, _ = self._check_and_log_replies(replies, is_train=True)
-        if not valid:
-            return None, None
-        hypotheses = flat(self.sent)
-        releases = np.concatenate([flat(reply.content["arrays"], rows=1) for reply in valid])
-        labels = None
-        while True:
-            nearest = np.square(releases[:, None] - hypotheses).sum(2).argmin(1)
-            if np.array_equal(nearest, labels):
-                break
-            labels = nearest
-            clusters = [releases[labels == j] for j in range(len(hypotheses))]
-            hypotheses = np.stack([c.mean(0) if len(c) else h for c, h in zip(clusters, hypotheses, strict=True)])
-        shapes = [array.numpy().shape for array in self.sent.values()]
-        stops = np.cumsum([np.prod(shape[1:], dtype=int) for shape in shapes])[:-1]
-        parts = np.split(hypotheses.astype(np.float32), stops, axis=1)
-        arrays = {name: Array(p.reshape(s)) for name, p, s in zip(self.sent, parts, shapes, strict=True)}
-        return ArrayRecord(arrays), MetricRecord({"groups": np.bincount(labels, minlength=len(hypotheses)).tolist()})
-
-
-def flat(arrays, rows=None):
-    """Return a record of models as one matrix, a model in each row."""
-    values = [array.numpy() for array in arrays.values()]
-    return np.concatenate([value.reshape(rows or len(value), -1) for value in values], axis=1, dtype=float)
-
+import umbel
 
 app = ServerApp()
+
+
+def draw(generator):
+    """Return the arrays of one model, drawn at random."""
+    return {"w": generator.normal(size=2).astype(np.float32)}
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Find both models, from two that are drawn at random."""
-    start = ArrayRecord({"w": Array(np.random.default_rng(0).normal(size=(2, 2)).astype(np.float32))})
     config = context.run_config
-    strategy = GroupPrivacy(fraction_train=config["fraction-train"], fraction_evaluate=0.0)
+    strategy = umbel.GroupPrivacy(fraction_train=config["fraction-train"])
+    start = umbel.hypotheses(draw, k=2, seed=0)  # one ArrayRecord, each array (k, *shape)
     result = strategy.start(grid, start, num_rounds=config["num-server-rounds"])
     print("found", result.arrays["w"].numpy().round(1).tolist())

@@ -102,22 +102,19 @@ def vectors(estimates: Sequence[Estimate]) -> Matrix:
 
 def interactions(
     clients: Trials, update: LocalUpdate, zero: bool, seed: int
-) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]]:
-    """Yield without end the items that clients trained (m, I, d), those they were sent, and their vectors (m, d)."""
+) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
+    """Yield without end the items (m, I, d) that clients trained from honest ones or zeros, and their vectors."""
     learner = learner_for(models.load(f"factors items={len(clients.items)} size={FACTORS}", LOSS), "cpu")
     sent = np.zeros_like(clients.items) if zero else clients.items
     local, chosen = {"user": clients.local}, np.zeros(len(clients.local), np.int64)
     generators = [np.random.default_rng([seed, _BATCHES, c]) for c in range(len(chosen))]
     while True:
         trained, local = learner.train({"items": sent[None]}, chosen, clients.cohort, update, generators, local)
-        yield trained["items"], sent, local["user"]
+        yield trained["items"], local["user"]
 
 
 def attack(
-    clients: Trials,
-    update: LocalUpdate,
-    seed: int,
-    release: Callable[[NDArray[np.float32]], NDArray[Any]] | None = None,
+    clients: Trials, update: LocalUpdate, seed: int, release: Callable[[Any], NDArray[Any]] | None = None
 ) -> Iterator[tuple[int, list[Estimate], NDArray[np.float32]]]:
     """Attack all clients at once by zeros, without end.
 
@@ -126,8 +123,7 @@ def attack(
     vector (m, d).
     """
     estimates = [Estimate(FACTORS, spectral=False) for _ in clients.local]
-    for t, (trained, sent, local) in enumerate(interactions(clients, update, True, seed), 1):
-        updates = trained - sent
+    for t, (updates, local) in enumerate(interactions(clients.narrowed(), update, True, seed), 1):
         for estimate, message in zip(estimates, release(updates) if release else updates, strict=True):
             estimate.add(message)
         yield t, estimates, local
@@ -140,7 +136,7 @@ def page(seed: int, _folder: Path, quick: bool = False, trials: int = TRIALS) ->
     # Local parameters that have learnt from honest items: an epoch an interaction, so that items move as well, which
     # within an epoch a client's vector fits.
     drawn = Trials.draw(trials // 20, _RATE, seed)
-    *_, (_, _, local) = islice(interactions(drawn, _ONE_EPOCH, False, seed), _EPOCHS)
+    *_, (_, local) = islice(interactions(drawn, _ONE_EPOCH, False, seed), _EPOCHS)
     fitted = Trials(drawn.items, local, drawn.cohort)
     parts = [
         _theorem_1(trials, seed),
@@ -165,7 +161,7 @@ def _theorem_1(trials: int, seed: int) -> Part:
         clients = Trials.draw(trials, p, seed)
         failures = [
             float((clients.errors(estimates, local) > 0).mean())
-            for _, estimates, local in islice(attack(clients.narrowed(), _ONE_BATCH, seed), bound)
+            for _, estimates, local in islice(attack(clients, _ONE_BATCH, seed), bound)
         ]
         row: dict[str, Any] = {"table": "theorem 1", "p": p, "bound": bound, "trials": trials, "failures": failures[-1]}
         rows.append(row | {"suffices": suffices(failures)})
@@ -207,7 +203,7 @@ def _noisy_errors(
         return noisy["items"].reshape(updates.shape)
 
     at_bound, failures = np.full(len(bounds), np.nan), dict[int, float]()
-    for t, estimates, local in islice(attack(clients.narrowed(), update, seed, messages), int(bounds.max())):
+    for t, estimates, local in islice(attack(clients, update, seed, messages), int(bounds.max())):
         due = bounds == t
         if due.any() or checkpoint(t):
             errors = clients.errors(estimates, local)
@@ -273,7 +269,7 @@ def _proposition_1(clients: Trials, seed: int) -> Part:
     noise = np.random.default_rng([seed, NOISE])
     for nu in (0.0, *MULTIPLIERS):
         release = partial(sanitise_rows, nu=nu, noise=noise) if nu else None
-        *_, (_, estimates, _) = islice(attack(clients.narrowed(), _ONE_BATCH, seed, release), _ASKED)
+        *_, (_, estimates, _) = islice(attack(clients, _ONE_BATCH, seed, release), _ASKED)
         own, stolen = predict(local), predict(vectors(estimates))
         eta, epsilon, error = ((one != other).mean(axis=1) for one, other in (
             (own, labels), (stolen, own), (stolen, labels)

@@ -88,8 +88,8 @@ def test_a_trial_has_exactly_its_like_rate_and_each_item_once() -> None:
 def test_items_that_nobody_labelled_may_be_left_out_where_zeros_are_sent() -> None:
     clients = Trials.draw(3, 0.3, seed=2)
     update = LocalUpdate(0, 0.1, 10, 1)
-    whole, _, _ = next(interactions(clients, update, True, 0))
-    narrow, _, _ = next(interactions(clients.narrowed(), update, True, 0))
+    whole, _ = next(interactions(clients, update, True, 0))
+    narrow, _ = next(interactions(clients.narrowed(), update, True, 0))
     np.testing.assert_allclose(narrow.sum(axis=1), whole.sum(axis=1), rtol=1e-6)
     assert narrow.shape == (3, 40, 8)
 
