@@ -1,8 +1,7 @@
 """Audits of peers: what filters and mechanisms of other projects claim, beside what their noise gives.
 
 Each peer of ``audits.toml`` is installed by pip into a fresh virtual environment, with pinned versions, and audited by
-the command ``umbel audit``, which the table shows. Faults that the audits find stay in the output folder, in
-``faults.md``.
+the command ``umbel audit``, which the table shows.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import subprocess
 import sys
 import venv
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +68,7 @@ def page(seed: int, folder: Path, quick: bool = False, canaries: int = CANARIES)
     ]
     document = {"versions": versions(PACKAGES), "canaries": canaries, "seed": seed}
     sections += [_commands(done), _versions(audits)]
-    return Page("Audits of peers", sections, rows, document, draw=partial(_write_faults, done))
+    return Page("Audits of peers", sections, rows, document)
 
 
 def interpreter(peer: Mapping[str, Any], environments: Path) -> str:
@@ -158,13 +156,3 @@ def _versions(audits: list[Audit]) -> Section:
         rows.append((name, requirement.partition("==")[2] or "this version", peer["released"], install, told))
     columns = ("package", "version", "released", "command", "installed")
     return Section("Versions", scaffold.say(_DATA, "versions"), columns, rows)
-
-
-def _write_faults(done: list[Audit], folder: Path) -> None:
-    """Write the faults that audits found, for whoever runs the experiment."""
-    parts = ["# Faults that the audits found\n"]
-    for audit in done:
-        faults = audit["report"]["faults"]
-        lines = [f"- `{fault['code']}`: {fault['text']}. {fault['mend']}\n" for fault in faults]
-        parts.append(f"## {audit['peer']}: {audit['name']}\n\n{''.join(lines) or 'None.' + chr(10)}")
-    write_atomically(folder / "faults.md", "\n".join(parts).encode())

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 from umbel.privacy.accounting.guarantee import DELTA
@@ -21,7 +19,7 @@ from umbel.simulation.measured import STATES, Finished
 from umbel.simulation.sweep import Result
 from umbel_lab.experiments import scaffold
 from umbel_lab.experiments.scaffold import WORDS, by_arm, by_seed
-from umbel_lab.output import Page, Row, Section, figure, numbers, series
+from umbel_lab.output import Page, Section, numbers
 
 SEEDS = 10
 _COUNTS = 2.0  # choice-epsilon with which a site's counts are hardly disturbed
@@ -102,7 +100,7 @@ def play(config: Mapping[str, Any]) -> Finished:
 
 
 def page(results: Sequence[Result]) -> Page:
-    """Return the tables and the picture of the runs of `arms`."""
+    """Return the tables of the runs of `arms`."""
     name = results[0].spec.arm[0]
     task = TASKS[name]
     scale = scaffold.manifest_of(results[0]).error_scale
@@ -114,7 +112,7 @@ def page(results: Sequence[Result]) -> Page:
     }  # fmt: skip
     accuracy = scaffold.section("Accuracy against epsilon", _DATA, "accuracy", rows, **words)
     sections = [accuracy, *better(task, arms)]
-    return scaffold.page(f"The frontier: {name}", sections, rows, results, partial(_draw, task, rows))
+    return scaffold.page(f"The frontier: {name}", sections, rows, results)
 
 
 def _seeds(task: Mapping[str, Any]) -> str:
@@ -167,20 +165,3 @@ def better(task: Mapping[str, Any], arms: Mapping[tuple[str, str], Sequence[Resu
         ("who protects what", "setting", *names),
         rows,
     )
-
-
-def _draw(task: Mapping[str, Any], rows: Sequence[Row], folder: Path) -> None:
-    with figure(folder, "frontier", size=(7, 4)) as ax:
-        formal = [arm for arm in (CLIENT, THREE, ONE, SITE, CENTRAL) if any(row["arm"] == arm for row in rows)]
-        for i, arm in enumerate(formal):
-            points = sorted((row["epsilon"], row["own_last"], row["own_last_sd"]) for row in rows if row["arm"] == arm)
-            x, mean, deviation = zip(*points, strict=True)
-            ax.errorbar(x, mean, deviation, capsize=3, label=arm, **series(i))
-        for i, row in enumerate(row for row in rows if row["arm"] == PLAIN):
-            style = {"color": "black", "linewidth": 0.8, "linestyle": ("--", ":")[i % 2]}
-            ax.axhline(row["own_last"], label=f"no noise, {row['label']}", **style)
-        ax.set_xscale("log", base=2)
-        ax.set(
-            xlabel="epsilon of a client, whole training, any two data sets", ylabel=f"{task['metric']}, made its own"
-        )
-        ax.legend()

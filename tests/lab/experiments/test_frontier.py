@@ -148,5 +148,4 @@ def test_the_table_tells_guarantees_and_none_where_there_is_none(hospitals: Path
     assert rows[OPEN, "epsilon 16"]["epsilon_text"] == rows[HEURISTIC, "nu 3"]["epsilon_text"] == "none"
     assert rows[HEURISTIC, "nu 3"]["paper_text"] == "3.67", "11/3, once"
     assert rows[PLAIN, "k = 5"]["epsilon_text"] == rows[PLAIN, "k = 5"]["paper_text"] == "none"
-    assert (tmp_path / "frontier.svg").exists()
     assert "between any two data sets of a client" in (tmp_path / "table.md").read_text()
