@@ -13,7 +13,7 @@ import umbel
 from tests.helpers.errors import raises
 from tests.helpers.learnt import learnt
 from umbel import models
-from umbel.protocol.errors import ConfigError, DatasetError, ModelError
+from umbel.protocol.errors import ConfigError, DatasetError
 
 pytestmark = pytest.mark.rest
 
@@ -25,15 +25,13 @@ def outputs(network: torch.nn.Module) -> np.ndarray[tuple[int, ...], np.dtype[np
         return np.asarray(network(ROWS))
 
 
-@pytest.mark.parametrize("form", ["state-dict", "safetensors"])
-def test_weights_are_those_of_the_run(kept: Path, tmp_path: Path, form: str) -> None:
+def test_weights_are_those_of_the_run(kept: Path, tmp_path: Path) -> None:
     run = umbel.load(kept)
-    files = umbel.export(run, tmp_path / "new", form)
+    files = umbel.export(run, tmp_path / "new")
     assert [file.stem for file in files] == ["hypothesis-0", "hypothesis-1"]
     for file, network in zip(files, run.hypotheses, strict=True):
         fresh = torch.nn.Linear(2, 1, bias=False)
-        read = safetensors.torch.load_file(file) if form == "safetensors" else torch.load(file, weights_only=True)
-        fresh.load_state_dict(read)
+        fresh.load_state_dict(safetensors.torch.load_file(file))
         np.testing.assert_array_equal(outputs(fresh), outputs(network))
 
 
@@ -42,21 +40,8 @@ def test_data_from_no_table_have_no_onnx_file(kept: Path, tmp_path: Path) -> Non
         umbel.export(umbel.load(kept), tmp_path, "onnx")
 
 
-def test_what_is_not_the_same_when_it_is_read_again_is_not_written(
-    kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def damaged(content: bytes) -> dict[str, torch.Tensor]:
-        return {name: value + 1 for name, value in whole(content).items()}
-
-    whole = safetensors.torch.load
-    monkeypatch.setattr("safetensors.torch.load", damaged)
-    with raises(ModelError, "model.reads-otherwise", "weight"):
-        umbel.export(umbel.load(kept), tmp_path / "new", "safetensors")
-    assert not list((tmp_path / "new").iterdir())
-
-
 def test_another_form_or_a_file_where_the_folder_should_be_is_named(kept: Path, tmp_path: Path) -> None:
-    with raises(ConfigError, "config.unknown-format", "'pickle'", "state-dict, safetensors, onnx"):
+    with raises(ConfigError, "config.unknown-format", "'pickle'", "safetensors, onnx"):
         umbel.export(umbel.load(kept), tmp_path, "pickle")
     (tmp_path / "taken").touch()
     with raises(ConfigError, "config.no-folder", "taken"):
@@ -83,7 +68,7 @@ def test_a_model_whose_clients_keep_a_part_of_it_is_no_network_for_others(tmp_pa
     for client in (None, 0):
         with raises(DatasetError, "data.local-parameters", "running_mean"):
             umbel.export(run, tmp_path, "onnx", client=client)
-    assert umbel.export(run, tmp_path, "state-dict")
+    assert umbel.export(run, tmp_path)
 
 
 class Normalised(torch.nn.Sequential):

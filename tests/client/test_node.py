@@ -41,9 +41,9 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         paths.append(Path(name))
         return find(name)
 
-    def spy_on_open(path: Path, part: bool) -> Any:
+    def spy_on_open(path: Path) -> Any:
         paths.append(path)
-        return read(path, part)
+        return read(path)
 
     monkeypatch.setattr(umbel.client.node, "find_dataset", spy_on_find)
     monkeypatch.setattr(umbel.client.node, "open_dataset", spy_on_open)

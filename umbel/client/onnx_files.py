@@ -47,7 +47,7 @@ def to_onnx(network: nn.Module, model: Model, dataset: Dataset | None, said: Map
         text = "ONNX needs the run's dataset, which describes a row; the dataset is not on this machine"
         raise ConfigError(text, code="config.no-dataset")
     if dataset.manifest.layout is None:
-        text = f"dataset {dataset.manifest.name} has no schema, whose columns an ONNX file takes; export state-dict"
+        text = f"dataset {dataset.manifest.name} has no schema, whose columns an ONNX file takes; export safetensors"
         raise DatasetError(f"{text}, and write the network by torch.onnx", code="data.no-schema")
     graph = _Graph(network, look(model, dataset.features.shape[1:]), dataset.manifest.layout)
     try:

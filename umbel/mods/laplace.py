@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from functools import cache
+from functools import lru_cache
 from logging import INFO, WARNING, getLogger
 from typing import Any
 
@@ -143,7 +143,7 @@ class LaplaceMod:
         _say(INFO, f"what training returns has {text}")
 
 
-@cache
+@lru_cache(maxsize=64)
 def _say(level: int, text: str) -> None:
     """Log a line, once in this process: Flower's simulation makes an app's Mods again for each message."""
     _log.log(level, "umbel.LaplaceMod: %s", text)

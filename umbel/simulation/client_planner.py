@@ -46,7 +46,7 @@ larger one learn nothing. Most of the larger one's noise is in directions that m
 _Rule = tuple[int, int, int, float, float]
 """Clients of a round, the least and the most rounds, the last clip norm relative to the first, and the largest sum of
 all clip norms, in norms of a first update."""
-_LINEAR: _Rule = (50, 20, 40, 0.2, 2.0)
+_LINEAR: _Rule = (50, 20, 40, 0.2, 2.0)  # one norm more for several hypotheses, which have to part
 _SMALL: _Rule = (100, 10, 20, 0.2, math.inf)
 _LARGE: _Rule = (400, 10, 120, 0.05, math.inf)  # from handwriting
 _HARMLESS, _FEWEST_ROUNDS = 0.1, 3  # noise of a run in lengths of its steps that sums of sites should stay below
@@ -262,6 +262,7 @@ def _entries(goal: Goal, planned: Schedule, setup: Setup, dataset: Dataset) -> d
     if "clip-norm-decay" not in kept:
         decay = float(f"{last ** (1 / (rounds - 1)):.3g}") if rounds > 1 else 1.0
     if "clip-norm" not in kept:
+        path += goal.hypotheses > 1
         share = min(1.0, path / sum(decay**number for number in range(rounds)))
         start = float(f"{share * first_update(run, setup.model, made_up(setup.model, dataset)):.3g}")
     return {

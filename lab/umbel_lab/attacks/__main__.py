@@ -42,9 +42,6 @@ def reconstruct_command(
     noise_multiplier: Annotated[
         list[float], typer.Option(help="nu. May be repeated.", show_default="the paper's nine")
     ] = list(reconstruct.NOISE_MULTIPLIERS),  # noqa: B006
-    per_layer: Annotated[
-        bool, typer.Option("--per-layer/--whole", help="Separate noise for each layer, as in the paper's attack.")
-    ] = True,
     count: Annotated[int, typer.Option("--images", min=1, help="Clients to attack, each with one image.")] = 8,
     restarts: Annotated[int, typer.Option(min=1, help="Starts of DLG; the best counts.")] = 2,
     releases: Annotated[int, typer.Option(min=1, help="Releases of each client; their mean is attacked.")] = 1,
@@ -53,9 +50,9 @@ def reconstruct_command(
 ) -> None:
     """Reconstruct an image from a release of one training step, behind the app's own gate."""
     multipliers = tuple(dict.fromkeys(noise_multiplier))
-    setting = reconstruct.Setting(dataset, model, multipliers, per_layer, count, restarts, seed, releases)
+    setting = reconstruct.Setting(dataset, model, multipliers, count, restarts, seed, releases)
     several = f"-{releases}-releases" if releases > 1 else ""
-    name = f"reconstruct-{Path(dataset).name}-{model}{'' if per_layer else '-whole'}{several}"
+    name = f"reconstruct-{Path(dataset).name}-{model}{several}"
     _leave(out, name, lambda: reconstruct.page(reconstruct.audit(setting)))
 
 
@@ -68,7 +65,6 @@ def identify_command(
     model: Annotated[
         str, typer.Option(help="biased-factors for the recommender with biases.", show_default="the dataset's")
     ] = "",
-    noise_per: Annotated[str, typer.Option(help="vector, or row: each item by itself.")] = "vector",
     victims: Annotated[int, typer.Option(min=1, help="Clients to attack.")] = 20,
     after: Annotated[int, typer.Option(min=0, help="Rounds of honest training first.")] = 30,
     interactions: Annotated[int, typer.Option(min=1, help="Maximum requests to each client.")] = 500,
@@ -78,9 +74,9 @@ def identify_command(
 ) -> None:
     """Steal clients' local parameters from their updates, behind the app's own gate and each defence."""
     options = {"victims": victims, "after": after, "interactions": interactions}
-    changes = {"model": model, "noise_per": noise_per, "seed": seed}
+    changes = {"model": model, "seed": seed}
     multipliers = tuple(dict.fromkeys(noise_multiplier))
-    name = f"identify-{Path(dataset).name}-{model or 'factors'}-{noise_per}"
+    name = f"identify-{Path(dataset).name}-{model or 'factors'}"
     _leave(out, name, lambda: identify.audit(dataset, multipliers, defences, options, **changes).page())
 
 

@@ -1,4 +1,4 @@
-"""What the gradients of a network's fully connected layers on one image reveal: its input, and its class.
+"""The gradients of a network's fully connected layers on one image reveal its input, and its class.
 
 The gradient of a fully connected layer on one sample is an outer product: delta (m,), the gradient of its output, times
 its input x with a 1 for the bias, (x, 1) (Phong et al., *Privacy-preserving deep learning via additively homomorphic

@@ -59,15 +59,14 @@ Images = NDArray[np.float64]
 class Setting:
     """The subject of an audit: a dataset, and a model that is trained under cross entropy.
 
-    The noise of a client has the same direction at all noise multipliers; `per_layer` means separate noise on each
-    layer, as in the paper, instead of on the whole vector. `images` is the number of attacked images, each of another
-    client; DLG has `restarts` starts, and the mean of `releases` releases of each client is attacked.
+    The noise of a client has the same direction at all noise multipliers, and is drawn for each layer by itself, as in
+    the paper. `images` is the number of attacked images, each of another client; DLG has `restarts` starts, and the
+    mean of `releases` releases of each client is attacked.
     """
 
     dataset: str
     model: str
     noise_multipliers: tuple[float, ...] = NOISE_MULTIPLIERS
-    per_layer: bool = True
     images: int = 8
     restarts: int = 2
     seed: int = 0
@@ -84,7 +83,7 @@ class Setting:
             noise_multiplier=noise_multiplier,
             clipping=Clipping.UPDATE,
             clip_norm=_FLOOR,
-            noise_per=NoisePer.LAYER if self.per_layer else NoisePer.VECTOR,
+            noise_per=NoisePer.LAYER,
         )
 
 
@@ -291,10 +290,9 @@ def page(audit: Audit) -> Page:
         **{name: f"{name}:{how}" for name, how in _FORMATS.items()},
     }
     table = Section.of("", "", {**columns, "PSNR": _decibels}, rows)
-    noise = "each layer by itself" if setting.per_layer else "the whole vector"
     title = (
         f"Reconstruction from one step on one image: {setting.dataset}, {setting.model}, {setting.images} images, "
-        f"noise on {noise}, seed {setting.seed}"
+        f"noise on each layer by itself, seed {setting.seed}"
         + (f", means of {setting.releases} releases" if setting.releases > 1 else "")
     )
     words = Section("", "\n\n".join([*notes(rows), *sorted(audit.obstacles)]))

@@ -170,7 +170,6 @@ def test_the_command_prints_what_it_wrote(tmp_path: Path, monkeypatch: pytest.Mo
         (["--dataset", "synthetic"], "[data.no-preferences]"),
         (["--model", "steal"], "'steal'"),
         (["--noise-multiplier", "-1"], "noise-multiplier"),
-        (["--noise-per", "item"], "noise-per"),
     ],
 )
 def test_bad_input_is_named_before_anything_is_attacked(tmp_path: Path, arguments: list[str], part: str) -> None:

@@ -148,7 +148,7 @@ def audit(target: Target, options: Options | None = None) -> Report:
         )  # fmt: skip
         fits = [laws.fit(*line.first, 1 - options.confidence) for line in subject.lines]
         figures = tuple(
-            # What an account says counts, unless the user claims something else.
+            # An account counts, unless the user claims something else.
             _figures(
                 subject, fits, rounds, account[0] if account and options.epsilon is None else claim.epsilon, options
             )

@@ -1,8 +1,8 @@
 """The end of an audit that runs the target: in its own process, and in the environment that the target ships for.
 
 It is run as a file and imports only NumPy and the target's own packages, since umbel may not be installed there. A
-request is a line of JSON, and so is its answer. What an object can do tells its kind, and each kind is asked for a
-release as its framework does.
+request is a line of JSON, and so is its answer. The kind of a target follows from what it can do, and each kind is
+asked for a release as its framework does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A site serves a table of charges as the recipe would write it, and alone reads what is wrong with it."""
+"""A site serves a table of charges by a schema, and alone reads what is wrong with it."""
 
 from __future__ import annotations
 
@@ -21,25 +21,45 @@ from umbel.protocol.tasks import Hosting
 from umbel.simulation.grid import InProcessGrid
 
 CSV = """\
-DRG Definition,Provider Id,Provider Name,Provider Zip Code,Average Total Payments
-690 - KIDNEY,20002,B,2115,"$4,500.00"
-194 - PNEUMONIA,20002,B,2115,7000
-039 - EXTRACRANIAL,20002,B,2115,9000
+DRG Definition,Provider Id,Average Total Payments
+690 - KIDNEY,20002,"$4,500.00"
+194 - PNEUMONIA,20002,7000
+039 - EXTRACRANIAL,20002,9000
 """
-PLACES = "US\t02115\tBoston\tMassachusetts\tMA\tSuffolk\t25\t\t\t42.5\t-75\t4\n"
+SCHEMA = """
+model = "linear inputs=1 outputs=1"
+loss = "mse"
+[client]
+name = "Provider Id"
+type = "integer"
+[target]
+name = "Average Total Payments"
+type = "number"
+minimum = 500
+maximum = 500_000
+scale = 10_000
+[[features]]
+name = "DRG Definition"
+type = "category"
+pattern = "^(\\\\d+) -"
+categories = ["194", "292", "392", "690"]
+other = "drop"
+encode = "index"
+scale = 4
+"""
 
 RUN = RunConfig(dataset="", device="cpu").entries()
-READER = "umbel.data.hospital_table:read"
+READER = "umbel.data.table:read"
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> dict[str, str]:
     """The node configuration of a hospital with one table."""
     (tmp_path / "charges.csv").write_text(CSV)
-    (tmp_path / "US.txt").write_text(PLACES)
+    (tmp_path / "schema.toml").write_text(SCHEMA)
     return {
         "data-path": str(tmp_path / "charges.csv"),
-        "reader": f"{READER} geonames={tmp_path / 'US.txt'}",
+        "reader": f"{READER} schema={tmp_path / 'schema.toml'}",
         "ledger-path": str(Ledger.create(tmp_path / "ledger.sqlite").path),
     }
 
@@ -52,13 +72,12 @@ def ask(site: dict[str, str], run_config: dict[str, Any]) -> Message:
     return reply
 
 
-def test_its_rows_are_those_of_the_recipe_in_the_same_units(site: dict[str, str]) -> None:
+def test_its_rows_are_numbers_as_its_schema_says(site: dict[str, str]) -> None:
+    """The place of the service in its list, by 4, and dollars by 10,000. DRG 39 is none of the four services."""
     dataset = Node.of(site, RUN).dataset
-    # By hand: service index / 4, (longitude + 100) / 50, (latitude - 40) / 50; dollars / 10,000. The ZIP code has
-    # lost its zero, and DRG 39 is none of the four services.
-    np.testing.assert_array_equal(dataset.features, np.array([[0, 0.5, 0.05], [0.75, 0.5, 0.05]], np.float32))
+    np.testing.assert_array_equal(dataset.features, np.array([[0], [0.75]], np.float32))
     np.testing.assert_array_equal(dataset.targets, np.array([0.7, 0.45], np.float32))
-    assert (dataset.manifest.model, dataset.manifest.loss) == ("mlp", "rmse")
+    assert (dataset.manifest.model, dataset.manifest.loss) == ("linear inputs=1 outputs=1", "mse")
 
 
 def test_one_hospital_is_one_client_that_trains(site: dict[str, str], run_config: dict[str, Any]) -> None:
@@ -70,9 +89,8 @@ def test_one_hospital_is_one_client_that_trains(site: dict[str, str], run_config
     ("old", "new", "reason"),
     [
         ("Total Payments", "Total Payments (cents)", "lacks the columns ['Average Total Payments']"),
+        ("20002", "B", "Provider Id in data row 1 is 'B', not a number"),
         ("7000", "7.0", "Total Payments in data row 2 is '7.0', not from 500 to 500,000; is it in another unit?"),
-        ("2115", "0", "Provider Zip Code in data row 1 is '0', not from 1 to 99,999"),
-        ("2115", "96939", "no provider has a ZIP code that GeoNames knows"),
     ],
 )  # fmt: skip
 def test_the_site_alone_reads_what_is_wrong_with_its_table(
@@ -86,7 +104,7 @@ def test_the_site_alone_reads_what_is_wrong_with_its_table(
 
 def providers(*numbers: int) -> str:
     """A table in which provider 20001 is paid 1001 dollars, and so on."""
-    rows = [f"194 - PNEUMONIA,{20000 + number},B,2115,{1000 + number}" for number in numbers]
+    rows = [f"194 - PNEUMONIA,{20000 + number},{1000 + number}" for number in numbers]
     return "\n".join([CSV.splitlines()[0], *rows])
 
 
@@ -107,26 +125,17 @@ def test_a_provider_keeps_its_number_whoever_comes(site: dict[str, str]) -> None
         paid(site)
 
 
-def test_providers_in_no_place_are_left_out_and_the_site_reads_which(
-    site: dict[str, str], caplog: pytest.LogCaptureFixture
-) -> None:
-    table = Path(site["data-path"])
-    table.write_text(f"{CSV}194 - PNEUMONIA,20017,B,99999,7000\n")
-    assert len(Node.of(site, RUN).training) == 1
-    assert "does not know their ZIP codes: [99999]" in caplog.text
-
-
 def test_clients_of_a_table_all_train_or_all_report(site: dict[str, str]) -> None:
     assert len(Node.of({**site, "role": "validation"}, RUN).validation) == 1
     with raises(SiteError, "site.role"):
         Node.of({**site, "role": "split"}, RUN)
 
 
-def test_places_must_be_at_the_site(site: dict[str, str], run_config: dict[str, Any], caplog: Any) -> None:
+def test_a_schema_must_be_at_the_site(site: dict[str, str], run_config: dict[str, Any], caplog: Any) -> None:
     assert ask({**site, "reader": READER}, run_config).error.reason == "refused"
-    assert "add geonames=/path/to/US.txt to reader in its node configuration" in caplog.text
-    with raises(DatasetError, "data.unreadable", "/nowhere/US.txt"):
-        Node.of({**site, "reader": f"{READER} geonames=/nowhere/US.txt"}, RUN)
+    assert "add schema=/path/to/schema.toml to the node's reader" in caplog.text
+    with raises(DatasetError, "data.no-file", "/nowhere/schema.toml"):
+        Node.of({**site, "reader": f"{READER} schema=/nowhere/schema.toml"}, RUN)
 
 
 def test_a_table_that_changes_is_read_again(site: dict[str, str]) -> None:
