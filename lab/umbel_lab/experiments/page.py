@@ -91,19 +91,13 @@ def _settings(file: Path) -> list[Any]:
     text = file.read_text(encoding="utf-8")
     if file.suffix == ".toml":
         return sorted(item for item in tomllib.loads(text).items() if item[0] not in _STATED)
-    values = [node for node in ast.parse(text).body if isinstance(node, ast.Assign | ast.AnnAssign) and node.value]
-    recipe = file.parent.name == "datasets"
-    return [
-        ast.unparse(node) for node in values if not _is_text(node.value) and (not recipe or _is_literal(node.value))
-    ]
+    nodes = [node for node in ast.parse(text).body if isinstance(node, ast.Assign | ast.AnnAssign) and node.value]
+    values = [node for node in nodes if not isinstance(getattr(node.value, "value", None), str)]
+    return [ast.unparse(node) for node in values if file.parent.name != "datasets" or _is_literal(node)]
 
 
-def _is_text(value: ast.expr | None) -> bool:
-    return isinstance(getattr(value, "value", None), str)
-
-
-def _is_literal(value: ast.expr | None) -> bool:
-    return not any(isinstance(node, ast.Name | ast.Call) for node in ast.walk(value or ast.Constant(None)))
+def _is_literal(node: ast.Assign | ast.AnnAssign) -> bool:
+    return not any(isinstance(part, ast.Attribute | ast.Call) for part in ast.walk(node))
 
 
 def stamp(name: str, folder: Path, command: str, seeds: Iterable[int], commit: str) -> None:
