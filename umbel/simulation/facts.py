@@ -162,6 +162,8 @@ def _targets(model: Model, dataset: Dataset, generator: np.random.Generator) -> 
         return generator.choice(np.array([-1, 1], np.int8), rows)
     if model.loss.name == "cross-entropy" or (dataset.targets.dtype.kind in "iu" and not shape):
         named = dataset.manifest.target.get("categories", [])
-        return generator.integers(len(named) or look(model, dataset.features.shape[1:]).outputs[-1], size=rows)
+        return generator.integers(
+            len(named) or look(model, dataset.features.shape[1:]).outputs[-1], size=(rows, *shape)
+        )
     level, spread = (_LEVEL, _SPREAD) if span.low is None else (span.centre, span.spread)
     return generator.normal(level, spread, (rows, *shape)).astype(np.float32)
