@@ -127,8 +127,7 @@ def estimated_scales(manifest: Manifest) -> list[str]:
 def made_up(model: Model, dataset: Dataset) -> Dataset:
     """Return a dataset of made-up clients, with as many features and targets as a dataset's."""
     generator = np.random.default_rng(0)
-    split = {"train": _CLIENTS, "validation": 0}
-    changes = {"clients": _CLIENTS, "split": split, "groups": [], "truth": []}
+    changes = {"clients": _CLIENTS, "split": {"train": _CLIENTS, "validation": 0}, "groups": [], "truth": []}
     features, targets = _features(dataset, generator), _targets(model, dataset, generator)
     manifest = dataset.manifest.model_copy(update=changes)
     return Dataset(manifest, features, targets, offsets_of([_ROWS] * _CLIENTS))
