@@ -16,5 +16,5 @@ class Hook(BuildHookInterface):  # type: ignore[type-arg]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Name the files; `version` is "editable" or "standard"."""
         if version == "standard":
-            names = ("LICENSE", "README.md", "configs", "pyproject.toml")
+            names = ("LICENSE", "README.md", "configs", "examples/flower_app", "pyproject.toml")
             build_data["force_include"] |= {name: f"umbel/_app/{name}" for name in names}

@@ -24,7 +24,6 @@ from rich.table import Table
 
 from umbel.protocol.cli import errors_in_one_line
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.flower import FLOWER_LOGGER
 from umbel.protocol.home import write_atomically
 from umbel_lab.experiments.page import commit_of
 
@@ -41,8 +40,8 @@ def benchmark(out: Path | None, *packages: str, threads: int = 1) -> Iterator[No
     leaves no process behind.
     """
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    level, threads_before = FLOWER_LOGGER.level, torch.get_num_threads()
-    FLOWER_LOGGER.setLevel(logging.ERROR)
+    level, threads_before = logging.getLogger("flwr").level, torch.get_num_threads()
+    logging.getLogger("flwr").setLevel(logging.ERROR)
     console.export_text(clear=True)
     try:
         with errors_in_one_line():
@@ -61,7 +60,7 @@ def benchmark(out: Path | None, *packages: str, threads: int = 1) -> Iterator[No
             _write(out)
     finally:
         signal.signal(signal.SIGTERM, before)
-        FLOWER_LOGGER.setLevel(level)
+        logging.getLogger("flwr").setLevel(level)
         torch.set_num_threads(threads_before)
 
 

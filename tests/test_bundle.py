@@ -68,7 +68,7 @@ rest = [path for path in sys.path if path not in ("", {str(ROOT)!r})]
 sys.path[:] = [{str(bundle)!r}, {str(library.parent)!r}, *rest]
 from umbel.data import find_dataset
 assert str(find_dataset("hospital-services")).startswith({str(bundle)!r})
-import umbel.server.app, umbel.client.app, umbel.data.hospital_table, datasets
+import umbel.server.app, umbel.client.app, umbel.data.table, datasets
 assert datasets.FAKE
 for name, module in sys.modules.items():
     if name.partition(".")[0] == "umbel" and getattr(module, "__file__", None):

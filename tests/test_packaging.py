@@ -29,7 +29,7 @@ def hinted() -> Iterator[tuple[Path, str]]:
 
 def test_each_hint_names_an_extra_that_exists() -> None:
     found = {*hinted()}
-    assert {"export", "models", "parquet"} <= {name for _, name in found}
+    assert {"export", "parquet"} <= {name for _, name in found}
     filled_in = {"{name}": set(TRACKERS), "{extra}": {"recipes"}}
     for file, name in found:
         assert filled_in.get(name, {name}) <= EXTRAS.keys(), f"{file} names umbel[{name}]"

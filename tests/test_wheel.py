@@ -59,6 +59,89 @@ def contents(wheel: Path) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
+ALONE = """
+import re, sys
+from importlib import metadata
+
+allowed, left = set(), ["flwr", "numpy", "umbel"]
+while left:
+    name = re.sub("[-_.]+", "-", left.pop()).lower()
+    try:
+        needs = metadata.requires(name) or []
+    except metadata.PackageNotFoundError:
+        continue
+    if name not in allowed:
+        allowed.add(name)
+        left += [re.split("[^A-Za-z0-9._-]", one)[0] for one in needs if name != "umbel" and "extra ==" not in one]
+modules = {
+    module for module, names in metadata.packages_distributions().items()
+    if {re.sub("[-_.]+", "-", one).lower() for one in names} & allowed
+}
+
+
+class Alone:
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        if top not in modules and top not in sys.stdlib_module_names and top != "flower_app":
+            raise ImportError(f"{name} is not beside Flower and NumPy")
+
+
+sys.meta_path.insert(0, Alone())
+for name in ("torch", "scipy", "pandas"):
+    try:
+        __import__(name)
+    except ImportError:
+        continue
+    raise SystemExit(f"{name} can be imported")
+
+from flwr.app import Context, Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+from flower_app.client_app import app as client
+from flower_app.server_app import app as server
+
+CONTEXTS = {i + 1: Context(1, i + 1, {"partition-id": i}, RecordDict(), {}) for i in range(20)}
+
+
+class Nodes(Grid):
+    run = property(lambda self: None)
+    set_run = create_message = push_messages = pull_messages = get_nodes = None
+
+    def get_node_ids(self):
+        return list(CONTEXTS)
+
+    def send_and_receive(self, messages, *, timeout=None):
+        return [self.reply(message) for message in messages]
+
+    def reply(self, message):
+        node = message.metadata.dst_node_id
+        message.metadata.__dict__.update(_message_id=str(node), _run_id=1)
+        return client(message, CONTEXTS[node])
+
+
+Nodes.__abstractmethods__ = frozenset()
+TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+server(Nodes(), Context(1, 0, {}, RecordDict(), {"num-server-rounds": 2, "fraction-train": 1.0}))
+lines = sum(
+    len(open(module.__file__).readlines())
+    for name, module in sys.modules.items() if name.partition(".")[0] == "umbel" and getattr(module, "__file__", None)
+)
+print("lines", lines)
+"""
+
+
+def test_the_numpy_example_needs_umbel_flower_and_numpy_alone(python: Path, tmp_path: Path) -> None:
+    """What is loaded after a round of it is a text that a hospital can review in a day."""
+    (tmp_path / "alone.py").write_text(ALONE)
+    environment_of = {**os.environ, "PYTHONPATH": str(ROOT / "examples" / "flower_app")}
+    done = subprocess.run(
+        [python, tmp_path / "alone.py"], cwd=tmp_path, env=environment_of, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "found [[" in done.stdout
+    assert int(done.stdout.split("lines ")[1]) <= 4_000
+
+
 def test_a_wheel_of_the_sdist_is_that_of_the_checkout(built: dict[str, Path]) -> None:
     there = contents(built["wheel"])
     assert contents(built["wheel of sdist"]) == there

@@ -80,17 +80,18 @@ def _path(node: ast.expr, known: dict[str, str]) -> str:
             return known.get(name, "")
         case ast.Attribute(value=owner, attr=name) if of := _path(owner, known):
             return f"{of}{'.' if ':' in of else ':'}{name}"
-        case ast.Call(args=[ast.Constant(value=str(module)), *_]) if _MODULE.fullmatch(module):
+        case ast.Call(args=[ast.Constant(value=str(module)), *_]) if _MODULE.fullmatch(module) and "." in module:
             return module  # by import_module, or from sys.modules
-        case ast.Call(func=function):
-            return _path(function, known)  # an object goes by the name of its class
+        case ast.Call(func=function) if of := _path(function, known):
+            return f"{of}()"
     return ""
 
 
 def _assigned(node: ast.AST, known: dict[str, str]) -> Iterator[str]:
     for target, _ in _bindings(node):
         for one in target.elts if isinstance(target, ast.Tuple) else [target]:
-            if isinstance(one, ast.Attribute) and (path := _path(one, known)):
+            path = _path(one, known) if isinstance(one, ast.Attribute) else ""
+            if path and ("()" not in path or "._" in path):  # an object's public attributes are for everybody
                 yield path
     match node:
         case ast.Call(func=ast.Name(id="_replace"), args=[module, *_], keywords=keywords):

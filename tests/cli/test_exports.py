@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 import pytest
 import safetensors.torch
 import torch
@@ -14,7 +13,7 @@ import umbel
 from tests.helpers.errors import raises
 from tests.helpers.learnt import learnt
 from umbel import models
-from umbel.protocol.errors import ConfigError, DatasetError, ModelError
+from umbel.protocol.errors import ConfigError, DatasetError
 
 pytestmark = pytest.mark.rest
 
@@ -26,72 +25,23 @@ def outputs(network: torch.nn.Module) -> np.ndarray[tuple[int, ...], np.dtype[np
         return np.asarray(network(ROWS))
 
 
-@pytest.mark.parametrize("form", ["state-dict", "safetensors"])
-def test_weights_are_those_of_the_run(kept: Path, tmp_path: Path, form: str) -> None:
+def test_weights_are_those_of_the_run(kept: Path, tmp_path: Path) -> None:
     run = umbel.load(kept)
-    files = umbel.export(run, tmp_path / "new", form)
+    files = umbel.export(run, tmp_path / "new")
     assert [file.stem for file in files] == ["hypothesis-0", "hypothesis-1"]
     for file, network in zip(files, run.hypotheses, strict=True):
         fresh = torch.nn.Linear(2, 1, bias=False)
-        read = safetensors.torch.load_file(file) if form == "safetensors" else torch.load(file, weights_only=True)
-        fresh.load_state_dict(read)
+        fresh.load_state_dict(safetensors.torch.load_file(file))
         np.testing.assert_array_equal(outputs(fresh), outputs(network))
 
 
-def test_a_network_is_the_same_without_pytorch(kept: Path, tmp_path: Path) -> None:
-    run = umbel.load(kept)
-    for file, network in zip(umbel.export(run, tmp_path, "onnx"), run.hypotheses, strict=True):
-        (found,) = onnxruntime.InferenceSession(file).run(None, {"rows": ROWS.numpy()})
-        np.testing.assert_allclose(found, outputs(network), rtol=1e-5)
-
-
-@pytest.mark.parametrize("tokens", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_onnx_takes_images_as_bytes_and_tokens_as_integers(umbel_home: Path, tmp_path: Path, tokens: bool) -> None:
-    """Images lie in a dataset as bytes, which a model sees divided by 255; tokens in any whole numbers."""
-    draw, owners = np.random.default_rng(1), np.arange(12) % 6
-    if tokens:
-        rows, model = draw.integers(0, 9, (12, 4)).astype(np.int16), "tests.cli.test_exports:Words"
-        umbel.from_arrays(rows, None, client=owners, tokens=9).write("small")
-        given = rows[:, :-1].astype(np.int64)
-        seen = torch.tensor(given)
-    else:
-        images, model = draw.integers(0, 256, (12, 3, 3), np.uint8), "linear inputs=9 outputs=2"
-        umbel.from_arrays(images, owners % 2, client=owners).write("small")
-        given, seen = images[:, None], torch.tensor(images[:, None].astype(np.float32) / 255)
-    config = {"dataset": "small", "model": model, "loss": "cross-entropy", "rounds": 1, "restarts": 1}
-    run = umbel.run(config, clients_per_round=2, hypotheses=1)
-    (file,) = umbel.export(run, tmp_path, "onnx")
-    (found,) = onnxruntime.InferenceSession(file).run(None, {"rows": given})
-    with torch.inference_mode():
-        np.testing.assert_allclose(found, run.hypotheses[0](seen), atol=1e-5)
-
-
-class Words(torch.nn.Module):
-    """Says the next of nine words from the last."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.enter, self.leave = torch.nn.Embedding(9, 3), torch.nn.Linear(3, 9)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.leave(self.enter(tokens))
-
-
-def test_what_is_not_the_same_when_it_is_read_again_is_not_written(
-    kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def damaged(content: bytes) -> dict[str, torch.Tensor]:
-        return {name: value + 1 for name, value in whole(content).items()}
-
-    whole = safetensors.torch.load
-    monkeypatch.setattr("safetensors.torch.load", damaged)
-    with raises(ModelError, "model.reads-otherwise", "weight"):
-        umbel.export(umbel.load(kept), tmp_path / "new", "safetensors")
-    assert not list((tmp_path / "new").iterdir())
+def test_data_from_no_table_have_no_onnx_file(kept: Path, tmp_path: Path) -> None:
+    with raises(DatasetError, "data.no-schema", "torch.onnx"):
+        umbel.export(umbel.load(kept), tmp_path, "onnx")
 
 
 def test_another_form_or_a_file_where_the_folder_should_be_is_named(kept: Path, tmp_path: Path) -> None:
-    with raises(ConfigError, "config.unknown-format", "'pickle'", "state-dict, safetensors, onnx"):
+    with raises(ConfigError, "config.unknown-format", "'pickle'", "safetensors, onnx"):
         umbel.export(umbel.load(kept), tmp_path, "pickle")
     (tmp_path / "taken").touch()
     with raises(ConfigError, "config.no-folder", "taken"):
@@ -118,7 +68,7 @@ def test_a_model_whose_clients_keep_a_part_of_it_is_no_network_for_others(tmp_pa
     for client in (None, 0):
         with raises(DatasetError, "data.local-parameters", "running_mean"):
             umbel.export(run, tmp_path, "onnx", client=client)
-    assert umbel.export(run, tmp_path, "state-dict")
+    assert umbel.export(run, tmp_path)
 
 
 class Normalised(torch.nn.Sequential):

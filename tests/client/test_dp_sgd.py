@@ -105,6 +105,16 @@ class Images(nn.Module):
         return found
 
 
+class Convolving(nn.Sequential):
+    """Convolutions and a head, with an activation in place."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 4, 3, stride=2, padding=1), nn.ReLU(inplace=True),
+            nn.Conv2d(4, 2, (3, 2), dilation=(1, 2)), nn.Flatten(), nn.Linear(8, 2),
+        )  # fmt: skip
+
+
 class Tied(nn.Module):
     """A weight that is used twice, which no formula of single layers covers."""
 
@@ -186,7 +196,7 @@ def model_of(network: type[nn.Module]) -> Model:
 
 
 MLP = models.load("mlp inputs=5 hidden=4,3 outputs=2")
-SHAPES: dict[str, tuple[int, ...]] = {"Sequence": (6,), "Images": (64,)}
+SHAPES: dict[str, tuple[int, ...]] = {"Sequence": (6,), "Images": (64,), "Convolving": (64,)}
 
 
 def cohort_of(model: Model, *lengths: int, scale: float = 3.0) -> Cohort:
@@ -216,7 +226,7 @@ def by_hand(model: Model, cohort: Cohort, clip_norm: float = C) -> dict[str, Ten
 # --- the sums
 
 
-@pytest.mark.parametrize("network", [Sequence, Images, Tied, Adapted, None])
+@pytest.mark.parametrize("network", [Sequence, Images, Convolving, Tied, Adapted, None])
 @pytest.mark.parametrize("clip_norm", [0.05, 100.0])
 def test_the_sum_is_that_of_each_rows_gradient_clipped_by_itself(
     network: type[nn.Module] | None, clip_norm: float
@@ -232,20 +242,19 @@ def test_the_sum_is_that_of_each_rows_gradient_clipped_by_itself(
 
 @pytest.mark.parametrize(
     ("network", "kind"),
-    [(Sequence, Layered), (Images, Layered), (Adapted, Layered), (Dropping, Layered), (Tied, RowByRow)],
+    [
+        (Convolving, Layered),
+        (Adapted, Layered),
+        (Dropping, Layered),
+        (Tied, RowByRow),
+        (Sequence, RowByRow),
+        (Images, RowByRow),
+    ],
 )
-def test_usual_layers_need_no_gradient_of_a_row(network: type[nn.Module], kind: type) -> None:
+def test_dense_layers_and_convolutions_need_no_gradient_of_a_row(network: type[nn.Module], kind: type) -> None:
     model = model_of(network)
     found = gradients_of(model, model.frozen_values, frozenset(model.shapes), SHAPES.get(model.name, (5,)))
     assert type(found) is kind
-
-
-def test_outputs_are_copied_only_where_a_network_changes_them_in_place() -> None:
-    for network, copies in ((Sequence, True), (Images, False)):
-        model = model_of(network)
-        found = gradients_of(model, model.frozen_values, frozenset(model.shapes), SHAPES[model.name])
-        assert isinstance(found, Layered)
-        assert found.copies is copies
 
 
 def test_a_dense_network_computes_all_clients_at_once() -> None:
@@ -369,7 +378,7 @@ def test_a_row_that_decides_how_sums_are_rounded_moves_them_by_at_most_the_clip_
     (name,), tokens = model.shapes, network is one_token
     shape = (TIMES,) if tokens else (1,)
     clipped = engine(model, CPU)._row_gradients(frozenset(model.shapes), shape)
-    assert type(clipped) is (Chained if engine is BatchedLearner else Layered)
+    assert type(clipped) is (Chained if engine is BatchedLearner else RowByRow if tokens else Layered)
     sums = []
     for gradients in ([*large, rest, whole, *tiny], [*large, rest, *tiny]):
         rows = torch.tensor(gradients)[:, None].repeat(1, shape[0])

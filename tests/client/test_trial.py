@@ -31,6 +31,7 @@ from umbel.data import Dataset, offsets_of
 from umbel.models import LOSSES, METRICS, Model
 from umbel.models.losses import Loss, Score
 from umbel.protocol.errors import ModelError
+from umbel.protocol.run_config import RunConfig
 
 Network = Callable[[], nn.Module]
 
@@ -497,3 +498,12 @@ def test_each_engine_of_a_site_is_tried_with_all_that_training_loads(monkeypatch
     assert tried == {
         (engine, *how) for engine in (LoopLearner, InvariantLearner) for how in ((True, True), (False, False))
     }
+
+
+def test_the_first_update_is_that_of_the_clients_by_hand() -> None:
+    """A full-batch step s of squared error on rows (1, 0) -> 1 moves w by 2 s (1 - w) along the first axis."""
+    model = models.load("linear", "mse")
+    rows = data(np.tile([[1.0, 0.0]], (3, 1)), np.ones(3, np.float32))
+    run = RunConfig(step_size=0.25, batch_size=0, local_epochs=1)
+    start = model.initial(0)["weight"][0, 0]
+    assert trial.first_update(run, model, rows) == pytest.approx(0.5 * abs(1 - start))

@@ -37,7 +37,6 @@ def test_a_name_is_found_in_the_home_before_the_bundle(umbel_home: Path) -> None
         ("femnist", "femnist"),
         ("qmnist-2", "qmnist"),
         ("qmnist-features", "qmnist_features"),
-        ("femnist-features", "femnist_features"),
         ("movielens", "movielens"),
     ],
 )

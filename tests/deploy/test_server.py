@@ -41,7 +41,6 @@ from umbel.cli.main import app as umbel
 from umbel.deploy import certs, guard
 from umbel.deploy.database import Database
 from umbel.deploy.programs import THROUGH
-from umbel.protocol.flower import FLOWER_LOGGER
 
 SECRET = "0123456789abcdef" * 4
 STATE = SimpleNamespace(get_valid_message_ins=lambda _: {"dst_node_id": 7, "group_id": "3"})
@@ -74,7 +73,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     monkeypatch.setattr(sys, "argv", ["pytest"])
     monkeypatch.setattr(command, "event", lambda *_: None)
     monkeypatch.setenv("FLWR_DISABLE_UPDATE_CHECK", "1")
-    for logger in (FLOWER_LOGGER, logging.getLogger("uvicorn.access")):
+    for logger in (logging.getLogger("flwr"), logging.getLogger("uvicorn.access")):
         monkeypatch.setattr(logger, "filters", [])
     yield asked
     ROUTES[:] = BEFORE
@@ -218,9 +217,9 @@ FORGED = "x\n\x1b[92mINFO \x1b[0m:      [Fleet.ActivateNode] Activated node_id=7
 @pytest.mark.parametrize(
     ("logger", "message", "values"),
     [
-        (FLOWER_LOGGER, "[Fleet.GetFab] Requesting FAB for fab_hash=%s", (FORGED,)),
-        (FLOWER_LOGGER, f"[/v1/fleet/get-fab][ApiError:2009] SuperNode 7, run_id=5, fab_hash={FORGED}", ()),
-        (FLOWER_LOGGER, "Failed to store object %s: %s", ("ab", ValueError(FORGED))),
+        (logging.getLogger("flwr"), "[Fleet.GetFab] Requesting FAB for fab_hash=%s", (FORGED,)),
+        (logging.getLogger("flwr"), f"[/v1/fleet/get-fab][ApiError:2009] SuperNode 7, run_id=5, fab_hash={FORGED}", ()),
+        (logging.getLogger("flwr"), "Failed to store object %s: %s", ("ab", ValueError(FORGED))),
         (
             logging.getLogger("uvicorn.access"),
             '%s - "%s %s HTTP/%s" %d',

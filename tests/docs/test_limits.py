@@ -24,9 +24,9 @@ from umbel.protocol import home, messages
 from umbel.protocol.release import Clipping, Kind, Release
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import LEAST_ROW_RATE, ROW_CLIP_NORMS
-from umbel.simulation import planner
 from umbel.simulation.baselines import LOCAL_EPOCHS
-from umbel.simulation.proxy import ROWS
+from umbel.simulation.client_planner import DROWNED
+from umbel.simulation.client_planner import SMALL as FEW_PARAMETERS
 from umbel.simulation.worth import MOST_CLIENTS
 from umbel.simulation.worth.pooled import _FEWEST, _STARTS
 from umbel.simulation.worth.ways import SMALL, SMALLER
@@ -77,9 +77,9 @@ SAID: list[tuple[str, str]] = [
     ("how/guarantee.md", f"C outside {power(ROW_CLIP_NORMS[0])} to {power(ROW_CLIP_NORMS[1])}"),
     ("how/guarantee.md", f"or q below {power(LEAST_ROW_RATE)}, are refused"),
     ("how/guarantee.md", f"until the noise spans at least {NOISE_STEPS} steps"),
-    ("how/guarantee.md", f"The plan tries schedules on made-up clients of {ROWS} rows."),
-    ("how/guarantee.md", {0.25: "less than a quarter of the gain"}.get(planner._LEARNT, "?")),
-    ("how/guarantee.md", f"if the noise is over {planner._DROWNED:g} times as long as all steps"),
+    ("how/guarantee.md", f"noise of the whole run is {DROWNED[0]:g} times as long".replace(" 0.", " .")),
+    ("how/guarantee.md", f"{DROWNED[1]:g} times with more than {FEW_PARAMETERS:,} parameters"),
+    ("guides/epsilon.md", f"From {DROWNED[0]:g} on".replace(" 0.", " .")),
     ("guides/gate.md", f"Each client has then spent an epsilon of {quickstart(2.0):.3f} at a delta of 1e-5"),
     ("guides/gate.md", f"With twice the noise, epsilon is {quickstart(4.0):.2f}"),
     ("guides/strategies.md", f"`calibrate` needs a factor of e^{SQUARED['calibrate']:g}".replace("^0.", "^.")),

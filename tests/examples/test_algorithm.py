@@ -17,16 +17,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
+import umbel
 import umbel.client.app
 from tests.helpers.runs import run_app
 from tests.helpers.sources import ROOT, packages_imported
 from tests.test_saved_runs import COMMON, RUNS, make_data
 from umbel.models.networks import LeNet
+from umbel.mods import laplace
 from umbel.privacy.gate.randomness import noise, streams
 from umbel.protocol.arrays import flatten
 from umbel.protocol.project import ENGINE
@@ -202,3 +206,55 @@ def test_it_is_short_and_finds_both_models_without_umbel_or_flower(
     rmse = [float(line.split("RMSE ")[1].split()[0]) for line in (one, ifca, private)]
     assert rmse[0] > 2 > 0.7 > rmse[2]
     assert rmse[1] < 0.7
+
+
+@pytest.mark.usefixtures("blank_figures")
+@pytest.mark.parametrize("name", ["synthetic", "short updates"])
+def test_an_ordinary_flower_app_with_umbels_parts_is_a_run_of_the_algorithm_too(
+    name: str, run_config: dict[str, Any], umbel_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A strategy and two Mods, whose nodes are one client each: all take part, since plain nodes have no order."""
+    make_data(umbel_home)
+    F, own = CASES[name]
+    config = run_config | COMMON | own | {"restarts": 1}
+    setup = Setup.parse(config)
+    run, (Z, _) = setup.config, clients_of(setup)
+    draws, start = umbel_draws(run.seed), draw_hypotheses(setup.model, run.hypotheses, run.seed, 0)
+    shapes = {array: value.shape[1:] for array, value in start.items()}
+
+    def vector(arrays: ArrayRecord) -> NDArray[np.float64]:
+        return flatten({array: arrays[array].numpy()[None] for array in shapes})[0]
+
+    def loss(arrays: ArrayRecord, context: Context) -> float:
+        theta = torch.from_numpy(vector(arrays)).float()
+        return float(F(theta, *Z[int(context.node_config["partition-id"])]))
+
+    mods = [umbel.ChooseHypothesis(loss), umbel.LaplaceMod(run.noise_multiplier, seed=run.seed)]
+    monkeypatch.setattr(laplace, "_FLOOR", run.clip_norm_floor)
+    app = ClientApp(mods=mods)
+
+    @app.train()
+    def train(msg: Message, context: Context) -> Message:
+        c, t = int(context.node_config["partition-id"]), int(msg.content["config"]["server-round"])
+        trained = algorithm.local_update(
+            vector(msg.content["arrays"]), run.step_size, run.local_epochs, run.batch_size, Z[c], F,
+            draws("shuffle", t - 1, c),
+        )  # fmt: skip
+        parts = np.split(trained.astype(np.float32), np.cumsum([math.prod(s) for s in shapes.values()])[:-1])
+        arrays = {array: Array(part.reshape(s)) for (array, s), part in zip(shapes.items(), parts, strict=True)}
+        return Message(RecordDict({"arrays": ArrayRecord(arrays)}), reply_to=msg)
+
+    nodes = [{"partition-id": c} for c in range(len(Z))]
+    result = umbel.GroupPrivacy().start(
+        InProcessGrid(app, {}, node_configs=nodes),
+        ArrayRecord({array: Array(value) for array, value in start.items()}),
+        num_rounds=run.rounds,
+    )
+    on_umbels_grid(monkeypatch)
+    *_, (theta, _, S) = algorithm.algorithm_1(
+        flatten(start), Z, F, draws, T=run.rounds, U=len(Z), E=run.local_epochs, s=run.step_size, B_s=run.batch_size,
+        nu=run.noise_multiplier, r_min=run.clip_norm_floor,
+    )  # fmt: skip
+    found = flatten({array: result.arrays[array].numpy() for array in shapes})
+    np.testing.assert_allclose(found, theta, rtol=TOLERANCE, atol=1e-6)
+    assert result.train_metrics_clientapp[run.rounds]["groups"] == [len(S_j) for S_j in S]

@@ -48,7 +48,10 @@ def _used(block: ast.AST) -> Iterator[str]:
         match node:
             case ast.Assign(targets=[ast.Name(id=local)], value=value):
                 called[local] = name(value)
-            case ast.NamedExpr(target=ast.Name(id=local), value=value):
+            case (
+                ast.NamedExpr(target=ast.Name(id=local), value=value)
+                | ast.AnnAssign(target=ast.Name(id=local), value=ast.expr() as value)
+            ):
                 called[local] = name(value)
     for node in ast.walk(block):
         names = []

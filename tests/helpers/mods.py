@@ -58,7 +58,7 @@ def message(content: RecordDict) -> Message:
 
 def answer(grid: InProcessGrid, content: RecordDict, kind: str = "train") -> Message:
     """Return a node's reply to a message, as it arrives at the server."""
-    (reply,) = grid.send_and_receive([Message(content, next(iter(grid.node_configs)), kind)])
+    (reply,) = grid.send_and_receive([Message(content, next(iter(grid.get_node_ids())), kind)])
     return message_from_proto(ProtoMessage.FromString(wire(reply)))
 
 

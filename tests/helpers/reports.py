@@ -18,7 +18,7 @@ from umbel.privacy.accounting.guarantee import site_release
 from umbel.protocol.release import Clipping, Kind, Release, RowPrivacy
 from umbel.server.history import Round, State
 from umbel.server.observer import Section
-from umbel.server.report import Fits, View, render
+from umbel.server.report import View, render
 from umbel.server.summary import Summary
 from umbel.server.worth import Arm, LeftOut, Level, Way, Worth
 
@@ -138,7 +138,6 @@ def view(
     participations: Any = PARTICIPATIONS,
     config: dict[str, Any] = CONFIG,
     name: str = "a-run",
-    fits: Fits | None = None,
     worth: Worth | None = None,
     rows: RowPrivacy | None = None,
     planned: int = 0,
@@ -160,7 +159,7 @@ def view(
         run or state(),
         np.asarray(participations),
     )
-    return View(name, *told, config | {"noise-multiplier": noise}, fits, worth)
+    return View(name, *told, config | {"noise-multiplier": noise}, worth)
 
 
 @cache

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -139,13 +141,40 @@ class Restless(nn.Module):
         return outputs
 
 
+def _small_bert(layers: int = 1) -> Any:
+    from transformers import BertConfig
+
+    return BertConfig(
+        vocab_size=11, hidden_size=16, num_hidden_layers=layers, num_attention_heads=2, intermediate_size=16,
+        num_labels=3,
+    )  # fmt: skip
+
+
+def bert() -> nn.Module:
+    """Return a small BERT with a head for three classes."""
+    from transformers import BertForSequenceClassification
+
+    return BertForSequenceClassification(_small_bert())
+
+
+def headless() -> nn.Module:
+    """Return a small BERT without a head, whose outputs are a record."""
+    from transformers import BertModel
+
+    return BertModel(_small_bert())
+
+
+def gpt2() -> nn.Module:
+    """Return a small GPT-2, without the cache that generating text takes."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return GPT2LMHeadModel(GPT2Config(vocab_size=11, n_embd=8, n_layer=1, n_head=2, n_positions=8, use_cache=False))
+
+
 def adapted() -> nn.Module:
     """Return a small BERT of which adapters of rank 2 and the head alone are trained."""
     from peft import LoraConfig, get_peft_model
-    from transformers import BertConfig, BertForSequenceClassification
+    from transformers import BertForSequenceClassification
 
-    config = BertConfig(
-        vocab_size=11, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16, num_labels=3
-    )
-    network: nn.Module = get_peft_model(BertForSequenceClassification(config), LoraConfig("SEQ_CLS", r=2))
+    network: nn.Module = get_peft_model(BertForSequenceClassification(_small_bert(2)), LoraConfig("SEQ_CLS", r=2))
     return network

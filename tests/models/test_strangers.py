@@ -58,21 +58,21 @@ def save(folder: Path, kind: str) -> Path:
     return folder / "data"
 
 
-SMALL_BERT = "vocab_size=11 hidden_size=16 num_hidden_layers=1 num_attention_heads=2 intermediate_size=16 num_labels=3"
+VIT = "timm.models.vision_transformer:vit_tiny_patch16_224"
 OURS = "tests.helpers.strangers"
 STRANGERS: list[tuple[str, str, str, dict[str, Any]]] = [
     # Its last blocks are most of its 11 million parameters, and of the time.
-    ("torchvision:resnet18 num_classes=3", "images", "loop", {"frozen": "layer[34].*"}),
-    ("timm:vit_tiny_patch16_224 img_size=32 embed_dim=24 depth=2 num_heads=3 num_classes=3", "pictures", "loop", {}),
+    ("torchvision.models:resnet18 num_classes=3", "images", "loop", {"frozen": "layer[34].*"}),
+    (f"{VIT} img_size=32 embed_dim=24 depth=2 num_heads=3 num_classes=3", "pictures", "loop", {}),
     (
         "timm.models.mlp_mixer:MlpMixer img_size=32 patch_size=8 embed_dim=16 num_blocks=2 num_classes=3",
         "pictures",
         "loop",
         {},
     ),
-    (f"transformers:BertForSequenceClassification {SMALL_BERT}", "texts", "loop", {}),
+    (f"{OURS}:bert", "texts", "loop", {}),
     (f"{OURS}:adapted", "texts", "loop", {}),
-    ("transformers:GPT2LMHeadModel vocab_size=11 n_embd=8 n_layer=1 n_head=2 n_positions=8", "next", "loop", {}),
+    (f"{OURS}:gpt2", "next", "loop", {}),
     (f"{OURS}:TiedWriter", "next", "batched", {}),
     (f"{OURS}:Recurrent kind=GRU layers=2 dropout=0.2", "sequences", "loop", {}),
     (f"{OURS}:Attending", "sequences", "loop", {}),
@@ -122,9 +122,9 @@ REFUSED = [
     (f"{OURS}:spectral", "vectors", ("model.lost-buffers", "'0.weight_u'", "local =")),
     (f"{OURS}:Recurrent kind=LSTM", "vectors", ("model.misfit", "(6,)")),
     (f"{OURS}:Words words=10", "texts", ("model.misfit", "0 to 10")),
-    (f"transformers:BertModel {SMALL_BERT}", "texts", ("model.misfit", "BaseModelOutputWithPooling")),
-    ("torchvision:resnet18 num_classes=2", "images", ("model.misfit", "0 to 1")),
-    ("timm:vit_tiny_patch16_224 depth=1 num_classes=3", "images", ("model.misfit", "(3, 16, 16)")),
+    (f"{OURS}:headless", "texts", ("model.misfit", "BaseModelOutputWithPooling")),
+    ("torchvision.models:resnet18 num_classes=2", "images", ("model.misfit", "0 to 1")),
+    (f"{VIT} depth=1 num_classes=3", "images", ("model.misfit", "(3, 16, 16)")),
 ]
 
 

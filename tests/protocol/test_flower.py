@@ -20,7 +20,7 @@ from flwr.cli.build import build_fab_from_disk
 from tests.helpers.grids import PaperGrid
 from tests.helpers.sources import ROOT
 from umbel.protocol import project
-from umbel.protocol.flower import delivered, filled, identify, in_memory, with_content, without_proxy
+from umbel.protocol.flower import delivered, encoded, filled, identify, in_memory, with_content, without_proxy
 
 DOORS = [ROOT / "umbel" / place / "flower.py" for place in ("deploy", "protocol")]
 IMPORTED = [
@@ -32,7 +32,6 @@ IMPORTED = [
 ]
 
 LOOK = {
-    "in_memory": "whether the grid of Flower's simulation still has this class, of which the app gets one",
     "build_bundle": "whether Flower still takes only files whose names it is given, and returns the bundle first",
     "run_superexec": (
         "whether a task of any kind still goes to the executor that `get_executor` returns, and nothing is looked "
@@ -86,7 +85,6 @@ PINNED = {
     "flwr.superlink.cli.flower_superlink:FLWR_INTERNAL_GRPC_CONTROL_API": "ab8e559ab0cf",
     "flwr.superlink.cli.flower_superlink:FLWR_INTERNAL_GRPC_FLEET_API": "f4a9673a8944",
     "flwr.superlink.cli.flower_superlink:_run_superlink_http_api": "eb0d78b85f99",
-    "flwr.superlink.grid.inmemory_grid:InMemoryGrid": "ed7b7b9af493",
     "flwr.superlink.routers.fleet.router:fleet_handlers.push_messages": "70c2fe927c66",
     "flwr.superlink.routers.fleet.router:fleet_handlers.push_object": "df7e96f1188e",
     "flwr.superlink.routers.fleet.router:fleet_push_messages": "925bc195db09",
@@ -145,7 +143,10 @@ def test_records_made_without_checks_are_those_of_flower() -> None:
     assert filled(ConfigRecord(), entries).object_id == ConfigRecord(entries).object_id
     values = np.arange(6, dtype=np.float32).reshape(2, 3)
     array = Array(values)
-    content, other = (filled(RecordDict(), {"x": filled(ArrayRecord(), {name: array})}) for name in "yz")
+    made = encoded(array.dtype, array.shape, array.data)
+    assert made == array
+    assert made.object_id == array.object_id
+    content, other = (filled(RecordDict(), {"x": filled(ArrayRecord(), {name: made})}) for name in "yz")
     assert content.object_id == RecordDict({"x": ArrayRecord({"y": array})}).object_id
     message = Message(content, 7, "train")
     changed = with_content(message, other)
@@ -158,10 +159,9 @@ def test_records_made_without_checks_are_those_of_flower() -> None:
     assert message.content == content
 
 
-def test_records_are_filled_also_where_flower_keeps_them_in_another_way(caplog: pytest.LogCaptureFixture) -> None:
-    record = Other({"a": 1})
-    assert filled(record, {"b": 2}) == {"a": 1, "b": 2}  # type: ignore[type-var]
-    assert "more slowly" in caplog.text
+def test_records_are_filled_also_where_flower_keeps_them_in_another_way() -> None:
+    with pytest.warns(UserWarning, match="more slowly"):
+        assert filled(Other({"a": 1}), {"b": 2}) == {"a": 1, "b": 2}  # type: ignore[type-var]
 
 
 class Other(dict[str, int]):

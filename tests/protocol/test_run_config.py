@@ -60,7 +60,7 @@ def test_a_help_names_all_that_comes_along(settings: type[Settings], key: str, k
 
 
 def test_a_command_names_all_mechanisms() -> None:
-    [option] = get_type_hints(audit_command, include_extras=True)["mechanism"].__metadata__
+    [option] = get_type_hints(audit_command, include_extras=True)["setting"].__metadata__
     assert MECHANISMS.keys() <= {*re.findall(r"[\w-]+", option.help)}
 
 

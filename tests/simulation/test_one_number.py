@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import umbel
-from tests.simulation.test_planner import by_rule as by_rule  # a fixture
 from tests.simulation.test_planner import save
 from umbel.cli.commands.demo import CONFIG, ONE, RUNS, SEVERAL
 from umbel.server.setup import Setup
@@ -49,9 +48,9 @@ def stated(values: dict[str, Any], words: list[str], caplog: pytest.LogCaptureFi
     ],
 )
 def test_a_planned_run_states_one_epsilon(
-    wanted: Wanted, given: dict[str, Any], umbel_home: Path, by_rule: None, caplog: pytest.LogCaptureFixture
+    wanted: Wanted, given: dict[str, Any], umbel_home: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    save(umbel_home, train=100)
+    save(umbel_home, train=150)
     planned = values_of("mine", given, wanted)
     found = stated(planned.values, planned.words, caplog)
     assert len(found) == 1, found

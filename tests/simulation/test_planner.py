@@ -25,10 +25,12 @@ from umbel.privacy.accounting.guarantee import guarantee
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.run_config import RunConfig
 from umbel.server.setup import Setup
-from umbel.simulation import planner
+from umbel.simulation import client_planner
+from umbel.simulation.client_planner import Goal, schedule
+from umbel.simulation.facts import Span, feature_spans, made_up, target_span
 from umbel.simulation.in_process import play
-from umbel.simulation.proxy import ROWS as ROWS_OF_PROXY
-from umbel.simulation.proxy import Proxy, Rounds, Span, feature_spans, target_span
+from umbel.simulation.local_training import step_size
+from umbel.simulation.planner import PlannedRun
 from umbel.simulation.start import read_values, values_of
 from umbel.simulation.wanted import Wanted
 
@@ -40,9 +42,9 @@ HIDDEN: dict[str, Any] = {
 
 
 @pytest.fixture
-def by_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have rounds planned by rule, which takes no trial on made-up clients; what a plan costs does not depend on it."""
-    monkeypatch.setattr(planner, "_WORK", 0.0)
+def undrowned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refuse no plan for its noise."""
+    monkeypatch.setattr(client_planner, "DROWNED", (math.inf, math.inf))
 
 
 def save(
@@ -124,8 +126,7 @@ def test_no_plan_costs_more_than_was_wanted(
         delta = 1e-6
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("UMBEL_HOME", str(home))
-        patch.setattr(planner, "_WORK", 0.0)  # rounds by rule: the price does not depend on them
-        patch.setattr(planner, "_DROWNED", math.inf)
+        patch.setattr(client_planner, "DROWNED", (math.inf, math.inf))
         if not home.exists():
             save(home)
         given = {"hypotheses": hypotheses, "strategy": strategy} | ({"mechanism": mechanism} if mechanism else {})
@@ -134,19 +135,16 @@ def test_no_plan_costs_more_than_was_wanted(
         assert spent(planned.values, delta)[1] <= epsilon * (1 + 1e-9)
 
 
-def test_where_the_choices_take_a_pure_epsilon_there_is_one_at_delta(umbel_home: Path, by_rule: None) -> None:
+def test_where_the_choices_take_a_pure_epsilon_there_is_one_at_delta(umbel_home: Path, undrowned: None) -> None:
     """Forty choices of epsilon .22 cost 8.8 in all, and 6.1 at delta 1e-5."""
     save(umbel_home)
     given = {"hypotheses": 2, "choice-epsilon": 0.22, "max-participations": 40, "rounds": 40, "clip-norm": 0.5}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planner, "_DROWNED", math.inf)
-        planned = values_of("mine", given, Wanted(8.0, 1e-5))
+    planned = values_of("mine", given, Wanted(8.0, 1e-5))
     assert spent(planned.values, 1e-5)[1] <= 8
     with raises(ConfigError, "config.unreachable-epsilon"):
         values_of("mine", given, Wanted(8.0, 0.0))
 
 
-@pytest.mark.slow
 def test_rows_play_no_part_in_a_plan(umbel_home: Path) -> None:
     save(umbel_home, "mine", seed=0)
     first = values_of("mine", wanted=Wanted(epsilon=4))
@@ -154,7 +152,7 @@ def test_rows_play_no_part_in_a_plan(umbel_home: Path) -> None:
     assert values_of("mine", wanted=Wanted(epsilon=4)) == first
 
 
-def test_what_the_user_gives_wins(umbel_home: Path, by_rule: None) -> None:
+def test_what_the_user_gives_wins(umbel_home: Path) -> None:
     save(umbel_home)
     given = {"rounds": 7, "clip-norm": 0.5, "step-size": 0.01, "model": "linear inputs=2 outputs=1"}
     values = values_of("mine", given, Wanted(epsilon=4)).values
@@ -174,9 +172,7 @@ def test_what_the_user_gives_wins(umbel_home: Path, by_rule: None) -> None:
         (HIDDEN, "--row-epsilon"),
     ],
 )
-def test_what_breaks_the_guarantee_is_refused(
-    umbel_home: Path, by_rule: None, given: dict[str, Any], part: str
-) -> None:
+def test_what_breaks_the_guarantee_is_refused(umbel_home: Path, given: dict[str, Any], part: str) -> None:
     save(umbel_home)
     with raises(ConfigError, "config.breaks-epsilon", part):
         values_of("mine", given, Wanted(epsilon=4, delta=0.0))
@@ -197,12 +193,12 @@ def test_impossible_figures_are_refused_also_beside_the_users_own_noise(
         values_of("mine", {"noise-multiplier": 100.0}, Wanted(**wanted))
 
 
-@pytest.mark.rest
 def test_where_nothing_would_be_learnt_the_proposals_lead_to_a_plan(umbel_home: Path) -> None:
+    """Three parameters at nu = 2: noise of 2 sqrt(4 / 3) clip norms a client, and of .67 steps in the whole run."""
     save(umbel_home, train=12)
-    with raises(ConfigError, "config.in-vain", "12 clients", "site-average", "--epsilon 6", "about 42 clients"):
+    with raises(ConfigError, "config.in-vain", "12 clients", "0.67", "site-average", "--epsilon 6", "about 22 clients"):
         values_of("mine", wanted=Wanted(epsilon=3))
-    save(umbel_home, "more", train=42)
+    save(umbel_home, "more", train=22)
     proposed = (
         values_of("mine", {"strategy": "site-average"}, Wanted(epsilon=3)),
         values_of("mine", wanted=Wanted(epsilon=6)),
@@ -213,7 +209,6 @@ def test_where_nothing_would_be_learnt_the_proposals_lead_to_a_plan(umbel_home: 
     assert "site-average" not in caught.value.text
 
 
-@pytest.mark.rest
 def test_an_epsilon_that_says_nothing_is_not_proposed(umbel_home: Path) -> None:
     """20 parameters of 4 clients: noise of 1 clip norm in the mean at epsilon 20."""
     rows = np.random.default_rng(0).normal(size=(100, 1))
@@ -225,7 +220,7 @@ def test_an_epsilon_that_says_nothing_is_not_proposed(umbel_home: Path) -> None:
     assert "--epsilon" not in caught.value.text
 
 
-def test_without_declared_ranges_there_is_no_plan(umbel_home: Path, by_rule: None) -> None:
+def test_without_declared_ranges_there_is_no_plan(umbel_home: Path) -> None:
     save(umbel_home, x={"minimum": None, "maximum": None})
     with raises(ConfigError, "config.no-range", "x", "--replace", "--set x.minimum=0"):
         values_of("mine", wanted=Wanted(epsilon=4))
@@ -239,7 +234,7 @@ def test_every_column_without_a_range_is_named_at_once(umbel_home: Path) -> None
         values_of("mine", wanted=Wanted(epsilon=4))
 
 
-def test_a_plan_is_of_a_dataset_and_a_delta_of_an_epsilon(umbel_home: Path, by_rule: None) -> None:
+def test_a_plan_is_of_a_dataset_and_a_delta_of_an_epsilon(umbel_home: Path) -> None:
     save(umbel_home)
     with raises(ConfigError, "config.no-dataset"):
         values_of("", {"dataset": ""}, Wanted(epsilon=4))
@@ -254,7 +249,7 @@ def test_a_configuration_keeps_what_is_no_privacy(umbel_home: Path) -> None:
         "clip-norm-floor", "restarts",
     }  # fmt: skip
     assert spent(planned, 1e-5)[1] <= 4
-    assert values_of("synthetic") == planner.PlannedRun(own, []), "and without an epsilon it is as it was"
+    assert values_of("synthetic") == PlannedRun(own, []), "and without an epsilon it is as it was"
     sites = values_of("synthetic", {"strategy": "site-average"}, Wanted(epsilon=8))
     assert spent(sites.values, 1e-5)[1] <= 8
 
@@ -316,7 +311,7 @@ def test_steps_are_stable_at_each_client(loss: str, scale: float, seed: int) -> 
     generator = np.random.default_rng(seed)
     clients = [scale * generator.standard_normal((rows, 3)) for rows in (1, 5, 40)]
     outputs = 3 if loss == "cross-entropy" else 1
-    step = planner._step(load(f"linear inputs=3 outputs={outputs}", loss), clients, exact=True)
+    step = step_size(load(f"linear inputs=3 outputs={outputs}", loss), clients, exact=True)
     link = {"mse": 2.0, "cross-entropy": 0.5, "log": 0.25}[loss]
     for rows in clients:
         wide = np.concatenate([rows, np.ones((len(rows), 1))], axis=1)
@@ -334,86 +329,89 @@ def test_what_is_declared_of_columns(umbel_home: Path) -> None:
     assert target_span(found).spread == pytest.approx(8 / math.sqrt(12))
 
 
-def test_the_noise_of_a_schedule_by_hand() -> None:
-    """Two rounds of 25 clients, clip norms 3 and 4, noise of 2 clip norms a client: 2 * sqrt(3^2 + 4^2) / 5 = 2."""
-    assert Rounds(2, 25, 3.0, 4 / 3, 2.0).noise == pytest.approx(2)
-    assert Rounds(2, 25, 3.0, 4 / 3, 2.0, sites=4).noise == pytest.approx(2 * 5 * 2 / 25)
+def goal(**changes: Any) -> Goal:
+    """Return a goal of pure epsilon 8 for a linear model of two parameters, and 1,000 clients that each add noise."""
+    own: dict[str, Any] = {
+        "epsilon": 8.0, "delta": 0.0, "run": RunConfig(), "kept": frozenset(), "linear": True, "parameters": 2,
+        "hypotheses": 1, "fewest": 1, "train": 1000, "nodes": 1, "sites": 0,
+    }  # fmt: skip
+    return Goal(**own | changes)
 
 
-@pytest.mark.parametrize("hypotheses", [1, 2])
-def test_more_noise_leaves_less(umbel_home: Path, hypotheses: int) -> None:
-    save(umbel_home)
-    setup = Setup.parse({"dataset": "mine", "model": "linear inputs=2 outputs=1 offset=100,0 scale=58,1"})
-    dataset = setup.open_dataset()
-    assert dataset is not None
-    update = planner.LocalUpdate(10, 0.2, 0)
-    proxy = Proxy(setup.model, dataset, update, hypotheses, 0)
-    none, some, much = (
-        proxy.error(proxy.learn(Rounds(20, 30, 0.5, 0.9, deviation, choice_epsilon=3.0), 4))
-        for deviation in (0.0, 1.0, 30.0)
-    )
-    assert max(none, some) < much
-    assert min(none, some) < proxy.constant / 2
+def test_rounds_are_by_rule() -> None:
+    """A round for each 50 clients of a linear model, 100 of a small and 400 of a large one, within limits."""
+    large: dict[str, Any] = {"linear": False, "parameters": 20_000}
+    for changes, rounds in (
+        ({"train": 1000}, 20), ({"train": 300}, 20), ({"train": 5000}, 40), ({"train": 5}, 5),
+        ({"train": 1500, "linear": False}, 15), ({"train": 5000, "linear": False}, 20),
+        ({"train": 8000} | large, 20), ({"train": 800} | large, 10), ({"train": 120_000} | large, 120),
+    ):  # fmt: skip
+        found = schedule(goal(**changes))
+        assert (found.rounds, found.clients, found.participations) == (rounds, changes["train"] // rounds, 1)
+    given = RunConfig.parse({"rounds": 4, "clients-per-round": 3})
+    found = schedule(goal(run=given, kept=frozenset({"rounds"})))
+    assert (found.rounds, found.clients) == (4, 250)
+    found = schedule(goal(run=given, kept=frozenset({"clients-per-round"}), train=30))
+    assert (found.rounds, found.clients) == (10, 3)
 
 
-@pytest.mark.parametrize(("strategy", "randomised"), [("group-privacy", True), ("site-average", False)])
-def test_only_clients_that_release_by_themselves_choose_at_random(
-    umbel_home: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, randomised: bool
-) -> None:
-    """At a site choice-epsilon is for the noise on counts: its clients train what fits them."""
-    save(umbel_home)
-    model = "linear inputs=2 outputs=1 offset=100,0 scale=58,1"
-    own: dict[str, Any] = {"dataset": "mine", "model": model, "local-epochs": 10, "step-size": 0.2, "batch-size": 0}
-    found = own | {"strategy": strategy, "hypotheses": 2}
-    tried = list[float]()
-    learn = Proxy.learn
-
-    def spied(proxy: Proxy, schedule: Rounds, draws: int = 1) -> Any:
-        tried.append(schedule.choice_epsilon)
-        return learn(proxy, schedule if schedule.clip_norm == math.inf else Rounds(1, 4), draws)
-
-    monkeypatch.setattr(Proxy, "learn", spied)
-    setup = Setup.parse(found | planner._PROVISIONAL)
-    dataset = setup.open_dataset()
-    assert dataset is not None
-    planner._Search(found, frozenset(), setup, dataset, 8.0, 0.0, 1)._best  # noqa: B018
-    assert len(tried) > 2
-    assert any(map(math.isfinite, tried)) is randomised
+LENGTH = 0.5 * math.sqrt(3 / 2)
+"""Of the noise at epsilon 8 on two parameters, in clip norms: nu = 2 * 2 / 8."""
 
 
-def test_the_noise_left_is_that_of_as_many_hypotheses_as_there_may_be(umbel_home: Path, by_rule: None) -> None:
-    """CFL may split into four, though its clients' choices are priced as among two."""
-    save(umbel_home)
-    found = {"dataset": "mine", "strategy": "umbel_lab.strategies:ClusteredFL", "hypotheses": 4} | planner._PROVISIONAL
-    setup = Setup.parse(found)
-    dataset = setup.open_dataset()
-    assert dataset is not None
-    search = planner._Search(found, frozenset(), setup, dataset, 8.0, 0.0, 1)
-    best, participations, _ = search._best
-    length = search._noise(participations).deviation(search.n) * math.sqrt(search.n)
-    assert (search.fewest, search.k) == (2, 4)
-    assert search._left == pytest.approx(length / math.sqrt(best.clients / 4))
+def test_sums_of_sites_take_few_rounds_where_their_noise_matters() -> None:
+    """Each round has a site's noise anew."""
+    few, some, many = (schedule(goal(sites=1, train=train)) for train in (10, 15, 8000))
+    assert (few.rounds, some.rounds, many.rounds) == (3, 5, 40)
+    assert many.noise == pytest.approx(LENGTH / 8000 * math.sqrt(40), rel=1e-3)
 
 
-@pytest.mark.rest
+def test_the_noise_left_is_that_of_as_many_hypotheses_as_there_may_be() -> None:
+    """CFL may split into four, though a choice that is open costs nothing among one."""
+    found = schedule(goal(hypotheses=4))
+    assert found.left == pytest.approx(LENGTH / math.sqrt(50 / 4), rel=1e-3)
+    assert found.noise == pytest.approx(LENGTH * 2 / math.sqrt(1000), rel=1e-3)
+
+
 def test_a_run_of_several_outputs_is_planned(umbel_home: Path) -> None:
-    """The best constant for several outputs is their mean."""
     generator = np.random.default_rng(0)
     x = generator.uniform(-1, 1, (600 * ROWS, 2)).astype(np.float32)
     told = manifest(600, name="mine", model="linear inputs=2 outputs=2", loss="mse", metric="rmse")
     write_dataset(umbel_home / "data" / "mine", told, x, 2 * x, offsets_of([ROWS] * 600))
-    setup = Setup.parse({"dataset": "mine"})
-    dataset = setup.open_dataset()
-    assert dataset is not None
-    proxy = Proxy(setup.model, dataset, planner.LocalUpdate(10, 0.2, 0), 1, 0)
-    targets = proxy._measured.targets.numpy().reshape(-1, ROWS_OF_PROXY, 2)
-    errors = np.sqrt(np.square(targets - targets.mean(axis=(0, 1))).sum(axis=2).mean(axis=1))
-    assert proxy.constant == pytest.approx(errors.mean(), rel=1e-5)
-    planned = planner.plan_run({"dataset": "mine"}, [], True, Wanted(epsilon=8.0))
+    planned = values_of("mine", wanted=Wanted(epsilon=8.0))
     assert spent(planned.values, 1e-5)[1] <= 8
 
 
-def test_scales_that_were_estimated_are_told(umbel_home: Path, by_rule: None) -> None:
+@pytest.mark.parametrize(
+    ("model", "loss", "kind"), [("mlp", "mse", "f"), ("linear inputs=3 outputs=1", "log", "i"), ("cnn", "", "i")]
+)
+def test_made_up_clients_fit_the_model(umbel_home: Path, model: str, loss: str, kind: str) -> None:
+    shape = (1, 28, 28) if model == "cnn" else (3,)
+    x, y = np.zeros((4, *shape), np.float32), np.zeros(4, np.float32 if kind == "f" else np.int64) - (loss == "log")
+    write_dataset(umbel_home / "data" / "mine", manifest(2, model=model, loss=loss), x, y, offsets_of([2, 2]))
+    setup = Setup.parse({"dataset": "mine"})
+    dataset = setup.open_dataset()
+    assert dataset is not None
+    found = made_up(setup.model, dataset)
+    assert (found.features.shape[1:], found.targets.dtype.kind) == (shape, kind)
+    assert len(np.unique(found.targets)) > 1
+
+
+def test_models_with_local_parameters_and_of_tokens_are_planned(umbel_home: Path, undrowned: None) -> None:
+    """Rows of a recommender cannot be made up, so its clip norm is the usual one."""
+    planned = values_of("", {"dataset": "preferences"}, Wanted(epsilon=8)).values
+    assert planned["clip-norm"] == RunConfig().clip_norm
+    words = np.random.default_rng(0).integers(0, 11, (400, 6))
+    data = umbel.from_arrays(
+        words, None, client=np.arange(400) // 4, tokens=11, model="tests.helpers.strangers:TiedWriter"
+    )
+    data.write("words")
+    planned = values_of("words", {"loss": "cross-entropy"}, Wanted(epsilon=8)).values
+    assert planned["clip-norm"] > 0
+    assert spent(planned, 1e-5)[1] <= 8
+
+
+def test_scales_that_were_estimated_are_told(umbel_home: Path) -> None:
     generator = np.random.default_rng(0)
     rows = pd.DataFrame({"who": np.arange(4000) % 400, "x": generator.uniform(0, 1000, 4000)})
     table = rows.assign(y=rows.x / 100 + generator.normal(0, 0.1, 4000))
@@ -424,7 +422,7 @@ def test_scales_that_were_estimated_are_told(umbel_home: Path, by_rule: None) ->
     assert not any("estimated" in line for line in values_of("mine", wanted=Wanted(epsilon=8)).words)
 
 
-def test_a_run_with_a_guarantee_from_python(umbel_home: Path, by_rule: None) -> None:
+def test_a_run_with_a_guarantee_from_python(umbel_home: Path) -> None:
     save(umbel_home, train=100)
     found = umbel.run("mine", epsilon=6, delta=0.0, rounds=3, baselines=False)
     assert found.config["noise-multiplier"] == 1
@@ -439,7 +437,7 @@ def test_a_rare_one_does_not_keep_all_steps_short(umbel_home: Path) -> None:
     assert values_of("mine").values["step-size"] > 0.02  # 1 / (2 * (1 + 3^2 + ...)), in place of .0025
 
 
-def test_the_planned_step_is_stable_where_dates_count_from_the_default_date(umbel_home: Path, by_rule: None) -> None:
+def test_the_planned_step_is_stable_where_dates_count_from_the_default_date(umbel_home: Path) -> None:
     """Years and days of today's dates are near 2.5 then, and a step for features near 0 would diverge."""
     generator = np.random.default_rng(0)
     days = pd.Timestamp("2025-01-01") + pd.to_timedelta(generator.integers(0, 365, 600), unit="D")

@@ -74,12 +74,8 @@ def unvalidated(umbel_home: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["run", "unvalidated"])
-def test_it_is_the_report_that_the_run_itself_writes(
-    kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """But for what only a simulation can measure."""
+def test_it_is_the_report_that_the_run_itself_writes(kind: str, request: pytest.FixtureRequest) -> None:
     run = request.getfixturevalue(kind)
-    monkeypatch.setattr("umbel.simulation.report._fits", lambda setup, view: None)
     written = (run / "report.html").read_bytes()
     (run / "report.html").unlink()
     done = CliRunner().invoke(app, [str(run), "--no-baselines"])
@@ -90,19 +86,6 @@ def test_it_is_the_report_that_the_run_itself_writes(
 
 
 @pytest.mark.usefixtures("blank_figures")
-def test_a_simulation_says_whom_its_hypotheses_fit(umbel_home: Path) -> None:
-    """Each of the two fits one of the two kinds of which there are about 50 validation clients each."""
-    run = run_app(umbel_home, rounds=25)
-    assert "that it fits best" not in (run / "report.html").read_text(), "of which the server knows nothing"
-    assert report(run.name).exit_code == 0, "by its name"
-    page = (run / "report.html").read_text()
-    table = page.partition("Validation clients that it fits best")[2].partition("</table>")[0]
-    picked = [int(cells[2]) for row in table.split("</tr>")[1:3] if (cells := re.findall(r"<td>([^<]*)</td>", row))]
-    assert sum(picked) == 100
-    assert min(picked) > 40
-
-
-@pytest.mark.usefixtures("blank_figures")
 def test_of_what_sites_trained_on_nothing_is_measured_and_an_interrupted_run_says_so(run: Path) -> None:
     (node,) = json.loads((run / "nodes.json").read_text())
     (run / "nodes.json").write_text(json.dumps([node | {"first": -1, "step": -1}]))
@@ -110,9 +93,8 @@ def test_of_what_sites_trained_on_nothing_is_measured_and_an_interrupted_run_say
     save_file(arrays := load_file(latest), latest, {"rounds": f"3 {_digest(arrays, '3')} new"})
     (run / "outcome.json").write_text(json.dumps({"stopped": ""}))
     assert report(run).exit_code == 0
-    page = (run / "report.html").read_text()
-    assert "that it fits best" not in page
-    assert "it was interrupted" in page
+    assert not (run / "worth.json").exists()
+    assert "it was interrupted" in (run / "report.html").read_text()
 
 
 @pytest.mark.usefixtures("blank_figures")

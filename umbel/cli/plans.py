@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,7 +12,7 @@ import tomli_w
 from pydantic import Field
 
 from umbel.privacy.accounting.guarantee import DELTA
-from umbel.privacy.accounting.plan import Plan, Task, plan_for, what_helps
+from umbel.privacy.accounting.plan import Plan, Task, plan_for
 from umbel.privacy.accounting.plan import plan as plan_forward
 from umbel.privacy.mechanisms.discrete_gaussian import DiscreteGaussian
 from umbel.protocol.errors import ConfigError
@@ -80,8 +80,6 @@ class Priced:
         Its `release` has nu and choice-epsilon.
     clients : int
         Training clients.
-    ways : dict
-        Factors by which the noise would be less with more clients, fewer parameters or fewer participations.
     by : ReleaseBy
         The party that adds the noise.
     """
@@ -89,7 +87,6 @@ class Priced:
     figures: Plan
     delta: float
     clients: int
-    ways: dict[str, float] = field(default_factory=dict)
     by: ReleaseBy = ReleaseBy.CLIENT
 
     @property
@@ -216,11 +213,10 @@ def price(
     if by is not ReleaseBy.CLIENT:
         task = replace(task, sites=sites if by is ReleaseBy.SITE else 1)
     if target is not None:
-        wanted = (task, target, delta, given.participations, choice)
-        return Priced(plan_for(*wanted), delta, task.clients, what_helps(*wanted), by)
+        return Priced(plan_for(task, target, delta, given.participations, choice), delta, task.clients, by)
     if nu is None or rounds is None:
         raise ConfigError("give noise-multiplier and rounds, or target-epsilon", code="config.missing-figure")
-    return Priced(plan_forward(task, nu, choice or 0.0, rounds, delta, limit), delta, task.clients, {}, by)
+    return Priced(plan_forward(task, nu, choice or 0.0, rounds, delta, limit), delta, task.clients, by)
 
 
 def _task_of(config: str | Path) -> tuple[Task, RunConfig, ReleaseBy]:

@@ -233,8 +233,8 @@ def export(
     folder : Path
         Made if it does not exist.
     form : str
-        "state-dict" (.pt, for ``torch.load``), "safetensors", or "onnx" (`umbel.client.onnx_files`), which needs the
-        extra ``export``. For data from a table, an ONNX file takes raw columns and gives the target in its unit.
+        "safetensors", or "onnx" (`umbel.client.onnx_files`), which needs the extra ``export`` and data from a table: an
+        ONNX file takes raw columns and gives the target in its unit.
     client : int or str, optional
         A client of the run's dataset, by its number or name: write its own predictor, as ONNX. No guarantee covers that
         file, because the client's rows made it.
@@ -249,14 +249,15 @@ def export(
     ModelError
         If the network cannot be written in the format, or the file reads back differently.
     DatasetError
-        For ONNX, if the model has local parameters: the file would predict with their initial values.
+        For ONNX, if the data are from no table, or the model has local parameters: the file would predict with their
+        initial values.
     """
     from umbel.client.exports import OwnNetwork, write_networks  # ONNX takes pandas
 
     data, said = run.dataset, {"run": run.name}
     if form == "onnx" and (local := ", ".join(run.model.local_shapes)):
         text = f"model {run.model.name!r} keeps {local} with each client, so the run's folder lacks them"
-        fix = "export the shared parameters as safetensors or state-dict"
+        fix = "export the shared parameters as safetensors"
         raise DatasetError(f"{text}, and a file would predict without; {fix}", code="data.local-parameters")
     if form == "onnx" and data is not None:
         check_encoding(run.path, data)

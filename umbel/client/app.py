@@ -6,7 +6,6 @@ trains and scores behind it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from logging import ERROR
 from typing import Any
 
@@ -15,7 +14,6 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
-from umbel.client import progress
 from umbel.client.cohort import Cohort
 from umbel.client.crew import Crew
 from umbel.client.learner import Learner, best_hypothesis
@@ -51,8 +49,6 @@ from umbel.protocol.messages import (
 )
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import VERSION, EvaluationSpec, TrainingSpec
-
-Compute = Callable[[Some], list[NDArray[Any]]]
 
 app = ClientApp()
 
@@ -115,9 +111,6 @@ def _train(node: Node, task: TrainingSpec, content: RecordDict, state: RecordDic
     before = kept.read(clients, hidden)
     update, names = node.update(task), list(node.model.shapes)
     crew = Crew(node, clients, together=update.rows is None)
-    # A pass forward for each hypothesis; in training one forward and one backward, which takes two.
-    epochs = 3 * update.passes
-    choosing = k / (k + epochs) if k > 1 else 0.0
     starts = _copied(hypotheses)
 
     def trained_from(chosen: NDArray[np.int64], some: Some, cohort: Cohort, learner: Learner) -> list[NDArray[Any]]:
@@ -131,10 +124,8 @@ def _train(node: Node, task: TrainingSpec, content: RecordDict, state: RecordDic
         cohort = Cohort.gather(node.dataset, np.asarray(clients)[some].tolist(), node.learner.device)
         local = {name: value[some] for name, value in before.items()}
         with crew.learner() as learner:
-            with progress.part(0, choosing):
-                chosen = np.where(assigned[some] == OWN, learner.choose(starts, cohort, local), assigned[some])
-            with progress.part(choosing, 1):
-                return trained_from(chosen, some, cohort, learner)
+            chosen = np.where(assigned[some] == OWN, learner.choose(starts, cohort, local), assigned[some])
+            return trained_from(chosen, some, cohort, learner)
 
     def nothing(some: Some) -> list[NDArray[Any]]:
         # A client whose training fails keeps its hypothesis.
@@ -146,9 +137,8 @@ def _train(node: Node, task: TrainingSpec, content: RecordDict, state: RecordDic
         shapes = [*node.model.shapes.values(), *(value.shape[1:] for value in before.values())]
         return [kept, *(np.full((len(kept), *shape), np.nan, np.float32) for shape in shapes)]
 
-    watched = _watched(node, task.round, "clients trained", len(clients), compute)
     with crew.threads:
-        chosen, *found = undisclosed(node.site, len(clients), watched, nothing, apart=crew.apart)
+        chosen, *found = undisclosed(node.site, len(clients), compute, nothing, apart=crew.apart)
     trained = dict(zip(names, found, strict=False))
     try:
         kept.write(clients, dict(zip(before, found[len(names) :], strict=True)), trained, hidden)
@@ -199,21 +189,13 @@ def _evaluate(node: Node, task: EvaluationSpec, content: RecordDict, state: Reco
         return list(np.full((2, len(own), len(next(iter(hypotheses.values())))), np.nan))
 
     noisy = node.site.policy.report_noise > 0
-    watched = _watched(node, task.round, "validation clients scored", len(clients), compute)
     with crew.threads:
-        found = undisclosed(node.site, len(clients), watched, nothing, noisy, crew.apart)
+        found = undisclosed(node.site, len(clients), compute, nothing, noisy, crew.apart)
     losses, metrics = (one.T for one in found)
     best = best_hypothesis(losses), np.arange(len(clients))
     # To the server, NaN means that a client did not reply; here it means a diverged model.
     loss, metric = (np.where(np.isnan(own), np.inf, own) for own in (losses[best], metrics[best]))
     return local_report(loss, metric, node.site.local_ids(clients), node.training_clients_report)
-
-
-def _watched(node: Node, round: int, what: str, clients: int, compute: Compute) -> Compute:
-    """Return `compute`, so that the node's own log tells how many of its clients are done."""
-    when = f"round {round}" if round else "before round 1"
-    which = f", node {node.site.first + 1} of {node.site.step}" if node.site.simulated and node.site.step > 1 else ""
-    return progress.watched(f"{when}{which}: {{done}} of {{clients}} {what}", clients, compute)
 
 
 @app.query("secure", mods=[guard])

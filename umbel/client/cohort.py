@@ -116,18 +116,14 @@ class LocalUpdate:
     rows: RowPrivacy | None = None
     most_drawn: int = sys.maxsize
 
-    @property
-    def passes(self) -> int:
-        """Number of times that the rows are put in a new order: once an epoch, or once a step."""
-        return self.rows.steps if self.rows else self.local_steps or self.local_epochs
-
     def passes_over(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the number of passes of clients with these numbers of rows."""
+        """Return the number of passes, one an epoch or one a step, of clients with these numbers of rows."""
+        passes = self.local_steps or self.local_epochs
         if math.isinf(self.max_examples):
-            return np.full_like(rows, self.passes)
+            return np.full_like(rows, passes)
         a_pass = np.minimum(self.batch_size or rows, rows) if self.local_steps else rows
         most: NDArray[np.int64] = np.maximum(int(min(self.max_examples, _MANY)) // np.maximum(a_pass, 1), 1)
-        return np.minimum(self.passes, most)
+        return np.minimum(passes, most)
 
     def batches(self, rows: int) -> range:
         """Return the first row of each minibatch in a pass over so many rows."""

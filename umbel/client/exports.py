@@ -1,10 +1,9 @@
-"""Hypotheses as files for other programs; each is read back and compared before any is written."""
+"""Hypotheses as files for other programs."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +16,10 @@ from umbel.client.personal import Own
 from umbel.client.personal.own import mixed
 from umbel.data import Dataset
 from umbel.models.model import Model
-from umbel.protocol.errors import ConfigError, ModelError
+from umbel.protocol.errors import ConfigError
 from umbel.protocol.home import write_atomically
 
-_SUFFIXES = {"state-dict": "pt", "safetensors": "safetensors", "onnx": "onnx"}
+_FORMS = ("safetensors", "onnx")
 
 
 def write_networks(
@@ -36,17 +35,16 @@ def write_networks(
 
     ONNX needs a dataset, and keeps `said` as metadata. Only the owner may read `private` files.
     """
-    if form not in _SUFFIXES:
-        raise ConfigError(
-            f"there is no file format {form!r}; choose from {', '.join(_SUFFIXES)}", code="config.unknown-format"
-        )
+    if form not in _FORMS:
+        text = f"there is no file format {form!r}; choose from {', '.join(_FORMS)}"
+        raise ConfigError(text, code="config.unknown-format")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         text = f"{folder} cannot become a folder: {error.strerror}; name another"
         raise ConfigError(text, code="config.no-folder") from None
-    files = {name: folder / f"{name}.{_SUFFIXES[form]}" for name in networks}
-    if not private and (more := {*folder.glob(f"hypothesis-*.{_SUFFIXES[form]}")} - {*files.values()}):
+    files = {name: folder / f"{name}.{form}" for name in networks}
+    if not private and (more := {*folder.glob(f"hypothesis-*.{form}")} - {*files.values()}):
         text = f"{min(more)} belongs to a run with more hypotheses, and would look like a file of this one"
         raise ConfigError(f"{text}; remove it, or name another folder", code="config.other-files")
     made = {}
@@ -54,7 +52,9 @@ def write_networks(
         if form == "onnx":
             content = to_onnx(network, model, dataset, {"name": name, "model": model.name, **said})
         else:
-            content = _state_dict(network) if form == "state-dict" else _safetensors(network)
+            # Cloned, since tied parameters share their memory.
+            state = {name: value.detach().clone().contiguous() for name, value in network.state_dict().items()}
+            content = safetensors.torch.save(state)
         made[files[name]] = content
     for path, content in made.items():
         write_atomically(path, content, private)
@@ -106,28 +106,3 @@ class OwnNetwork(nn.Module):
             result = mixed(self._loss, outputs, self._weights[:, None].expand(-1, outputs.shape[1]))
         found: Tensor = (self._factor * result + self._offset).float()
         return found
-
-
-def _state_dict(network: nn.Module) -> bytes:
-    buffer = BytesIO()
-    torch.save(network.state_dict(), buffer)
-    _compare(network, torch.load(BytesIO(buffer.getvalue()), weights_only=True))
-    return buffer.getvalue()
-
-
-def _safetensors(network: nn.Module) -> bytes:
-    state = {name: value.detach().clone().contiguous() for name, value in network.state_dict().items()}
-    content = safetensors.torch.save(state)
-    _compare(network, safetensors.torch.load(content))
-    return content
-
-
-def _compare(network: nn.Module, read: dict[str, Tensor]) -> None:
-    """Raise unless a network that loads the file's content has bit-identical parameters."""
-    fresh = copy.deepcopy(network)
-    fresh.load_state_dict(read, strict=True)
-    loaded = fresh.state_dict()
-    if wrong := [name for name, value in network.state_dict().items() if not torch.equal(loaded[name], value)]:
-        raise ModelError(
-            f"{wrong} would change when the file is read; nothing is written", code="model.reads-otherwise"
-        )

@@ -25,7 +25,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from umbel.client import progress
 from umbel.client.batched import BatchedLearner, Minibatch, dense_layers
 from umbel.client.cohort import Cohort, Schedule
 from umbel.client.learner import ONE_THREAD_BYTES, one_thread
@@ -82,14 +81,12 @@ class InvariantLearner(BatchedLearner):
         """Compute runs of clients of one width, at most a chunk."""
         for part in self._runs(cohort):
             rows = cohort.part(part)
-            with progress.part(part.start / len(cohort), part.stop / len(cohort)):
-                if not self._together(rows):
-                    super()._in_chunks(rows, sizes[part], partial(_whole, compute, part))
-                    continue
-                check_time()
-                with one_thread():
-                    compute(part)
-                progress.at(1)
+            if not self._together(rows):
+                super()._in_chunks(rows, sizes[part], partial(_whole, compute, part))
+                continue
+            check_time()
+            with one_thread():
+                compute(part)
 
     def _runs(self, cohort: Cohort) -> Iterator[slice]:
         widths, begin = [_width(int(length)) for length in cohort.lengths], 0

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from umbel.client import dp_sgd, progress
+from umbel.client import dp_sgd
 from umbel.client.cohort import Cohort, LocalUpdate, Schedule
 from umbel.client.row_gradients import RowGradients, gradients_of
 from umbel.client.steps import seeded
@@ -80,13 +80,10 @@ class Learner(ABC):
         For every hypothesis, each client fits local parameters on four fifths of its rows, and is scored on the rest.
         """
         seen, held_out = cohort.split()
-        parts, k = [], len(next(iter(hypotheses.values())))
-        for j in range(k):
+        parts = []
+        for j in range(len(next(iter(hypotheses.values())))):
             one = {name: value[j : j + 1] for name, value in hypotheses.items()}
-            with progress.part(j / k, (j + 0.5) / k):
-                own = self.fit_local(one, seen, fresh, step_size)
-            with progress.part((j + 0.5) / k, (j + 1) / k):
-                parts.append(self.score(one, held_out, own))
+            parts.append(self.score(one, held_out, self.fit_local(one, seen, fresh, step_size)))
         return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
     def train(
@@ -208,7 +205,6 @@ class Learner(ABC):
             with seeded(seed, self.device) if seed is not None else nullcontext():
                 # In place: `own` is a part of `start`.
                 dp_sgd.descend(gradients, own, cohort.part(one), update, sources[one], shared)
-            progress.at((c + 1) / len(cohort))
         return start
 
     def _row_gradients(self, names: frozenset[str], shape: tuple[int, ...]) -> RowGradients:
@@ -264,15 +260,13 @@ class Learner(ABC):
             part, trouble = slice(begin, max(begin + 1, fits)), ""
             small = self.device.type == "cpu" and int(sizes[part].sum()) <= ONE_THREAD_BYTES
             try:
-                share = progress.part(begin / len(cohort), part.stop / len(cohort))
-                with share, one_thread() if small else nullcontext():
+                with one_thread() if small else nullcontext():
                     compute(part)
             except torch.OutOfMemoryError as error:
                 trouble = one_line(error)
             # Here the error no longer exists, and no longer holds the memory of what was computed.
             if not trouble:
                 begin = part.stop
-                progress.at(begin / len(cohort))
                 continue
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()

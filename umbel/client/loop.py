@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from umbel.client import progress
 from umbel.client.cohort import Cohort, LocalUpdate, Schedule
 from umbel.client.layout import arrangement
 from umbel.client.learner import Learner
@@ -37,7 +36,6 @@ class LoopLearner(Learner):
                     outputs = model.apply(self._frozen | parameters | own, one.features)
                     sums[0, j, c] = model.loss.of_rows(outputs, one.targets).double().sum().item()
                     sums[1, j, c] = model.metric.of_rows(outputs, one.targets).double().sum().item()
-                progress.at((c + 1 - part.start) / (part.stop - part.start))
 
         self._in_chunks(cohort, self._scoring_bytes(cohort, 1), add)
         return sums
@@ -61,7 +59,6 @@ class LoopLearner(Learner):
                 self._descend_one(values, cohort, passes, length, schedule.update, names)
             for name, value in values.items():
                 own[name].copy_(value.detach())  # where it is not the same memory anyway
-            progress.at((c + 1) / len(cohort))
         return start
 
     def _descend_one(

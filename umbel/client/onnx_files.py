@@ -4,9 +4,6 @@ Every feature of the schema is an input under its name (`umbel.client.onnx_colum
 the target's unit, or the name of a class, with the ``scores`` of all classes beside it. An underscore follows these
 names where a feature has them. A row with a value that the schema does not accept gets no prediction: NaN, or an empty
 name.
-
-For data without a table there is one input, ``rows``: bytes as they are stored, other rows as the model sees them. The
-only output is ``outputs``, as the model returns them.
 """
 
 from __future__ import annotations
@@ -22,14 +19,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from umbel.client.cohort import Cohort
 from umbel.client.onnx_columns import LACKING, STRANGE, Input
 from umbel.client.prediction import class_names
 from umbel.data import Dataset, Manifest, Schema
 from umbel.data.table import encode
 from umbel.models.fit import Look, look, one_line
 from umbel.models.model import Model
-from umbel.protocol.errors import ConfigError, ModelError
+from umbel.protocol.errors import ConfigError, DatasetError, ModelError
 
 _ROWS = 3  # rows on which the file is compared after it is read back
 _TOLERANCE = 1e-4  # ONNX's operators round differently
@@ -50,11 +46,12 @@ def to_onnx(network: nn.Module, model: Model, dataset: Dataset | None, said: Map
     if dataset is None:
         text = "ONNX needs the run's dataset, which describes a row; the dataset is not on this machine"
         raise ConfigError(text, code="config.no-dataset")
-    layout = dataset.manifest.layout
-    seen = look(model, dataset.features.shape[1:])
-    graph = _Rows(network, seen.tokens, dataset) if layout is None else _Columns(network, seen, layout)
+    if dataset.manifest.layout is None:
+        text = f"dataset {dataset.manifest.name} has no schema, whose columns an ONNX file takes; export safetensors"
+        raise DatasetError(f"{text}, and write the network by torch.onnx", code="data.no-schema")
+    graph = _Graph(network, look(model, dataset.features.shape[1:]), dataset.manifest.layout)
     try:
-        content = graph.written({**_said(dataset.manifest), **said})
+        content = graph.written({**_said(dataset.manifest, graph.schema), **said})
         session = onnxruntime.InferenceSession(content)
         for rows in (_ROWS, 1):
             given, wanted = graph.example(rows)
@@ -72,14 +69,19 @@ def to_onnx(network: nn.Module, model: Model, dataset: Dataset | None, said: Map
 
 
 class _Graph(nn.Module):
-    """The module to export: ``column_0, column_1, ...`` in, and results out."""
+    """The module to export, from the columns of a schema to its target: ``column_0, column_1, ...`` in, results out."""
 
-    names: list[str]  # of the inputs
-    results: list[str]
-
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, seen: Look, schema: Schema) -> None:
         super().__init__()
         self.network = network
+        self.schema, self.columns = schema, [Input(one) for one in schema.features]
+        self.names, self._tokens = [one.name for one in self.columns], seen.tokens
+        classes, count = schema.target.classes, seen.outputs[-1]
+        # A single output is the score of the second of two classes, and names none of several.
+        self.classes = class_names(classes, count) if classes and (count > 1 or len(classes) == 2) else []
+        self.scale = 1.0 if classes else schema.target.scale
+        outputs = ("prediction", "scores") if self.classes else ("prediction",)
+        self.results = [_free(name, self.names) for name in outputs]
 
     def written(self, said: Mapping[str, str]) -> bytes:
         """Return the file."""
@@ -90,7 +92,7 @@ class _Graph(nn.Module):
             warnings.simplefilter("ignore")  # about names that PyTorch's own exporter does not use
             program = torch.onnx.export(
                 self,
-                self.drawn,
+                tuple(torch.zeros(2, dtype=one.inside) for one in self.columns),
                 input_names=[f"column_{i}" for i in range(count)],
                 output_names=[f"result_{i}" for i in range(len(self.results))],
                 dynamic_shapes=(({0: "rows"},) * count,),
@@ -118,44 +120,6 @@ class _Graph(nn.Module):
         onnx.checker.check_model(found)
         content: bytes = found.SerializeToString()
         return content
-
-    @property
-    def drawn(self) -> tuple[Tensor, ...]:
-        """Two rows of the inputs."""
-        raise NotImplementedError
-
-    def example(self, rows: int) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-        """Return inputs of so many rows, and the expected results."""
-        raise NotImplementedError
-
-    def _enter(self, i: int, name: str) -> Any:
-        import onnx
-
-        return onnx.helper.make_node("Identity", [name], [f"{_INSIDE}column_{i}"])
-
-    def _leave(self, i: int, name: str) -> Any:
-        import onnx
-
-        return onnx.helper.make_node("Identity", [f"{_INSIDE}result_{i}"], [name])
-
-
-class _Columns(_Graph):
-    """From the columns of a schema to its target."""
-
-    def __init__(self, network: nn.Module, seen: Look, schema: Schema) -> None:
-        super().__init__(network)
-        self.schema, self.columns = schema, [Input(one) for one in schema.features]
-        self.names, self._tokens = [one.name for one in self.columns], seen.tokens
-        classes, count = schema.target.classes, seen.outputs[-1]
-        # A single output is the score of the second of two classes, and names none of several.
-        self.classes = class_names(classes, count) if classes and (count > 1 or len(classes) == 2) else []
-        self.scale = 1.0 if classes else schema.target.scale
-        outputs = ("prediction", "scores") if self.classes else ("prediction",)
-        self.results = [_free(name, self.names) for name in outputs]
-
-    @property
-    def drawn(self) -> tuple[Tensor, ...]:
-        return tuple(torch.zeros(2, dtype=one.inside) for one in self.columns)
 
     def forward(self, *columns: Tensor) -> tuple[Tensor, ...]:
         each = [one.encoded(values) for one, values in zip(self.columns, columns, strict=True)]
@@ -186,69 +150,32 @@ class _Columns(_Graph):
         return rows.long() if self._tokens else rows
 
     def _enter(self, i: int, name: str) -> Any:
-        column = self.schema.features[i]
+        column, inside = self.schema.features[i], f"{_INSIDE}column_{i}"
         if column.type != "category":
-            return super()._enter(i, name)
-        import onnx
-
+            return _node("Identity", name, inside)
         places = {"": LACKING} | {text: place for place, text in enumerate(column.categories)}
-        return onnx.helper.make_node(
+        return _node(
             "LabelEncoder",
-            [name],
-            [f"{_INSIDE}column_{i}"],
-            domain="ai.onnx.ml",
+            name,
+            inside,
             keys_strings=list(places),
             values_int64s=list(places.values()),
             default_int64=len(column.categories) if column.other == "category" else STRANGE,
         )
 
     def _leave(self, i: int, name: str) -> Any:
+        inside = f"{_INSIDE}result_{i}"
         if i or not self.classes:
-            return super()._leave(i, name)
-        import onnx
-
-        return onnx.helper.make_node(
-            "LabelEncoder",
-            [f"{_INSIDE}result_{i}"],
-            [name],
-            domain="ai.onnx.ml",
-            keys_int64s=list(range(len(self.classes))),
-            values_strings=self.classes,
-            default_string="",
-        )
+            return _node("Identity", inside, name)
+        numbers = list(range(len(self.classes)))
+        return _node("LabelEncoder", inside, name, keys_int64s=numbers, values_strings=self.classes, default_string="")
 
 
-class _Rows(_Graph):
-    """From rows: bytes as they are stored, others as the model sees them."""
+def _node(kind: str, takes: str, gives: str, **settings: Any) -> Any:
+    import onnx
 
-    names, results = ["rows"], ["outputs"]
-
-    def __init__(self, network: nn.Module, tokens: bool, dataset: Dataset) -> None:
-        super().__init__(network)
-        clients = range(min(_ROWS, dataset.manifest.clients))  # each has at least one row
-        seen = Cohort.gather(dataset, clients, torch.device("cpu")).features
-        seen = seen.repeat(_ROWS, *[1] * (seen.ndim - 1))[:_ROWS]  # a graph from a single row would take only one row
-        self._seen = seen.long() if tokens else seen
-        self._scale = dataset.manifest.feature_scale if dataset.features.dtype == np.uint8 else 1.0
-
-    @property
-    def drawn(self) -> tuple[Tensor, ...]:
-        return (self._stored,)
-
-    def forward(self, *columns: Tensor) -> Tensor:
-        (rows,) = columns
-        outputs: Tensor = self.network(rows.float() * self._scale if rows.dtype == torch.uint8 else rows)
-        return outputs
-
-    def example(self, rows: int) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-        with torch.inference_mode():
-            wanted = self.network(self._seen[:rows]).numpy()
-        return {"rows": self._stored[:rows].numpy()}, {"outputs": wanted}
-
-    @property
-    def _stored(self) -> Tensor:
-        bytes_ = self._scale != 1.0
-        return (self._seen / self._scale).round().to(torch.uint8) if bytes_ else self._seen
+    domain = "ai.onnx.ml" if settings else None
+    return onnx.helper.make_node(kind, [takes], [gives], domain=domain, **settings)
 
 
 def _free(name: str, taken: Sequence[str]) -> str:
@@ -256,14 +183,10 @@ def _free(name: str, taken: Sequence[str]) -> str:
     return _free(f"{name}_", taken) if name in taken else name
 
 
-def _said(manifest: Manifest) -> dict[str, str]:
+def _said(manifest: Manifest, schema: Schema) -> dict[str, str]:
     """Return a dataset's description of its columns, for the metadata; entries of several parts are JSON."""
-    layout = manifest.layout
-    if layout is None:
-        told: dict[str, Any] = {"units": manifest.units, "feature_scale": manifest.feature_scale}
-    else:
-        inputs = [one.model_dump(exclude_defaults=True) | {"takes": Input(one).takes} for one in layout.features]
-        told = {"inputs": inputs, "target": layout.target.model_dump(exclude_defaults=True)}
+    inputs = [one.model_dump(exclude_defaults=True) | {"takes": Input(one).takes} for one in schema.features]
+    told = {"inputs": inputs, "target": schema.target.model_dump(exclude_defaults=True)}
     texts = {"dataset": manifest.name, "provenance": manifest.provenance, "licence": manifest.licence}
     return texts | {key: json.dumps(value, ensure_ascii=False) for key, value in told.items()}
 

@@ -23,7 +23,6 @@ from umbel.client.prediction import (
     Learnt,
     Predicted,
     Prediction,
-    in_unit,
     predicted,
     shown,
     told,
@@ -159,14 +158,6 @@ def predict_table(
         notes.append(
             f"Clients known in {known.manifest.name}: {is_known.sum():,}. Their rows there choose their predictors."
         )
-        used, tested = _rows_of(known, data, there), table.labelled & is_known[table.owner]
-        for which, some in (
-            (f" that are also in {known.manifest.name}, where the run may have used them", tested & used),
-            (", which the run did not use", tested & ~used),
-        ):
-            if some.any():
-                error = in_unit(_metric(learnt.model, data, outputs, some), learnt.model, data.manifest)
-                notes.append(f"Their labelled rows here{which}: {some.sum():,}, predicted with {error}.")
     if (new := ~is_known & has_labels).any():
         count = labels[new].sum()
         notes.append(f"New clients: {new.sum():,}. Their labelled rows here, {count:,}, choose their predictors.")
@@ -220,23 +211,3 @@ def _told(model: Model, table: Table, outputs: Tensor, hypotheses: Sequence[int]
         targets = pd.Series(shown(data.targets, data.manifest), dtype=object)
         columns["target"] = targets.where(pd.Series(table.labelled), None)
     return pd.DataFrame(columns).sort_values("row", kind="stable", ignore_index=True)
-
-
-def _rows_of(known: Dataset, data: Dataset, there: Mapping[str, int]) -> NDArray[np.bool_]:
-    """Return which rows of a table (rows,) are also rows of their client in the dataset, with the same target."""
-    found = []
-    for client, name in enumerate(data.names):
-        rows = {_bytes(*row) for row in zip(*known.client(there[name]), strict=True)} if name in there else set()
-        found += [_bytes(*row) in rows for row in zip(*data.client(client), strict=True)]
-    return np.array(found, np.bool_)
-
-
-def _bytes(features: NDArray[Any], target: NDArray[Any]) -> tuple[bytes, bytes]:
-    return np.asarray(features).tobytes(), np.asarray(target).tobytes()
-
-
-def _metric(model: Model, data: Dataset, outputs: Tensor, chosen: NDArray[np.bool_]) -> float:
-    """Return the model's metric on some rows, with equal weights."""
-    targets = Cohort.gather(data, range(data.manifest.clients), torch.device("cpu")).targets
-    values = model.metric.of_rows(outputs[chosen], targets[chosen])
-    return float(model.metric.report(values.double().mean()))

@@ -26,11 +26,12 @@ from umbel.models import load
 from umbel.models.fit import look, misfit, one_line
 from umbel.models.losses import SLOPES, Score
 from umbel.models.model import Kind, Model, Parameters
-from umbel.models.optimizers import Adam
+from umbel.models.optimizers import Adam, descent_of
 from umbel.privacy.gate.randomness import row_sources, streams
-from umbel.protocol.arrays import Arrays, all_finite
+from umbel.protocol.arrays import Arrays, all_finite, flatten
 from umbel.protocol.errors import DatasetError, ModelError
 from umbel.protocol.release import RowPrivacy
+from umbel.protocol.run_config import RunConfig
 
 _LENGTHS = (3, 2)  # rows of the artificial clients; unequal, so that one of them is padded
 _SCORES = ("the loss", "the metric")
@@ -192,6 +193,19 @@ def check_fit(data: Dataset) -> None:
     if reason := misfit(load(manifest.model, manifest.loss), data):
         text = f"model {manifest.model!r} {reason}; give another model or loss, or leave both out"
         raise DatasetError(text, code="data.unfit-model")
+
+
+def first_update(run: RunConfig, model: Model, dataset: Dataset) -> float:
+    """Return the median norm of the first updates of a dataset's training clients."""
+    learner, clients = try_out(model, dataset, run.device), range(dataset.manifest.train)
+    cohort = Cohort.gather(dataset, clients, learner.device)
+    start = {name: value[None] for name, value in model.initial(0).items()}
+    steps = run.local_epochs, run.step_size, run.batch_size, run.local_steps
+    update = LocalUpdate(*steps, descent=descent_of(run.optimizer))
+    local, shuffles = model.initial_local(streams(0, "local", 0, clients)), streams(0, "shuffle", 1, clients)
+    trained, _ = learner.train(start, np.zeros(len(cohort), np.int64), cohort, update, shuffles, local)
+    moved = flatten(trained, np.float64) - flatten(start, np.float64)
+    return float(np.median(np.linalg.norm(moved, axis=1)))
 
 
 def _check_network(model: Model, cohort: Cohort) -> None:

@@ -36,12 +36,11 @@ from rich.console import Console
 # A script finds modules next to itself; the packages are one folder up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from umbel.data import Column, Dataset, DatasetError, Manifest, Schema, offsets_of
-from umbel.data.hospital_table import SCHEMA
+from umbel.data import BUNDLED, Column, Dataset, DatasetError, Manifest, Schema, offsets_of
 from umbel.data.making import command, counted, split_of, write, writing
 from umbel.data.table import as_texts, check_columns, encode, named, values_of
 
-LAYOUT = Schema.read(SCHEMA)
+LAYOUT = Schema.read(BUNDLED.parent / "data" / "hospital.toml")
 """The columns of a row, as in the paper.
 
 100 degrees west, 40 degrees north is the middle of the contiguous states. Without this offset all places lie on one

@@ -72,7 +72,7 @@ class Database:
 
     @property
     def listeners(self) -> tuple[tuple[type, str, Callable[..., None]], ...]:
-        """What SQLAlchemy calls for every database of this process."""
+        """Functions that SQLAlchemy calls for every database of this process."""
         return (Engine, "handle_error", self._failing), (Engine, "connect", _shrink), (Pool, "checkout", _be_patient)
 
     def _fault(self) -> UmbelError | None:

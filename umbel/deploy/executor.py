@@ -32,13 +32,14 @@ from typing import Any, NoReturn
 import typer
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import ClientAppCallable
 
 from umbel.client.app import app
 from umbel.client.bundle import Bundle, reviewed
 from umbel.client.checks import entries_of
 from umbel.client.readiness import Readiness
 from umbel.client.trial import try_engines
-from umbel.deploy.flower import CLIENT_TASK, Answer, prepare_tasks, run_superexec, run_task
+from umbel.deploy.flower import CLIENT_TASK, prepare_tasks, run_superexec, run_task
 from umbel.deploy.listening import option, without
 from umbel.deploy.ready import serve_health
 from umbel.privacy.gate.refusals import refuse
@@ -147,7 +148,7 @@ def _work(home: str, task: list[Any]) -> NoReturn:
         os._exit(code)
 
 
-def load(kind: str, bundle: bytes) -> Answer:
+def load(kind: str, bundle: bytes) -> ClientAppCallable:
     """Return the app that answers a message with a bundle, which stays packed: the site's own app, or a refusal."""
 
     def answer(message: Message, context: Context) -> Message:

@@ -22,14 +22,11 @@ from threading import Lock
 from types import CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any, Protocol
 
-from flwr.app import Context, Message
+import httpx
 
 from umbel.deploy.ready import PATH, Fault, endpoint
 from umbel.protocol.flower import limit_in, log, pull_soon, without_proxy
 from umbel.protocol.polling import pause
-
-Answer = Callable[[Message, Context], Message]
-"""A ClientApp as a function: from a message and the node's context to the reply."""
 
 _EXPIRED_S = 1.0
 """Seconds between a SuperLink's checks for tasks whose processes died."""
@@ -42,16 +39,15 @@ _ANSWERS = 10_000
 """Number of latest answers whose bytes are counted."""
 
 _LONGEST_S = 1e9
-"""Longest time in seconds that a node may report for an answer. Flower sums these times and fails on an infinite
-sum."""
+"""Longest time in seconds that a node may report for an answer: Flower fails on an infinite sum of them."""
 
 _IDLE_S = 1.0
 """Longest extra wait, in seconds, of an executor without a task."""
 
 CLIENT_TASK = "flwr-clientapp"
 """The task type of a ClientApp."""
-SUPEREXEC, SUPERLINK, SUPERNODE = "flower-superexec", "flower-superlink", "flower-supernode"
-"""Flower's programs: one looks for tasks and starts a process for each; the server; a node of it."""
+SUPEREXEC = "flower-superexec"
+"""Flower's program that looks for tasks and starts a process for each."""
 
 
 def run_program(name: str, arguments: Sequence[str]) -> None:
@@ -127,25 +123,27 @@ class Claim:
 
     def __init__(self, task: Any) -> None:
         superexec = import_module("flwr.supercore.superexec.run_superexec")
-        token = import_module("flwr.supercore.interceptors").RuntimeTokenHttpInterceptor
+        interceptors = import_module("flwr.supercore.interceptors")
         self._requests = import_module("flwr.proto.runtime_pb2")
-        self._failure = import_module("httpx").HTTPError
         self._client = superexec.RuntimeHttpClient.from_server_address(
             task.runtime_api_address,
             task.insecure,
             superexec.validate_and_resolve_root_certificates(task.root_certificates_path, task.insecure),
-            [superexec.RuntimeVersionHttpInterceptor(component_name="SuperExec"), token(task.token)],
+            [
+                superexec.RuntimeVersionHttpInterceptor(component_name="SuperExec"),
+                interceptors.RuntimeTokenHttpInterceptor(task.token),
+            ],
         )
 
     def beat(self) -> None:
         """Send a heartbeat. One that fails is not repeated: the next may arrive in time, and a task that has ended
         takes none."""
-        with suppress(self._failure):
+        with suppress(httpx.HTTPError):
             self._client.SendTaskHeartbeat(self._requests.SendTaskHeartbeatRequest())
 
     def fail(self, reason: str) -> None:
         """End the task as failed, for a reason that the server shows; a run ends with its ServerApp's task."""
-        with suppress(self._failure):
+        with suppress(httpx.HTTPError):
             self._client.PushTaskOutput(self._requests.PushTaskOutputRequest(sub_status="failed", details=reason))
 
     def close(self) -> None:
@@ -175,22 +173,20 @@ def run_superlink(
     loop : str
         A function that returns the event loop, as module:name.
     largest_answer : int
-        Maximum bytes of a site's answer, all parts together, also where the message allows more or names no limit
-        (`umbel.protocol.flower.limit_answer`).
+        Maximum bytes of a site's answer, all parts together; a message may allow less (`limit_answer`).
     fault : callable
         Returns why the server is not ready.
     begin : callable
         Called before it serves.
     """
     command = import_module("flwr.superlink.cli.flower_superlink")
-    uvicorn = import_module("uvicorn")
 
     def serve(app: Any, **options: Any) -> None:
         # Proxy headers would let a caller claim any address.
         # A connection that becomes a WebSocket would never count as closed; Flower uses none.
-        ours = {"proxy_headers": False, "ws": "none", "http": connection, "loop": loop}
+        options |= {"proxy_headers": False, "ws": "none", "http": connection, "loop": loop}
         begin()
-        uvicorn.run(app=guard(app), **options | ours)
+        import_module("uvicorn").run(app=guard(app), **options)
 
     _replace(command, command._run_superlink_http_api, uvicorn=SimpleNamespace(run=serve))
     _guard_answers(largest_answer)
@@ -203,13 +199,13 @@ def run_superlink(
     for second_door in (command.FLWR_INTERNAL_GRPC_CONTROL_API, command.FLWR_INTERNAL_GRPC_FLEET_API):
         # With these, Flower would serve the same application again on unguarded ports.
         os.environ.pop(second_door, None)
-    run_program(SUPERLINK, arguments)
+    run_program("flower-superlink", arguments)
 
 
 def _say_ready(fault: Fault) -> None:
     """Let Flower's application answer whether it is ready, beside whether it is alive."""
-    router = import_module("flwr.supercore.routers.health").router
-    router.add_api_route(PATH, endpoint(fault), methods=["GET", "HEAD"])
+    health = import_module("flwr.supercore.routers.health")
+    health.router.add_api_route(PATH, endpoint(fault), methods=["GET", "HEAD"])
 
 
 def _seldom(look: Callable[[Any], None], seconds: float) -> Callable[[Any], None]:
@@ -231,13 +227,13 @@ def _seldom(look: Callable[[Any], None], seconds: float) -> Callable[[Any], None
 
 def _guard_answers(largest: int) -> None:
     """Let sites send only what `_Answers` accepts."""
-    router = import_module("flwr.superlink.routers.fleet.router")
+    router: Any = import_module("flwr.superlink.routers.fleet.router")
     handlers = router.fleet_handlers
     answers = _Answers(largest, handlers.push_messages, handlers.push_object)
     ours = {"push_messages": answers.push_messages, "push_object": answers.push_object}
-    for function, name in ((router.fleet_push_messages, "push_messages"), (router.fleet_push_object, "push_object")):
-        _check(function, [name])
-        _replace(router, function, fleet_handlers=SimpleNamespace(**vars(handlers) | ours))
+    _check(router.fleet_push_messages, ["fleet_handlers", "push_messages"])
+    _check(router.fleet_push_object, ["fleet_handlers", "push_object"])
+    router.fleet_handlers = SimpleNamespace(**vars(handlers) | ours)
 
 
 @dataclass
@@ -376,7 +372,7 @@ def run_supernode(arguments: Sequence[str], sleep: Callable[[float], None], link
         _replace(client, function, saves_time=True, time=SimpleNamespace(sleep=sleep))
     watch_calls(link)
     _say_ready(fault)
-    run_program(SUPERNODE, arguments)
+    run_program("flower-supernode", arguments)
 
 
 def watch_calls(link: Link | None = None) -> None:
@@ -385,7 +381,6 @@ def watch_calls(link: Link | None = None) -> None:
     A server could else make a site call any address in its network, with the site's headers.
     """
     kind = import_module("flwr.supercore.protobuf.client").ProtobufClient
-    failure = import_module("httpx").HTTPError
     send = kind._send
     _check(kind._unary_unary, ["_send"])
     _check(send, ["_client"])
@@ -401,7 +396,7 @@ def watch_calls(link: Link | None = None) -> None:
                     reply.raise_for_status()
                     link.works()
                 return reply
-            except failure as error:
+            except httpx.HTTPError as error:
                 if link is None or not link.fails(error):
                     raise
 
@@ -424,7 +419,7 @@ def run_task(
     parent_pid : int, optional
         Process with which this one ends.
     app : callable
-        Gets the bytes of the bundle, which are never unpacked; returns the app that answers (`Answer`).
+        Gets the bytes of the bundle, which are never unpacked; returns the app that answers.
     """
     runtime = import_module("flwr.supernode.runtime.run_clientapp")
     bundles: list[bytes] = []

@@ -123,7 +123,7 @@ class Link:
         if response.status_code != HTTPStatus.PRECONDITION_FAILED:
             self._note(SiteError(f"the server at {self._address} replied {_told(response)}", code="site.server-fault"))
             return False
-        if response.request.url.path.endswith("/register-node"):  # as only a node without a key of its own does
+        if response.request.url.path.endswith("/register-node"):  # as only a node without a key does
             raise ended(_NO_KEY)
         self._note(_NOT_ADMITTED)
         if self._clock() - (self._since or 0.0) > _PATIENCE_S:

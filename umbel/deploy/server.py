@@ -39,7 +39,7 @@ from umbel.nodes.words import told
 from umbel.protocol import logs
 from umbel.protocol.cli import PASSES_ON, command_line, errors_in_one_line
 from umbel.protocol.errors import GuardError, ServerError
-from umbel.protocol.flower import FLOWER_LOGGER, keep_secret, log
+from umbel.protocol.flower import keep_secret, log
 from umbel.protocol.home import umbel_home
 
 _ISOLATION, _AUTHORITY, _EXECUTORS_SECRET = "--isolation", "--ssl-ca-certfile", "--superexec-auth-secret-file"
@@ -121,7 +121,7 @@ def _start(
 
 
 def _guarded(served: Asgi, rules: Rules, database: Database) -> Guard:
-    for logger in (FLOWER_LOGGER, logging.getLogger("uvicorn.access")):
+    for logger in (logging.getLogger("flwr"), logging.getLogger("uvicorn.access")):
         logger.addFilter(_in_one_line)
     return Guard(served, rules, database.fault)
 

@@ -71,14 +71,13 @@ def run(arguments: Sequence[str], site: Fault = lambda: None) -> NoReturn:
     def wait(seconds: float) -> None:
         time.sleep(pace.seconds(seconds))
 
-    stopped = SiteError("the SuperNode has stopped; the lines above say why", code="site.stopped")
+    fault = SiteError("the SuperNode has stopped; the lines above say why", code="site.stopped")
     try:
         run_supernode(arguments, wait, link, lambda: link.fault() or site())
-        fault = stopped
     except SystemExit as end:
         if not end.code:
             raise
-        fault = end.code if isinstance(end.code, SiteError) else link.lost() or stopped
+        fault = end.code if isinstance(end.code, SiteError) else link.lost() or fault
     typer.echo(logs.error(printable(str(fault))), err=True)
     # Flower's application for the executor has a thread, for which the process would wait. The exit code is not that of
     # wrong options: a supervisor has to start the node again, as once its key is registered.

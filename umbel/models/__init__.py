@@ -1,7 +1,7 @@
 """Models by name, each with its loss and metric.
 
 Options follow the name: ``mlp inputs=5 hidden=16 outputs=1``. Your own model is a function that returns a
-``torch.nn.Module`` (or a `Model`), given as ``package.module:factory``. For libraries see `umbel.models.libraries`.
+``torch.nn.Module`` (or a `Model`), given as ``package.module:factory``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from torch import nn
 
 from umbel.data import Manifest
 from umbel.models.factors import BiasedFactors, Factors
-from umbel.models.libraries import library_of
 from umbel.models.losses import LOSSES, METRICS, SLOPES, Loss, Score, load_loss, load_metric
 from umbel.models.model import Model, check, stamp_of
 from umbel.models.networks import CNN, LeNet, Linear, Softmax, TanhCNN, Units, mlp
@@ -111,7 +110,7 @@ def load(
     ----------
     name : str
         A key of `MODELS`; or, with ``name=value`` after it, a key of `SIZED`,
-        ``package.module:factory`` or ``library:model``.
+        ``package.module:factory``.
     loss, metric : str
         Names, or ``package.module:function``; empty for the model's defaults.
     frozen, local : str
@@ -229,19 +228,10 @@ def _sized(kind: str, words: str, loss: Loss | None) -> Model:
     return Model(name, partial(network, *size), loss, loss if loss.by_row else METRICS[metric])
 
 
-_WEIGHTS = {"checkpoint_path", "pretrained", "weights", "weights_backbone"}
-"""Options with which a library downloads weights, or reads a file: old releases of timm run code in it."""
-
-
 def _from_factory(name: str, loss: Loss | None) -> Model:
     path, _, words = name.partition(" ")
     options = {key: _value(value) for key, value in parse_pairs(words, f"model {path!r}: options").items()}
-    library = library_of(path)
-    if library and (given := sorted(_WEIGHTS & options.keys())):
-        raise ModelError(
-            f"model {path!r}: {given[0]} would load weights; set pretrained to a file instead", code="model.download"
-        )
-    factory = library or _factory(path)
+    factory = _factory(path)
     factory = partial(factory, **options) if options else factory
     try:
         made = factory()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass
@@ -15,7 +15,8 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from umbel.privacy.gate.randomness import SecureGenerator
 from umbel.privacy.mechanisms.choice import OWN, draw
-from umbel.protocol.errors import ConfigError, ProtocolError
+from umbel.protocol.arrays import Arrays
+from umbel.protocol.errors import ConfigError, OutOfTime, ProtocolError
 from umbel.protocol.prices import MAX_CHOICE_EPSILON
 
 Loss = Callable[[ArrayRecord, Context], float]
@@ -92,39 +93,18 @@ class ChooseHypothesis:
         k = hypotheses_in(msg.content)
         if not k:
             return call_next(msg, context)
-        stacked = _stacked(msg.content, k)
-        losses = [self._loss_of(_one(stacked, j), context) for j in range(k)]
-        chosen = _one(stacked, self._choose(losses))
-        config = ConfigRecord({key: value for key, value in msg.content.config_records["config"].items() if key != "k"})
-        inner = copy(msg)  # strategies put one content into the messages of all nodes
-        inner.content = RecordDict({**msg.content, "arrays": chosen, "config": config})
+        fit = best_fit(self._loss, stacked_in(msg.content, k), context)  # always: time must not tell what was drawn
+        drawn = int(draw(self._epsilon, k, [SecureGenerator()])[0]) if self._epsilon else OWN
+        inner = with_one(msg, fit if drawn == OWN else drawn)
         token = _choice.set(Choice(k, self._epsilon if k > 1 else 0.0))
         try:
             return call_next(inner, context)
         finally:
             _choice.reset(token)
 
-    def _loss_of(self, hypothesis: ArrayRecord, context: Context) -> float:
-        try:
-            loss = float(self._loss(hypothesis, context))
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # also SystemExit: that a process ends would tell something about the data
-            _log.warning(
-                "umbel.ChooseHypothesis: the loss of a hypothesis failed, and counts as infinite", exc_info=error
-            )
-            return math.inf
-        return loss if math.isfinite(loss) else math.inf
 
-    def _choose(self, losses: Sequence[float]) -> int:
-        """Return the number of the hypothesis with the lowest loss, or at random of another."""
-        source, k = SecureGenerator(), len(losses)
-        best = int(np.argmin(losses)) if min(losses) < math.inf else int(draw(0.0, k, [source])[0])
-        drawn = int(draw(self._epsilon, k, [source])[0]) if self._epsilon else OWN
-        return best if drawn == OWN else drawn
-
-
-def _stacked(content: RecordDict, k: int) -> dict[str, np.ndarray]:
+def stacked_in(content: RecordDict, k: int) -> Arrays:
+    r"""Return the k hypotheses of a message, each array (k, \*shape); raise unless they are stacked."""
     record = content.get("arrays")
     arrays = {name: array.numpy() for name, array in record.items()} if isinstance(record, ArrayRecord) else {}
     if not arrays or any(value.shape[:1] != (k,) for value in arrays.values()):
@@ -132,6 +112,33 @@ def _stacked(content: RecordDict, k: int) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _one(stacked: dict[str, np.ndarray], j: int) -> ArrayRecord:
+def with_one(msg: Message, j: int) -> Message:
+    """Return a message with hypothesis j alone, as an ordinary record, and without k."""
+    stacked = stacked_in(msg.content, hypotheses_in(msg.content))
+    config = ConfigRecord({key: value for key, value in msg.content.config_records["config"].items() if key != "k"})
+    inner = copy(msg)  # strategies put one content into the messages of all nodes
+    inner.content = RecordDict({**msg.content, "arrays": _one(stacked, j), "config": config})
+    return inner
+
+
+def best_fit(loss: Loss, stacked: Arrays, context: Context) -> int:
+    """Return the number of the hypothesis with the lowest loss; one at random if no loss can be computed."""
+    k = len(next(iter(stacked.values())))
+    losses = [_loss_of(loss, _one(stacked, j), context) for j in range(k)]
+    return int(np.argmin(losses)) if min(losses) < math.inf else int(draw(0.0, k, [SecureGenerator()])[0])
+
+
+def _loss_of(loss: Loss, hypothesis: ArrayRecord, context: Context) -> float:
+    try:
+        found = float(loss(hypothesis, context))
+    except (KeyboardInterrupt, OutOfTime):  # a user ends the node, or its site allows no more time
+        raise
+    except BaseException as error:  # also SystemExit: that a process ends would tell something about the data
+        _log.warning("the loss of a hypothesis failed, and counts as infinite", exc_info=error)
+        return math.inf
+    return found if math.isfinite(found) else math.inf
+
+
+def _one(stacked: Arrays, j: int) -> ArrayRecord:
     """Return one hypothesis as a separate record, which its reader may change."""
     return ArrayRecord({name: Array(np.asarray(value[j])) for name, value in stacked.items()})

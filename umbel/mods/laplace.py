@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass, field
-from logging import getLogger
+from dataclasses import KW_ONLY, dataclass
+from functools import lru_cache
+from logging import INFO, WARNING, getLogger
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,6 @@ class LaplaceMod:
     weighted_by_key: str = "num-examples"
     others: str = "refuse"
     seed: int | None = None
-    _told: set[Any] = field(default_factory=set, init=False, repr=False)
 
     def __post_init__(self) -> None:
         clip_norm = _FLOOR if self.clip_norm is None else self.clip_norm
@@ -78,9 +78,9 @@ class LaplaceMod:
         _require(self.per in units, "per must be vector, or without a clip norm layer or row", self.per)
         _require(self.others in ("refuse", "pass"), "others must be refuse or pass", self.others)
         if self.seed is not None:
-            _log.warning("umbel.LaplaceMod: whoever knows the seed can subtract the noise: what leaves is no release")
+            _say(WARNING, "whoever knows the seed can subtract the noise: what leaves is no release")
         if self.clip_norm is None:
-            _log.warning("umbel.LaplaceMod: noise scaled to the update's own norm proves no epsilon; a clip_norm does")
+            _say(WARNING, "noise scaled to the update's own norm proves no epsilon; a clip_norm does")
 
     @classmethod
     def of_config(cls, **arguments: Any) -> Mod:
@@ -133,17 +133,20 @@ class LaplaceMod:
         return reply
 
     def _tell(self, n: int) -> None:
-        """Log once what a participation costs, if that is known."""
+        """Log what a participation costs, if that is known."""
         choice = choice_made()
-        if (n, choice) in self._told:
-            return
-        self._told.add((n, choice))
         if choice.is_open:
-            _log.info("umbel.LaplaceMod: the choice among %d hypotheses is open, so no epsilon is proven", choice.k)
+            _say(INFO, f"the choice among {choice.k} hypotheses is open, so no epsilon is proven")
             return
         epsilon = float(quotient(2 * n, self.noise_multiplier) + exact(choice.epsilon))
-        text = "a pure epsilon of %.4g a participation, between any two data sets of a client"
-        _log.info(f"umbel.LaplaceMod: what training returns has {text}", epsilon)
+        text = f"a pure epsilon of {epsilon:.4g} a participation, between any two data sets of a client"
+        _say(INFO, f"what training returns has {text}")
+
+
+@lru_cache(maxsize=64)
+def _say(level: int, text: str) -> None:
+    """Log a line, once in this process: Flower's simulation makes an app's Mods again for each message."""
+    _log.log(level, "umbel.LaplaceMod: %s", text)
 
 
 def _require(holds: bool, rule: str, given: Any) -> None:
@@ -170,4 +173,4 @@ def _watch(norm: float, state: RecordDict) -> None:
     state[_NORMS] = MetricRecord({"norms": [max(longest, norm), *norms]})
     if len(norms) == times and norms == sorted(norms) and norm > max(longest, factor * norms[0]):
         text = "a client's updates grow from round to round, and the noise with them"
-        _log.warning("umbel.LaplaceMod: %s; use less noise, more local epochs, or a clip_norm", text)
+        _say(WARNING, f"{text}; use less noise, fewer local epochs, or a clip_norm")

@@ -1,4 +1,4 @@
-"""What messages, records, runs and bundles need of Flower that is not public.
+"""Parts of Flower that are not public, which messages, records, runs and bundles need.
 
 This module and `umbel.deploy.flower` alone touch such parts; ``tools/private.toml`` lists each, with the reason and
 with what Flower would have to offer (``make check``). They change between releases: `tests/protocol/test_flower.py`
@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import copy
 import json
-import logging
 import os
 import re
 import sys
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
-from logging import WARNING
 from pathlib import Path
 from typing import Any, TypeVar
+from warnings import warn
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
@@ -30,13 +29,13 @@ from flwr.supercore.run import Run
 from umbel.protocol import project
 
 __all__ = [
-    "FLOWER_LOGGER",
     "ErrorCode",
     "Run",
     "SType",
     "build_bundle",
     "delivered",
     "drop_limit",
+    "encoded",
     "filled",
     "identify",
     "in_memory",
@@ -52,13 +51,11 @@ __all__ = [
     "without_proxy",
 ]
 
-R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord, RecordDict)
+T = TypeVar("T")
 _RECORDS = (RecordDict, ArrayRecord, ConfigRecord, MetricRecord)
 
-FLOWER_LOGGER = logging.getLogger("flwr")
-
 _SOON_S = 0.05
-"""Seconds until a missing part of a message is looked for again; Flower waits one second at first."""
+"""Seconds until a missing part of a message is looked for again; Flower waits a second."""
 
 _LIMIT = re.compile(r", answer up to (\d{1,18}) bytes$")
 """Maximum size of the answer, in a message's group: Flower's database keeps the group, and the logs show it."""
@@ -80,25 +77,27 @@ def number(message: Message, name: str) -> None:
     message.metadata.__dict__["_message_id"] = name
 
 
-def filled(record: R, entries: Mapping[str, Any]) -> R:
+def filled(record: T, entries: Mapping[str, Any]) -> T:
     """Put entries that fit into a record, without Flower's check of each number, which takes longer than all the
     rest."""
-    if (data := record.__dict__.get("_data")) is None:
-        _warn_once("Records", "messages are made")
-        record.update(entries)
-    else:
-        data.update(entries)
+    data: Any = record.__dict__.get("_data")
+    if data is None:
+        warn("Flower keeps records in another way: messages are made more slowly", stacklevel=2)
+        data = record
+    data.update(entries)
     return record
 
 
-@cache
-def _warn_once(what: str, slower: str) -> None:
-    log(WARNING, "%s of this Flower differ from Flower 1.42's: %s more slowly", what, slower)
+def encoded(dtype: str, shape: tuple[int, ...], data: bytes) -> Array:
+    """Return an array in NumPy's format, like ``Array(dtype, shape, SType.NUMPY, data)`` but without its checks."""
+    array = Array.__new__(Array)
+    vars(array).update(dtype=dtype, shape=shape, stype=SType.NUMPY, data=data)
+    return array
 
 
 def with_content(message: Message, content: RecordDict) -> Message:
     """Return a message with other content, for use within this process."""
-    other = copy.copy(message)
+    other = _shallow(message)
     other.content = content
     return other
 
@@ -108,10 +107,11 @@ def delivered(message: Message) -> Message:
 
     Only the bytes of arrays are shared, which are read-only.
     """
-    if not message.has_content():
-        return copy.deepcopy(message)
-    # What the copy finds in its memo it takes as it is.
-    return copy.deepcopy(message, {id(message.content): _deep(message.content)})
+    # The copy takes what is in its memo as it is.
+    known: dict[int, Any] = {id(message.metadata): _shallow(message.metadata)}
+    if message.has_content():
+        known[id(message.content)] = _deep(message.content)
+    return copy.deepcopy(message, known)
 
 
 def _deep(value: Any) -> Any:
@@ -119,7 +119,15 @@ def _deep(value: Any) -> Any:
     if isinstance(value, _RECORDS):
         record: Any = value.copy()
         return filled(record, {name: _deep(entry) for name, entry in value.items()})
-    return copy.copy(value)
+    if isinstance(value, Array):
+        return _shallow(value)
+    return value.copy() if type(value) is list else value
+
+
+def _shallow(value: T) -> T:
+    other = object.__new__(type(value))
+    vars(other).update(vars(value))
+    return other
 
 
 def build_bundle(folder: Path) -> bytes:
@@ -129,9 +137,8 @@ def build_bundle(folder: Path) -> bytes:
         return bytes(build.build_fab_from_disk(folder))
     # In a wheel the files of umbel's own app lie at two places, and a checkout has a virtual environment beside them.
     files = {file.name: file for file in folder.iterdir() if file.is_file() and not file.is_symlink()}
-    for file in project.PACKAGE.rglob("*"):
-        if file.is_file() and project.INSTALLED not in file.parents:
-            files[file.relative_to(project.PACKAGE.parent).as_posix()] = file
+    package = [file for file in project.PACKAGE.rglob("*") if file.is_file() and project.INSTALLED not in file.parents]
+    files |= {file.relative_to(project.PACKAGE.parent).as_posix(): file for file in package}
     return bytes(build.build_fab_from_files(files)[0])
 
 
@@ -153,8 +160,7 @@ def drop_limit(answer: Message) -> None:
 
 def in_memory(grid: object) -> bool:
     """Return whether a grid is Flower's own simulation grid, which Flower imports before the app runs."""
-    module = sys.modules.get("flwr.superlink.grid.inmemory_grid")
-    return module is not None and isinstance(grid, module.InMemoryGrid)
+    return isinstance(grid, getattr(sys.modules.get("flwr.superlink.grid.inmemory_grid"), "InMemoryGrid", ()))
 
 
 def pull_soon() -> None:
@@ -164,7 +170,7 @@ def pull_soon() -> None:
     """
     constants: Any = import_module("flwr.supercore.constant")
     if not hasattr(constants, "PULL_INITIAL_BACKOFF"):
-        _warn_once("Waits", "messages arrive")
+        warn("Flower waits in another way: messages arrive more slowly", stacklevel=2)
     constants.PULL_INITIAL_BACKOFF = _SOON_S
 
 

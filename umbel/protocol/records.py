@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from umbel.protocol.arrays import Arrays, Packed, as_matrix
 from umbel.protocol.errors import ProtocolError
-from umbel.protocol.flower import SType, filled
+from umbel.protocol.flower import SType, encoded, filled
 
 _LONGEST_NAME = 1 << 18  # of a matrix, in characters: names and shapes of some thousands of parameters
 _MOST_AXES = 32
@@ -143,7 +143,7 @@ def _columns(name: str) -> dict[str, tuple[int, ...]]:
 
 def _encode(value: NDArray[Any]) -> Array:
     name, header = _header(value.dtype, value.shape)
-    return Array(name, value.shape, SType.NUMPY, b"".join((header, value.data if value.size else b"")))
+    return encoded(name, value.shape, b"".join((header, value.data if value.size else b"")))
 
 
 def _decode(array: Array) -> NDArray[Any]:

@@ -109,7 +109,7 @@ class RunConfig(Settings):
     model: str = Field(
         "",
         description="linear, mlp, cnn, cnn10, cnn-dropout, cnn-sigmoid, cnn10-sigmoid, lenet, lenet10, "
-        "package.module:factory or library:model; sizes follow the name, as in linear inputs=3 outputs=1, "
+        "package.module:factory; sizes follow the name, as in linear inputs=3 outputs=1, "
         "mlp inputs=3 hidden=2 outputs=1, softmax features=100 classes=10, "
         "tanh-cnn filters=16,32 hidden=32 outputs=10, factors items=100 size=8, "
         "biased-factors items=100 size=8; "

@@ -10,7 +10,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from umbel.protocol.flower import ErrorCode, Run, delivered, identify
+from umbel.protocol.flower import ErrorCode, Run, delivered, identify, number
 from umbel.protocol.simulated import in_process
 
 _SERVER = 1
@@ -109,5 +109,5 @@ class InProcessGrid(Grid):
 
     def numbered(self, message: Message) -> str:
         """Give a message a new id, and return it."""
-        message.metadata.__dict__["_message_id"] = str(next(self._ids))
+        number(message, str(next(self._ids)))
         return message.metadata.message_id

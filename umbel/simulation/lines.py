@@ -6,19 +6,18 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from umbel.protocol.flower import FLOWER_LOGGER
-
 _REFUSAL = "umbel refused to answer"
 
 
 @contextmanager
 def printed(say: Callable[[str], None]) -> Iterator[None]:
     """Inside, say each text of the log, instead of what Flower's handlers write."""
-    before, FLOWER_LOGGER.handlers = FLOWER_LOGGER.handlers, [_Lines(say)]
+    logger = logging.getLogger("flwr")
+    before, logger.handlers = logger.handlers, [_Lines(say)]
     try:
         yield
     finally:
-        FLOWER_LOGGER.handlers = before
+        logger.handlers = before
 
 
 class _Lines(logging.Handler):

@@ -1,4 +1,4 @@
-"""The report of a run from its folder, with what only a simulation can measure."""
+"""The report of a run from its folder, with its worth."""
 
 from __future__ import annotations
 
@@ -8,28 +8,24 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from umbel.client.engines import learner_for
-from umbel.client.learner import best_hypothesis
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.cli import command_line, errors_in_one_line
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.run_config import MAX_HYPOTHESES
-from umbel.server.report import Fits, View, render
+from umbel.server.report import View, render
 from umbel.server.run_folder import RunFolder
 from umbel.server.runs import DAMAGE, find_run, reading
 from umbel.server.saved import check_releases
 from umbel.server.setup import Setup, check_hypotheses
 from umbel.server.summary import Summary
-from umbel.simulation.baselines import validation_cohort
 from umbel.simulation.worth import appraise
 
 
 def write_report(run: str | Path, baselines: bool = True) -> Path:
     """Write the report of a run, by its name or its folder, and return its path.
 
-    For a simulation whose dataset is on this machine, the report also says which hypotheses fit the validation clients.
-    For sites' own data the server does not know it. With `baselines`, a missing measurement of the run's worth is made
-    and saved (`umbel.simulation.worth`). Raises `ConfigError` if the folder holds no run with a finished round.
+    With `baselines`, a missing measurement of the worth of a simulation, whose dataset is on this machine, is made and
+    saved (`umbel.simulation.worth`). Raises `ConfigError` if the folder holds no run with a finished round.
     """
     folder, setup, view, kept = _open(run)
     view.worth = folder.read_worth()
@@ -64,37 +60,15 @@ def _open(run: str | Path) -> tuple[RunFolder, Setup, View, Arrays]:
         check_releases(spent, state.history, folder.read_history(len(state.history))[-1])
     participations = np.zeros(clients, np.int64)
     participations[list(spent)] = list(spent.values())
-    summary = Summary.of(setup)
-    view = View(path.name, summary, state, participations, config)
-    # A dataset of the same name may be here that differs from the data of sites, or that has changed since.
-    if _simulated(folder) and setup.has_rows_of(folder.read_config()):
-        view.fits = _fits(setup, view)
-    return folder, setup, view, kept
+    return folder, setup, View(path.name, Summary.of(setup), state, participations, config), kept
 
 
 def _same_data(folder: RunFolder, setup: Setup) -> bool:
     """Return whether a simulation's data are here unchanged: another dataset of the same name may be here."""
-    if setup.manifest is None or not _simulated(folder):
+    nodes = folder.read_nodes() if (folder.path / "nodes.json").exists() else []
+    if setup.manifest is None or not all(hosting.simulated for _, hosting in nodes):
         return False
     return bool(folder.read_config().get("data") == setup.digests["data"])
-
-
-def _simulated(folder: RunFolder) -> bool:
-    nodes = folder.read_nodes() if (folder.path / "nodes.json").exists() else []
-    return all(hosting.simulated for _, hosting in nodes)
-
-
-def _fits(setup: Setup, view: View) -> Fits | None:
-    """Return how hypotheses fit the rows of validation clients; None if there is no choice, or no rows are here."""
-    dataset = setup.open_dataset()
-    model = setup.model
-    if dataset is None or not dataset.manifest.split["validation"] or view.k == 1 or model.local_shapes:
-        return None
-    learner = learner_for(model)
-    losses, _ = learner.score(view.state.hypotheses, validation_cohort(dataset, learner))
-    chosen = best_hypothesis(losses)
-    own = [losses[j, chosen == j].mean() if (chosen == j).any() else np.nan for j in range(view.k)]
-    return Fits(np.bincount(chosen, minlength=view.k).tolist(), own, losses.mean(axis=1).tolist())
 
 
 def main(

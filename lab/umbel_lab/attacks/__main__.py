@@ -1,4 +1,4 @@
-"""Commands: ``umbel attack all | reconstruct | identify | audit``."""
+"""Commands: ``umbel attack reconstruct | identify | audit``."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from click.core import ParameterSource
 
-from umbel.privacy.accounting.guarantee import DELTA, site_release
+from umbel.privacy.accounting.guarantee import DELTA
 from umbel.protocol.cli import command_group, errors_in_one_line
-from umbel.protocol.errors import ConfigError
 from umbel.protocol.home import umbel_home
-from umbel.protocol.release import LAPLACE
-from umbel_lab.attacks import identify, images, reconstruct
+from umbel.protocol.plugins import parse_options
+from umbel_lab.attacks import identify, reconstruct
 from umbel_lab.attacks.audit import findings
-from umbel_lab.output import Page, Section
+from umbel_lab.output import Page
 
 app = command_group("Attack releases, to see what they reveal. An attack that fails proves nothing.")
 
@@ -35,26 +33,6 @@ def _leave(out: Path | None, name: str, attack: Callable[[], Page]) -> None:
     typer.echo(folder / "table.md")
 
 
-@app.command("all")
-def all_command(
-    dataset: Annotated[str, typer.Option(help="Name or path of a dataset of 28x28 images.")] = "femnist",
-    model: Annotated[str, typer.Option(help="Model for all attacks except DLG.")] = "cnn",
-    smooth_model: Annotated[str, typer.Option(help="Model for DLG, which must be twice differentiable.")] = "lenet",
-    attack: Annotated[
-        list[str] | None, typer.Option(help="One of " + ", ".join(images.ATTACKS) + ".", show_default="all")
-    ] = None,
-    count: Annotated[
-        int, typer.Option("--images", min=1, help="Images to attack; yes-or-no attacks use ten times as many clients.")
-    ] = 8,
-    seed: Seed = 0,
-    out: Out = None,
-) -> None:
-    """Run every attack on images in every mode of release, behind the app's own gate, and print one table."""
-    setting = images.Setting(dataset, model, smooth_model, count, seed, tuple(attack or ()))
-    name = "-".join(["all", Path(dataset).name, model, f"{count}-images", f"seed{seed}", *setting.attacks])
-    _leave(out, name, lambda: images.page(setting, images.overview(setting)))
-
-
 @app.command("reconstruct")
 def reconstruct_command(
     dataset: Annotated[str, typer.Option(help="Name or path of a dataset of 28x28 images.")],
@@ -64,9 +42,6 @@ def reconstruct_command(
     noise_multiplier: Annotated[
         list[float], typer.Option(help="nu. May be repeated.", show_default="the paper's nine")
     ] = list(reconstruct.NOISE_MULTIPLIERS),  # noqa: B006
-    per_layer: Annotated[
-        bool, typer.Option("--per-layer/--whole", help="Separate noise for each layer, as in the paper's attack.")
-    ] = True,
     count: Annotated[int, typer.Option("--images", min=1, help="Clients to attack, each with one image.")] = 8,
     restarts: Annotated[int, typer.Option(min=1, help="Starts of DLG; the best counts.")] = 2,
     releases: Annotated[int, typer.Option(min=1, help="Releases of each client; their mean is attacked.")] = 1,
@@ -75,9 +50,9 @@ def reconstruct_command(
 ) -> None:
     """Reconstruct an image from a release of one training step, behind the app's own gate."""
     multipliers = tuple(dict.fromkeys(noise_multiplier))
-    setting = reconstruct.Setting(dataset, model, multipliers, per_layer, count, restarts, seed, releases)
+    setting = reconstruct.Setting(dataset, model, multipliers, count, restarts, seed, releases)
     several = f"-{releases}-releases" if releases > 1 else ""
-    name = f"reconstruct-{Path(dataset).name}-{model}{'' if per_layer else '-whole'}{several}"
+    name = f"reconstruct-{Path(dataset).name}-{model}{several}"
     _leave(out, name, lambda: reconstruct.page(reconstruct.audit(setting)))
 
 
@@ -90,7 +65,6 @@ def identify_command(
     model: Annotated[
         str, typer.Option(help="biased-factors for the recommender with biases.", show_default="the dataset's")
     ] = "",
-    noise_per: Annotated[str, typer.Option(help="vector, or row: each item by itself.")] = "vector",
     victims: Annotated[int, typer.Option(min=1, help="Clients to attack.")] = 20,
     after: Annotated[int, typer.Option(min=0, help="Rounds of honest training first.")] = 30,
     interactions: Annotated[int, typer.Option(min=1, help="Maximum requests to each client.")] = 500,
@@ -100,42 +74,26 @@ def identify_command(
 ) -> None:
     """Steal clients' local parameters from their updates, behind the app's own gate and each defence."""
     options = {"victims": victims, "after": after, "interactions": interactions}
-    changes = {"model": model, "noise_per": noise_per, "seed": seed}
+    changes = {"model": model, "seed": seed}
     multipliers = tuple(dict.fromkeys(noise_multiplier))
-    name = f"identify-{Path(dataset).name}-{model or 'factors'}-{noise_per}"
+    name = f"identify-{Path(dataset).name}-{model or 'factors'}"
     _leave(out, name, lambda: identify.audit(dataset, multipliers, defences, options, **changes).page())
-
-
-_COMMANDLINE = ParameterSource.COMMANDLINE
-_OF_ONE_SETTING = (
-    "parameters", "noise_multiplier", "mechanism", "hypotheses", "choice_epsilon", "report_noise_multiplier", "by_site",
-    "participations",
-)  # fmt: skip
 
 
 @app.command("audit")
 def audit_command(
-    context: typer.Context,
-    parameters: Annotated[
-        int | None, typer.Option(min=1, help="n; with --noise-multiplier, audit only this setting.")
-    ] = None,
-    noise_multiplier: Annotated[float | None, typer.Option(help="nu; above 0.")] = None,
-    mechanism: Annotated[
-        str, typer.Option(help="laplace, gaussian, discrete-gaussian, or package.module:Class.")
-    ] = LAPLACE,
-    hypotheses: Annotated[int, typer.Option(min=1, help="k.")] = 1,
-    choice_epsilon: Annotated[float, typer.Option(min=0, help="Epsilon of the randomised choice.")] = 0.0,
-    report_noise_multiplier: Annotated[
-        float, typer.Option(min=0, help="Above 0: canaries also report, with this nu.")
-    ] = 0.0,
-    by_site: Annotated[
-        bool,
-        typer.Option("--by-site/--by-client", help="A site adds noise to sums, or each client to its update."),
-    ] = False,
-    participations: Annotated[int, typer.Option(min=1, help="Participations of each canary.")] = 1,
+    setting: Annotated[
+        str,
+        typer.Argument(
+            help="Such as 'parameters=7 noise-multiplier=20', and: mechanism=laplace, gaussian, discrete-gaussian, or "
+            "package.module:Class; hypotheses=k and choice-epsilon; release=client or site; participations of each "
+            "canary; report-noise-multiplier, with which canaries also report.",
+            show_default="standard settings",
+        ),
+    ] = "",
     canaries: Annotated[
         int, typer.Option(min=100, help="Canaries of each setting. One in four only fixes the number of guesses.")
-    ] = (findings.CANARIES),
+    ] = findings.CANARIES,
     delta: Annotated[float, typer.Option(help="Delta of the (epsilon, delta) claim.")] = DELTA,
     confidence: Annotated[float, typer.Option(help="Confidence of each lower bound.")] = findings.CONFIDENCE,
     as_site: Annotated[
@@ -154,18 +112,11 @@ def audit_command(
     """
     with errors_in_one_line():
         settings = findings.deployed() if as_site else findings.standard()
-        if parameters is not None and noise_multiplier is not None:
-            release = findings.training(parameters, noise_multiplier, hypotheses, choice_epsilon, mechanism)
-            settings = findings.settings_of(
-                site_release(release) if by_site else release, participations, report_noise_multiplier
-            )
-        elif given := [name for name in _OF_ONE_SETTING if context.get_parameter_source(name) is _COMMANDLINE]:
-            text = f"--{given[0].replace('_', '-')} needs a setting; give both --parameters and --noise-multiplier"
-            raise ConfigError(text, code="config.incomplete-setting")
-        found = [findings.audit(setting, canaries, seed, delta, confidence, as_site) for setting in settings]
-    title = f"Claimed epsilon, and shown at a confidence of {confidence:.4g}"
-    Page(title, [Section("", "", findings.columns(delta), [one.cells() for one in found])], []).show()
-    if any(one.verdict is findings.Verdict.EXCEEDS for one in found):
+        if setting:
+            settings = parse_options(findings.SettingOptions, setting, "setting").settings()
+        results = [findings.audit(each, canaries, seed, delta, confidence, as_site) for each in settings]
+    findings.page(results, delta, confidence).show()
+    if any(finding.verdict is findings.Verdict.EXCEEDS for finding in results):
         raise typer.Exit(1)
 
 

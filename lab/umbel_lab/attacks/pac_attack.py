@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from logging import INFO
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -18,7 +17,7 @@ import pandas as pd
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
-from pydantic import Field, PlainValidator
+from pydantic import Field
 
 from umbel.client.local import LocalParameters
 from umbel.client.node import Node
@@ -30,7 +29,6 @@ from umbel.nodes.roster import TRAIN, Roster, sample
 from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.flower import log
 from umbel.protocol.home import write_atomically
 from umbel.protocol.records import from_array_record, to_array_record
 from umbel.protocol.release import Clipping, Kind, Release
@@ -46,6 +44,7 @@ from umbel.strategies.recommender import Recommender
 _SAMPLE_VICTIMS, _JITTER = 4, 5
 _JITTERED = 1e-3
 _SHORT, _LONG = 1 / 64, 64.0
+_TITLE = "What the server stole"
 
 Matrix = NDArray[np.float64]
 Lean = Literal["dislikes", "likes", "unknown"]
@@ -144,17 +143,6 @@ def checkpoint(interaction: int) -> bool:
     return interaction in (power, power + power // 2)
 
 
-def _multipliers(value: Any) -> tuple[float, ...]:
-    """Return the noise multipliers in a text like "0,1,3"."""
-    try:
-        values = tuple(float(part) for part in str(value).split(","))
-    except ValueError:
-        values = ()
-    if not values or len(set(values)) < len(values) or not all(math.isfinite(one) and one >= 0 for one in values):
-        raise ValueError("must be different numbers of at least 0, separated by commas, as 0,1,3")
-    return values
-
-
 @dataclass(frozen=True)
 class AttackOptions:
     """Settings of the attack.
@@ -177,11 +165,9 @@ class AttackOptions:
     victims : int
         Number of clients to attack.
     interactions : int
-        Maximum number of requests to each, at each noise multiplier.
+        Maximum number of requests to each.
     error : float
         The error rate at which it stops, under the better of both signs.
-    multipliers : tuple of float
-        The noise multipliers to attack at, in turn; as text "0,1,3".
     """
 
     attack: Literal["zero", "jitter", "spectral"] = "zero"
@@ -191,15 +177,14 @@ class AttackOptions:
     victims: Annotated[int, Field(ge=1)] = 20
     interactions: Annotated[int, Field(ge=1)] = 1000
     error: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.05
-    multipliers: Annotated[tuple[float, ...], PlainValidator(_multipliers)] = (0.0, 1.0, 3.0)
 
     @property
     def rounds(self) -> int:
         """Maximum number of rounds of the attack."""
-        return self.after + len(self.multipliers) * self.interactions + 1
+        return self.after + self.interactions + 1
 
 
-_ERRORS = ("error", "by_rate", "by_items")
+ERRORS = ("error", "by_rate", "by_items")
 """Errors of an estimate: under the better of both signs, and under those that the attack decides on."""
 _SIGNS = {"dislikes": 1.0, "likes": -1.0, "unknown": np.nan}
 
@@ -209,20 +194,8 @@ def sign_by_rate(model: Model, lean: Lean) -> float:
     return 1.0 if has_biases(model) else _SIGNS[lean]
 
 
-@dataclass
-class _Phase:
-    """The attack at one noise multiplier."""
-
-    noise_multiplier: float
-    estimates: dict[int, Estimate]
-    pushed: dict[int, Matrix] = field(default_factory=dict)  # the sum of each victim's updates
-    asked: int = 0
-    exhausted: bool = False  # no victim releases anything
-    measured: dict[int, int] = field(default_factory=dict)  # each victim's number of messages at the last measurement
-
-
 class PacAttack(Recommender, Observer):
-    """Train honestly, then attack some clients at one noise multiplier after the other (`AttackOptions`).
+    """Train honestly, then attack some clients (`AttackOptions`) at the run's noise multiplier.
 
     In process, clients' own local parameters show the attack's progress (`local_parameters`), and it stops when they
     are known except for their sign. Elsewhere the result is unknown, and it asks as often as allowed. At the end the
@@ -235,9 +208,8 @@ class PacAttack(Recommender, Observer):
     by the paper's budget, n/nu each, a heuristic (None without noise, or with another mechanism than the paper's).
     """
 
-    fleet: Fleet
-
     nodes: Fleet
+
     Options = AttackOptions
     options: AttackOptions
 
@@ -247,10 +219,6 @@ class PacAttack(Recommender, Observer):
         if not factors_of(model):
             text = f"strategy {run.strategy!r} is for model factors, not {model.name!r}"
             raise ConfigError(text, code="config.strategy-model")
-        if min(self.options.multipliers) < run.noise_multiplier:
-            # The run's own accounts use it.
-            text = f"strategy: multipliers go below noise-multiplier = {run.noise_multiplier:g}; lower that"
-            raise ConfigError(text, code="config.multipliers")
         if run.resume:
             raise ConfigError('an attack cannot be resumed; set resume = ""', code="config.attack-resume")
         if run.patience:
@@ -258,8 +226,10 @@ class PacAttack(Recommender, Observer):
         if run.rounds < (most := self.options.rounds):
             raise ConfigError(f"the attack may take {most} rounds; raise rounds to that", code="config.attack-rounds")
         self.findings: list[dict[str, Any]] = []
-        self.remarks: list[str] = []
-        self._model, self._clipping, self._mechanism = model, run.clipping, run.mechanism
+        self._model = model
+        self._release = Release(
+            Kind.TRAIN, model.num_parameters, run.noise_multiplier, run.clipping, mechanism=run.mechanism
+        )
         self._honest: Arrays = {}
         (self._shape,) = model.shapes.values()
 
@@ -270,13 +240,10 @@ class PacAttack(Recommender, Observer):
         self._victims = sample([self.nodes.run.seed, _SAMPLE_VICTIMS], population, size)
         factors, biases = factors_of(self._model), has_biases(self._model)
         spectral = "spectral" in (self.options.attack, self.options.reading)
-        self._phases = iter(
-            [
-                _Phase(nu, {client: Estimate(factors, spectral, biases) for client in self._victims.tolist()})
-                for nu in self.options.multipliers
-            ]
-        )
-        self._phase = next(self._phases)
+        self._estimates = {client: Estimate(factors, spectral, biases) for client in self._victims.tolist()}
+        self._pushed: dict[int, Matrix] = {}  # the sum of each victim's updates
+        self._measured: dict[int, int] = {}  # each victim's number of messages at the last measurement
+        self._asked, self._exhausted = 0, False  # exhausted: no victim releases anything
         self._restoring = False  # the attack is over, except that the victims get the honest items back
 
     def configure_train(
@@ -287,7 +254,6 @@ class PacAttack(Recommender, Observer):
             return super().configure_train(server_round, arrays, config, grid)
         self._honest = from_array_record(arrays)
         task = self.nodes.task_of(server_round, config, self.decisions(server_round))
-        task = replace(task, noise_multiplier=self._phase.noise_multiplier)
         if self._restoring:
             task = replace(task, local_epochs=0, local_steps=0)
         else:
@@ -301,7 +267,7 @@ class PacAttack(Recommender, Observer):
 
     def _stride(self, task: TrainingSpec) -> float:
         """Return the factor on the attack's step, chosen to reveal most and to move the victim least."""
-        if self._clipping is Clipping.UPDATE and not task.message_noise:
+        if task.clipping is Clipping.UPDATE and not task.message_noise:
             # Noise is proportional to the update, and a short step hardly moves the victim's vector.
             return _SHORT
         # Noise is constant: a long step exceeds it. From items of almost zeros that does not move the vector either,
@@ -322,102 +288,78 @@ class PacAttack(Recommender, Observer):
         if round <= self.options.after:
             return super().learn(round, releases)
         if not self._restoring:
-            phase, updates = self._phase, releases.vectors - flatten(self.nodes.sent)
+            updates = releases.vectors - flatten(self.nodes.sent)
             for client, update in zip(releases.clients.tolist(), updates, strict=True):
                 rows = update.reshape(self._shape)
-                phase.estimates[client].add(rows)
-                phase.pushed[client] = phase.pushed.get(client, 0.0) + rows
-            phase.asked += 1
-            phase.exhausted = not len(releases.clients)
+                self._estimates[client].add(rows)
+                self._pushed[client] = self._pushed.get(client, 0.0) + rows
+            self._asked += 1
+            self._exhausted = not len(releases.clients)
         return replace(super().learn(round, releases), following=self._honest)
 
     def after_round(self, run: Run) -> None:
-        """Measure the attack's progress, and start the next phase when this one is done.
-
-        It is also done when no victim releases anything.
-        """
+        """Measure the attack's progress, and end it when all is stolen or no victim releases anything."""
         if run.state.history[-1].number <= self.options.after:
             return
         if self._restoring:
             run.stop("the attack is over")
             return
-        phase = self._phase
-        last = phase.exhausted or phase.asked == self.options.interactions
-        if not (last or checkpoint(phase.asked)):
+        last = self._exhausted or self._asked == self.options.interactions
+        if not (last or checkpoint(self._asked)):
             return
-        errors, content = self._errors(run), self.options.error
+        errors = self._errors(run)
         self._note(errors)
-        if last or (
-            len(errors) == len(self._victims) and max(one["error"] or 0.0 for one in errors.values()) <= content
-        ):
-            remark = self._remark()
-            log(INFO, remark)
-            self.remarks.append(remark)
-            following = next(self._phases, None)
-            self._phase, self._restoring = following or phase, following is None
+        all_known = len(errors) == len(self._victims)
+        self._restoring = last or (
+            all_known and max(each["error"] or 0.0 for each in errors.values()) <= self.options.error
+        )
         if run.folder is not None:
             table = pd.DataFrame(self.findings).to_csv(index=False)
             write_atomically(run.folder.path / "findings.csv", table.encode(), private=True)
 
     def section(self) -> Section | None:
-        """Return the result of each phase."""
-        return Section("What the server stole", tuple(self.remarks)) if self.remarks else None
+        """Return the result of the attack."""
+        if not self.findings:
+            return None
+        most = max(estimate.messages for estimate in self._estimates.values())
+        remark = f"Attack {self.options.attack}: clients released {most} times at most; "
+        if all(row["error"] is None for row in self.findings):
+            return Section(_TITLE, (f"{remark}their own vectors cannot be read here, so what was stolen is unknown.",))
+        enough = needed(self.findings, self.options.error)
+        times = [each for each in enough.values() if each is not None]
+        remark += f"{len(times)} of {len(enough)} vectors stolen but for {self.options.error:.0%} of what they predict"
+        return Section(_TITLE, (remark + (f", in {np.median(times):g} interactions (median)." if times else "."),))
 
     def _errors(self, run: Run) -> dict[int, dict[str, float | None]]:
-        """Return the errors of each victim's estimate by `_ERRORS`; empty if the truth is unknown."""
-        factors, phase = factors_of(self._model), self._phase
+        """Return the errors of each victim's estimate by `ERRORS`; empty if the truth is unknown."""
+        factors = factors_of(self._model)
         items = flatten(self._honest).reshape(self._shape)[:, :factors]
         truth = local_parameters(run.grid, self.nodes.roster(run.grid), self._victims, run.name)
         known = {
             client: (estimate.vector, truth[client]["user"].astype(np.float64)[:factors])
-            for client, estimate in phase.estimates.items()
+            for client, estimate in self._estimates.items()
             if client in truth and estimate.messages
         }
         rate, by_items = sign_by_rate(self._model, self.options.lean), np.ones(len(known))
         if known and not has_biases(self._model):
-            pushes = np.stack([phase.pushed[client] @ vector for client, (vector, _) in known.items()])
+            pushes = np.stack([self._pushed[client] @ vector for client, (vector, _) in known.items()])
             # On average, items are pushed up if likes are more frequent.
             by_items = -rate * signs_by_items(pushes)
-        found = {}
-        for (client, (vector, own)), sign in zip(known.items(), by_items.tolist(), strict=True):
-            signed = [None if np.isnan(one) else error_rate(one * vector, own, items) for one in (rate, sign)]
-            found[client] = dict(zip(_ERRORS, [direction_error(vector, own, items), *signed], strict=True))
-        return found
+        errors = {}
+        for (client, (vector, own)), by_item in zip(known.items(), by_items.tolist(), strict=True):
+            signed = [None if np.isnan(sign) else error_rate(sign * vector, own, items) for sign in (rate, by_item)]
+            errors[client] = dict(zip(ERRORS, [direction_error(vector, own, items), *signed], strict=True))
+        return errors
 
     def _note(self, errors: Mapping[int, Mapping[str, float | None]]) -> None:
         """Add a row for each victim with news."""
-        phase, nu = self._phase, self._phase.noise_multiplier
-        release = Release(Kind.TRAIN, self._model.num_parameters, nu, self._clipping, mechanism=self._mechanism)
-        for client, estimate in phase.estimates.items():
+        for client, estimate in self._estimates.items():
             times = estimate.messages
-            if times == phase.measured.get(client):
-                continue
-            phase.measured[client] = times
-            row = {"attack": self.options.attack, "noise_multiplier": nu, "client": client, "interactions": times}
-            spent = None if release.paper_cost is None else release.paper_spend(times)
-            self.findings.append(row | dict(errors.get(client, dict.fromkeys(_ERRORS))) | {"spent": spent})
-
-    def _remark(self) -> str:
-        """Return the result of the phase in words."""
-        phase, error = self._phase, self.options.error
-        own = [row for row in self.findings if row["noise_multiplier"] == phase.noise_multiplier]
-        most = max((estimate.messages for estimate in phase.estimates.values()), default=0)
-        level = f"nu = {phase.noise_multiplier:g}" if phase.noise_multiplier else "no noise"
-        remark = f"Attack {self.options.attack}, {level}: clients released {most} times at most"
-        if any(row["error"] is not None for row in own):
-            first = needed(own, error)
-            stolen = [times for times in first.values() if times is not None]
-            remark += f"; {len(stolen)} of {len(first)} vectors stolen but for {error:.0%} of what they predict"
-            if stolen:
-                remark += f", in {np.median(stolen):g} interactions (median; at most {max(stolen)})"
-            last = {row["client"]: row for row in own}.values()
-            known = [[row[name] for row in last if row[name] is not None] for name in _ERRORS[1:]]
-            if all(known):
-                rate, items = (sum(one <= error for one in errors) for errors in known)
-                remark += f"; with the sign, by the population's rate {rate}, by the items of all victims {items}"
-        elif most:
-            remark += "; their own vectors cannot be read here, so what was stolen is unknown"
-        return remark + ("; in the end none released anything." if phase.exhausted else ".")
+            if times != self._measured.get(client):
+                self._measured[client] = times
+                row = {"client": client, "interactions": times, **errors.get(client, dict.fromkeys(ERRORS))}
+                spent = None if self._release.paper_cost is None else self._release.paper_spend(times)
+                self.findings.append({**row, "spent": spent})
 
 
 def needed(findings: Iterable[Mapping[str, Any]], error: float) -> dict[int, int | None]:

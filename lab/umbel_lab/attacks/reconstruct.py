@@ -8,9 +8,8 @@ release is then the gradient, times the step size, with noise.
 from __future__ import annotations
 
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,20 +20,23 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 
+import umbel.client.app
 from umbel import models
-from umbel.data import Dataset, find_typed, open_dataset
+from umbel.data import Dataset, Manifest, find_typed, offsets_of, open_dataset, write_dataset
 from umbel.models.model import Model, Parameters
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.errors import ConfigError, DatasetError, ModelError, NotApplicableError
-from umbel.protocol.release import NoisePer
+from umbel.protocol.messages import round_request
+from umbel.protocol.records import pack
+from umbel.protocol.release import Clipping, NoisePer
 from umbel.protocol.tasks import TrainingSpec
+from umbel.simulation.grid import InProcessGrid
 from umbel_lab.attacks import quality
 from umbel_lab.attacks.dlg import deep_leakage
-from umbel_lab.attacks.layers import bias_label, label_given_image
-from umbel_lab.attacks.rank_one import invert_first_layer
-from umbel_lab.attacks.victims import STEP, Mode, Victims, averaged, gradients, write_victims
-from umbel_lab.output import Page, Row, Section, figure
+from umbel_lab.attacks.rank_one import bias_label, invert_first_layer, label_given_image
+from umbel_lab.attacks.victims import answer, what_left
+from umbel_lab.output import Columns, Page, Row, Section, figure
 
 SHAPE = (28, 28)
 NOISE_MULTIPLIERS = (0.0, 0.001, 0.01, 0.1, 1.0, 3.0, 5.0, 10.0, 15.0)
@@ -42,6 +44,13 @@ NOISE_MULTIPLIERS = (0.0, 0.001, 0.01, 0.1, 1.0, 3.0, 5.0, 10.0, 15.0)
 
 DLG, RANK_ONE, LAST_BIAS = "DLG", "rank one", "last bias"
 LOSS = "cross-entropy"
+AVERAGE = "mean image"
+"""The baseline: the score of the mean of other clients' images, without any release."""
+
+_STEP = 1.0  # a long step loses little of the gradient to the rounding of 32-bit numbers
+_FLOOR = 1e-6  # of clip norms: so small that it never applies, as in the paper
+_NOISE = "noise multiplier"
+_FORMATS = {"PSNR": ".1f", "SSIM": ".2f", "correlation": ".2f", "label": ".2f", **dict.fromkeys(quality.VERDICTS, "d")}
 
 Images = NDArray[np.float64]
 
@@ -50,19 +59,32 @@ Images = NDArray[np.float64]
 class Setting:
     """The subject of an audit: a dataset, and a model that is trained under cross entropy.
 
-    The noise of a client has the same direction at all noise multipliers; `per_layer` means separate noise on each
-    layer, as in the paper, instead of on the whole vector. `images` is the number of attacked images, each of another
-    client; DLG has `restarts` starts, and the mean of `releases` releases of each client is attacked.
+    The noise of a client has the same direction at all noise multipliers, and is drawn for each layer by itself, as in
+    the paper. `images` is the number of attacked images, each of another client; DLG has `restarts` starts, and the
+    mean of `releases` releases of each client is attacked.
     """
 
     dataset: str
     model: str
     noise_multipliers: tuple[float, ...] = NOISE_MULTIPLIERS
-    per_layer: bool = True
     images: int = 8
     restarts: int = 2
     seed: int = 0
     releases: int = 1
+
+    def task(self, round: int, noise_multiplier: float) -> TrainingSpec:
+        """Return the server's task for all attacked clients: one step on all rows."""
+        return TrainingSpec(
+            round=round,
+            clients=tuple(map(ClientOnNode, range(self.images))),
+            local_epochs=1,
+            step_size=_STEP,
+            batch_size=0,
+            noise_multiplier=noise_multiplier,
+            clipping=Clipping.UPDATE,
+            clip_norm=_FLOOR,
+            noise_per=NoisePer.LAYER,
+        )
 
 
 @dataclass(frozen=True)
@@ -77,29 +99,34 @@ class Secret:
     average: Images
 
 
-@dataclass(frozen=True)
-class Attempt:
-    """The result of one attack, `DLG`, `RANK_ONE` or `LAST_BIAS`, on all releases at one noise multiplier.
-
-    The `images` (images, 28, 28) have pixels in [0, 1]; None for an attack only on the label. `seconds` are for one
-    image. The `obstacle` says why the attack is impossible here; empty if it is possible.
-    """
-
-    noise_multiplier: float
-    attack: str
-    images: Images | None = None
-    labels: tuple[int, ...] = ()
-    seconds: float = 0.0
-    obstacle: str = ""
-
-
-@dataclass(frozen=True)
+@dataclass
 class Audit:
-    """A setting, the images, and every attempt, by noise multiplier and then by attack."""
+    """A setting, the images, and the results of all attacks, by noise multiplier and then by attack.
+
+    There is a row for the baseline, then one for each attack: means over images of PSNR, SSIM and correlation, the
+    share of labels that were read correctly, and the number of images by verdict (`quality.verdict`); None if an attack
+    has no such number. `shown` has the images (images, 28, 28) that it found, if it looks for any. `obstacles` say why
+    an attack is impossible here.
+    """
 
     setting: Setting
     secret: Secret
-    attempts: tuple[Attempt, ...]
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    shown: dict[tuple[str, float], Images] = field(default_factory=dict)
+    obstacles: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        baseline = np.broadcast_to(self.secret.average, self.secret.images.shape)
+        self.rows.append({_NOISE: None, "attack": AVERAGE, **_scores(baseline, self.secret.images)})
+
+    def add(self, attack: str, nu: float, images: Sequence[Images | None], labels: Sequence[int]) -> None:
+        """Add the result of an attack on all releases at one noise multiplier; without labels it was impossible."""
+        found = [image for image in images if image is not None]
+        if found:
+            self.shown[attack, nu] = np.stack(found)
+        label = float(np.mean(self.secret.labels == np.array(labels))) if labels else None
+        scores = _scores(self.shown.get((attack, nu)), self.secret.images)
+        self.rows.append({_NOISE: nu, "attack": attack, **scores, "label": label})
 
 
 def audit(setting: Setting) -> Audit:
@@ -109,14 +136,14 @@ def audit(setting: Setting) -> Audit:
     the setting is invalid, and `FleetError` if the gate refuses, as it does if the environment sets a stricter policy.
     """
     for nu in setting.noise_multipliers:
-        TrainingSpec(1, tuple(map(ClientOnNode, range(setting.images))), 1, STEP, 1, nu)
+        setting.task(1, nu)
     for name in ("images", "restarts", "releases"):
         if getattr(setting, name) < 1:
             raise ConfigError(f"{name} must be at least 1, got {getattr(setting, name)}", code="config.out-of-range")
     path = find_typed(setting.dataset)
     dataset = open_dataset(path)
     model = models.load(setting.model, LOSS)
-    check_images(path, dataset, model)
+    _check_images(path, dataset, model)
     if setting.images > dataset.manifest.train:
         raise DatasetError(
             f"{path}: ask for fewer images than {setting.images}; there are {dataset.manifest.train} training clients "
@@ -126,27 +153,22 @@ def audit(setting: Setting) -> Audit:
     torch.set_num_threads(1)
     rows, secret = _choose(setting, dataset)
     hypothesis = model.initial(setting.seed)
-    attempts: list[Attempt] = []
+    results = Audit(setting, secret)
     with tempfile.TemporaryDirectory(prefix="umbel-audit-") as scratch:
-        derived = Path(scratch) / "one-image-each"
-        write_victims(derived, dataset, list(rows[:, None]))
-        noise_per = NoisePer.LAYER if setting.per_layer else NoisePer.VECTOR
+        victims = Path(scratch) / "one-image-each"
+        _write_victims(victims, dataset, rows)
         for nu in track(setting.noise_multipliers, "noise multipliers", console=Console(stderr=True), transient=True):
-            # The noise of a client has the same direction at all noise multipliers.
-            victims = Victims(derived, {}, setting.seed, {"model": setting.model, "loss": LOSS})
-            mode, clients = Mode("", nu, noise_per=noise_per), [[client] for client in range(setting.images)]
-            shown, _ = averaged(partial(gradients, victims, mode, hypothesis, clients), setting.releases)
-            attempts += _attack(setting, model, hypothesis, shown, nu)
-    return Audit(setting, secret, tuple(attempts))
+            gradients = _gradients(setting, victims, hypothesis, nu)
+            _attack(results, model, hypothesis, gradients, nu)
+    return results
 
 
-def check_images(path: Path, dataset: Dataset, model: Model) -> None:
+def _check_images(path: Path, dataset: Dataset, model: Model) -> None:
     """Raise before any work if images, classes and model do not fit together."""
     features, targets = dataset.features, dataset.targets
     if features.shape[1:] != SHAPE:
-        raise DatasetError(
-            f"{path}: features of shape {features.shape[1:]}, not {SHAPE} images", code="data.not-images"
-        )
+        text = f"{path}: features of shape {features.shape[1:]}, not {SHAPE} images"
+        raise DatasetError(text, code="data.not-images")
     if targets.dtype.kind not in "iu" or targets.ndim != 1:
         text = f"{path}: targets are {targets.dtype} of shape {targets.shape[1:]}, not classes"
         raise DatasetError(text, code="data.not-classes")
@@ -184,11 +206,40 @@ def _choose(setting: Setting, dataset: Dataset) -> tuple[NDArray[np.int64], Secr
     return rows, Secret(images, np.asarray(dataset.targets[rows], np.int64), average)
 
 
-def _attack(
-    setting: Setting, model: Model, hypothesis: Arrays, shown: list[Parameters], noise_multiplier: float
-) -> Iterator[Attempt]:
-    """Yield the result of each attack on the clients' releases."""
-    start = {name: torch.from_numpy(value) for name, value in hypothesis.items()}
+def _write_victims(folder: Path, dataset: Dataset, rows: NDArray[np.int64]) -> None:
+    """Write a dataset of training clients with one of these rows each."""
+    scale, split = dataset.manifest.feature_scale, {"train": len(rows), "validation": 0}
+    manifest = Manifest(name="victims", clients=len(rows), split=split, feature_scale=scale)
+    write_dataset(folder, manifest, dataset.features[rows], dataset.targets[rows], offsets_of([1] * len(rows)))
+
+
+def _gradients(setting: Setting, victims: Path, hypothesis: Arrays, noise_multiplier: float) -> list[Parameters]:
+    """Return the mean over releases of the server's estimates of each client's gradient.
+
+    A client's release minus the hypothesis is minus its gradient with noise. Noise is drawn again each time and the
+    update is the same, so T releases turn nu into nu / sqrt(T).
+    """
+    run = {"dataset": str(victims), "seed": setting.seed, "device": "cpu", "model": setting.model, "loss": LOSS}
+    # For each noise multiplier a new node, whose noise has the same direction.
+    grid = InProcessGrid(umbel.client.app.app, run, node_configs=[{"partition-id": 0, "num-partitions": 1}])
+    sent = pack({name: value[None] for name, value in hypothesis.items()})
+    total: list[Parameters] = []
+    for release in range(setting.releases):
+        content = answer(grid, round_request(sent, setting.task(release + 1, noise_multiplier)))
+        left, _ = what_left(content, setting.images)
+        for client in range(setting.images):
+            moved = {name: value.astype(np.float64) - left[name][client] for name, value in hypothesis.items()}
+            gradient = {name: torch.from_numpy(value / _STEP) for name, value in moved.items()}
+            if release == 0:
+                total.append(gradient)
+            else:
+                total[client] = {name: value + gradient[name] for name, value in total[client].items()}
+    return [{name: value / setting.releases for name, value in gradient.items()} for gradient in total]
+
+
+def _attack(results: Audit, model: Model, hypothesis: Arrays, gradients: list[Parameters], nu: float) -> None:
+    """Make each attack on the clients' gradients."""
+    setting, start = results.setting, {name: torch.from_numpy(value) for name, value in hypothesis.items()}
 
     def leak(gradient: Parameters) -> tuple[Images, int]:
         # The same starts everywhere, so that noise multipliers and images are the only differences.
@@ -206,38 +257,12 @@ def _attack(
     attacks: dict[str, Callable[[Parameters], tuple[Images | None, int]]]
     attacks = {DLG: leak, RANK_ONE: invert, LAST_BIAS: read}
     for name, attack in attacks.items():
-        began = time.perf_counter()
         try:
-            made = [attack(gradient) for gradient in shown]
+            images, labels = zip(*map(attack, gradients), strict=True)
         except NotApplicableError as error:
-            yield Attempt(noise_multiplier, name, obstacle=error.text)
-            continue
-        images = [image for image, _ in made if image is not None]
-        labels, seconds = tuple(label for _, label in made), (time.perf_counter() - began) / len(made)
-        yield Attempt(noise_multiplier, name, np.stack(images) if images else None, labels, seconds)
-
-
-AVERAGE = "mean image"
-"""The baseline: the score of the mean of other clients' images, without any release."""
-
-_NOISE = "noise multiplier"
-_FORMATS = {"PSNR": ".1f", "SSIM": ".2f", "correlation": ".2f", "label": ".2f", **dict.fromkeys(quality.VERDICTS, "d")}
-
-
-def rows_of(audit: Audit) -> list[dict[str, Any]]:
-    """Return a row for the baseline, then one for each attempt.
-
-    Means over images of PSNR, SSIM and correlation, the share of labels that were read correctly, and the number of
-    images by verdict (`quality.verdict`); None if an attack has no such number.
-    """
-    secret = audit.secret
-    mean_images = np.broadcast_to(secret.average, secret.images.shape)
-    rows = [{_NOISE: None, "attack": AVERAGE, **_scores(mean_images, secret.images)}]
-    for one in audit.attempts:
-        label = None if one.obstacle else float(np.mean(secret.labels == np.array(one.labels)))
-        scores = _scores(one.images, secret.images)
-        rows.append({_NOISE: one.noise_multiplier, "attack": one.attack, **scores, "label": label})
-    return rows
+            results.obstacles.add(f"{name}: {error.text}.")
+            images, labels = (), ()
+        results.add(name, nu, images, labels)
 
 
 def _scores(images: Images | None, originals: Images) -> dict[str, Any]:
@@ -258,26 +283,24 @@ def _decibels(row: Row) -> str:
 
 def page(audit: Audit) -> Page:
     """Return the table, and the words under it."""
-    setting, rows = audit.setting, rows_of(audit)
-    columns: dict[str, str | Callable[[Row], str]] = {"ν": f"{_NOISE}:g", "attack": "attack", "PSNR": _decibels}
-    columns |= {name: f"{name}:{how}" for name, how in _FORMATS.items() if name != "PSNR"}
-    table = Section.of("", "", columns, rows)
-    noise = "each layer by itself" if setting.per_layer else "the whole vector"
+    setting, rows = audit.setting, audit.rows
+    columns: Columns = {
+        "ν": f"{_NOISE}:g",
+        "attack": "attack",
+        **{name: f"{name}:{how}" for name, how in _FORMATS.items()},
+    }
+    table = Section.of("", "", {**columns, "PSNR": _decibels}, rows)
     title = (
         f"Reconstruction from one step on one image: {setting.dataset}, {setting.model}, {setting.images} images, "
-        f"noise on {noise}, seed {setting.seed}"
+        f"noise on each layer by itself, seed {setting.seed}"
         + (f", means of {setting.releases} releases" if setting.releases > 1 else "")
     )
-    said = notes(rows) + sorted({f"{one.attack}: {one.obstacle}." for one in audit.attempts if one.obstacle})
-    seconds: dict[str, list[float]] = {}
-    for one in audit.attempts:
-        seconds.setdefault(one.attack, []).append(one.seconds)
-    took = "Seconds an image: " + ", ".join(f"{name} {np.mean(own):.2g}" for name, own in seconds.items()) + "."
-    return Page(title, [table, Section("", "\n\n".join(said))], rows, draw=partial(draw, audit), aside=took)
+    words = Section("", "\n\n".join([*notes(rows), *sorted(audit.obstacles)]))
+    return Page(title, [table, words], rows, draw=partial(draw, audit))
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
-    """Return the sentences below the table; `rows` are those of `rows_of`."""
+    """Return the sentences below the table; `rows` are those of an audit."""
     baseline = rows[0]
     images = sum(baseline[verdict] for verdict in quality.VERDICTS)
     return [
@@ -294,7 +317,7 @@ def draw(audit: Audit, folder: Path, image: int = 0, name: str = "reconstruction
     """Draw a picture like the paper's Figure 3: originals above, one row for each attack, one column for each
     multiplier."""
     nus = audit.setting.noise_multipliers
-    attacks = [name for name in (DLG, RANK_ONE) if any(one.attack == name for one in audit.attempts)]
+    attacks = (DLG, RANK_ONE)
     columns = max(len(nus), 2)
     size = (1.2 * columns + 0.4, 1.3 * (len(attacks) + 1) + 0.2)
     with figure(folder, name, len(attacks) + 1, columns, size) as axes:
@@ -306,12 +329,11 @@ def draw(audit: Audit, folder: Path, image: int = 0, name: str = "reconstruction
         for row, attack in zip(axes[1:], attacks, strict=True):
             row[0].set_ylabel(attack)
             for place, nu in zip(row, nus, strict=False):
-                (attempt,) = [one for one in audit.attempts if (one.attack, one.noise_multiplier) == (attack, nu)]
-                if attempt.images is None:
+                if (attack, nu) in audit.shown:
+                    _show(place, audit.shown[attack, nu][image], f"ν = {nu:g}")
+                else:
                     place.set_title(f"ν = {nu:g}")
                     place.text(0.5, 0.5, "n/a", ha="center", va="center", transform=place.transAxes)
-                else:
-                    _show(place, attempt.images[image], f"ν = {nu:g}")
 
 
 def _show(place: Any, image: Images, name: str) -> None:

@@ -61,9 +61,9 @@ def _add(name: str, experiment: Experiment) -> None:
                 _write(name, folder, [first], quick, partial(module.page, first, folder, quick))
             typer.echo(folder / "table.md")
             return
-        usual: int = getattr(module, "QUICK_SEEDS", 1) if quick else module.SEEDS
+        last = first + (seeds or (1 if quick else module.SEEDS))
         run = partial(done, keep=keep) if tables else partial(sweep, workers=workers, keep=keep)
-        _run(name, experiment, folder, run, range(first, first + (seeds or usual)), rounds, quick)
+        _run(name, experiment, folder, run, range(first, last), rounds, quick)
 
     group, _, task = name.partition("frontier-")
     (tasks if task else app).command(task or group, help=experiment.text)(command)

@@ -1,13 +1,11 @@
 """Audits of peers: what filters and mechanisms of other projects claim, beside what their noise gives.
 
 Each peer of ``audits.toml`` is installed by pip into a fresh virtual environment, with pinned versions, and audited by
-the command ``umbel audit``, which the table shows. Faults that the audits find stay in the output folder, in
-``faults.md``.
+the command ``umbel audit``, which the table shows.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -16,8 +14,6 @@ import subprocess
 import sys
 import venv
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +21,10 @@ from rich.progress import track
 
 from umbel.privacy.accounting.guarantee import amount
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.home import make_folder, write_atomically
+from umbel.protocol.home import write_atomically
 from umbel.protocol.project import source
 from umbel.server.run_folder import versions
 from umbel.simulation.sweep import PACKAGES
-from umbel_lab.attacks import defences
 from umbel_lab.experiments import scaffold
 from umbel_lab.output import Page, Section
 
@@ -40,35 +35,17 @@ FOLDER = "examples/audits"
 """Scripts that reproduce formula figures, some of which also make targets."""
 
 
-@dataclass(frozen=True)
-class Peer:
-    """A package of ``audits.toml``."""
-
-    requirement: str  # as pip takes it; empty for umbel itself
-    released: str
-    beside: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class Audit:
-    """A target of ``audits.toml``, and its result."""
-
-    name: str
-    peer: str
-    target: str
-    options: Sequence[str] = ()
-    result: Mapping[str, Any] = field(default_factory=dict)  # its ``words``, and the ``report`` if there is one
-
-
 _DATA = scaffold.read("audits")
-PEERS = {name: Peer(**entry) for name, entry in _DATA["peers"].items()}
-TARGETS = [Audit(**entry) for entry in _DATA["targets"]]
+PEERS: Mapping[str, Mapping[str, Any]] = _DATA["peers"]
+TARGETS: Sequence[Mapping[str, Any]] = _DATA["targets"]
+
+Audit = Mapping[str, Any]  # a target; with its ``report``, and the command's ``words``, if it could be audited
 
 
 def page(seed: int, folder: Path, quick: bool = False, canaries: int = CANARIES) -> Page:
-    """Audit all targets that have no result in the folder yet, and return the tables.
+    """Audit all targets, and return the tables.
 
-    The packages' virtual environments are in the folder as well; those that are there are used.
+    The packages' virtual environments are in the folder; those that are there are used.
 
     Raises
     ------
@@ -79,12 +56,10 @@ def page(seed: int, folder: Path, quick: bool = False, canaries: int = CANARIES)
         text = f"there is no {source(FOLDER)}; run the experiment in a checkout of umbel"
         raise ConfigError(text, code="config.not-done")
     canaries = QUICK_CANARIES if quick else canaries
-    chosen = [one for one in TARGETS if not quick or one.peer == "umbel"]
-    audits = [
-        Audit(one.name, one.peer, one.target, one.options, _audited(one, canaries, seed, folder))
-        for one in track(chosen, "Audits", transient=True)
-    ]
-    done = [audit for audit in audits if "report" in audit.result]
+    chosen = [one for one in TARGETS if not quick or one["peer"] == "umbel"]
+    environments = folder / "environments"
+    audits = [_audited(one, canaries, seed, environments) for one in track(chosen, "Audits", transient=True)]
+    done = [audit for audit in audits if "report" in audit]
     rows = [row for audit in done for row in _rows(audit)]
     shown = [row | _texts(row) for row in rows]
     sections = [
@@ -93,63 +68,48 @@ def page(seed: int, folder: Path, quick: bool = False, canaries: int = CANARIES)
     ]
     document = {"versions": versions(PACKAGES), "canaries": canaries, "seed": seed}
     sections += [_commands(done), _versions(audits)]
-    return Page("Audits of peers", sections, rows, document, draw=partial(_write_faults, done))
+    return Page("Audits of peers", sections, rows, document)
 
 
-def interpreter(peer: Peer, environments: Path) -> str:
+def interpreter(peer: Mapping[str, Any], environments: Path) -> str:
     """Return the interpreter of a peer's environment, which is made unless it is there; empty if pip fails."""
-    if not peer.requirement:
+    if not (requirement := peer["requirement"]):
         return sys.executable
-    home = environments / peer.requirement
+    home = environments / requirement
     python = home / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     ready = home / "installed"
     if not ready.exists():
         venv.create(home, with_pip=True, clear=True)
-        command = [str(python), "-m", "pip", "install", "--quiet", peer.requirement, *peer.beside]
+        command = [str(python), "-m", "pip", "install", "--quiet", requirement, *peer.get("beside", ())]
         if subprocess.run(command, check=False, capture_output=True).returncode:
             return ""
         write_atomically(ready, b"")
     return str(python)
 
 
-def _audited(one: Audit, canaries: int, seed: int, folder: Path) -> dict[str, Any]:
-    """Return the saved result of an audit, or run it in a process and save it."""
-    few = min(WRAPPED, canaries) if "strategy" in one.target else canaries
-    words = [one.target, *one.options, "--canaries", f"{few}", "--seed", f"{seed}"]
-    saved = folder / "audits" / f"{one.peer}-{one.name.replace(' ', '-').replace(',', '')}.json"
-    result: dict[str, Any] = {"words": words, "requirement": PEERS[one.peer].requirement, "code": _code()}
-    if saved.exists():
-        earlier: dict[str, Any] = json.loads(saved.read_text(encoding="utf-8"))
-        if earlier.items() >= result.items():
-            return earlier
-    python = interpreter(PEERS[one.peer], folder / "environments")
-    if not python or not one.target:
-        return result
+def _audited(one: Audit, canaries: int, seed: int, environments: Path) -> Audit:
+    """Return an audit with the command's words and, if the package can be installed, its report."""
+    few = min(WRAPPED, canaries) if "strategy" in one["target"] else canaries
+    words = [one["target"], *one.get("options", ()), "--canaries", f"{few}", "--seed", f"{seed}"]
+    python = interpreter(PEERS[one["peer"]], environments)
+    if not python or not one["target"]:
+        return one
     command = [sys.executable, "-m", "umbel", "audit", *words, "--python", python, "--json"]
     # The same umbel, wherever the command runs.
     paths = str(source("umbel/__init__.py").parents[1]), os.environ.get("PYTHONPATH")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
     run = subprocess.run(command, check=False, capture_output=True, text=True, cwd=source(FOLDER), env=environment)
     if run.returncode not in (0, 1) or not run.stdout:
-        raise ConfigError(f"{one.name} was not audited: {run.stderr.strip()[-400:]}", code="config.not-done")
-    (result["report"],) = json.loads(run.stdout)
-    make_folder(saved.parent)
-    write_atomically(saved, json.dumps(result, indent=1).encode())
-    return result
-
-
-def _code() -> str:
-    """Return a digest of the code that audits, and of the scripts that make targets."""
-    folders = (Path(defences.__file__).parent, source(FOLDER))
-    files = [file for folder in folders for file in sorted(folder.rglob("*.py"))]
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+        raise ConfigError(f"{one['name']} was not audited: {run.stderr.strip()[-400:]}", code="config.not-done")
+    (report,) = json.loads(run.stdout)
+    return {**one, "words": words, "report": report}
 
 
 def _rows(audit: Audit) -> Iterator[dict[str, Any]]:
-    report = audit.result["report"]
+    report = audit["report"]
     for figures in report["figures"]:
         yield {
-            "peer": audit.peer, "target": audit.name, "rows": report["rows"], "rounds": figures["rounds"],
+            "peer": audit["peer"], "target": audit["name"], "rows": report["rows"], "rounds": figures["rounds"],
             "delta": report["claim"]["delta"], "claimed": figures["claimed"], "formula": figures["formula"],
             "fitted": figures["fitted"], "low": figures["low"], "high": figures["high"],
             "proved": figures["proved"]["shown"], "provable": figures["provable"], "law": report["law"],
@@ -177,31 +137,22 @@ def _texts(row: Mapping[str, Any]) -> dict[str, str]:
 def _commands(done: list[Audit]) -> Section:
     rows = []
     for audit in done:
-        package = PEERS[audit.peer].requirement.partition("==")[0]
-        words = ["umbel", "audit", *audit.result["words"], *(["--python", f"{package}/bin/python"] if package else [])]
-        rows.append((audit.peer, audit.name, f"`{shlex.join(words)}`"))
+        package = PEERS[audit["peer"]]["requirement"].partition("==")[0]
+        words = ["umbel", "audit", *audit["words"], *(["--python", f"{package}/bin/python"] if package else [])]
+        rows.append((audit["peer"], audit["name"], f"`{shlex.join(words)}`"))
     text = scaffold.say(_DATA, "commands", folder=FOLDER)
     return Section("Commands", text, ("package", "mechanism", "command"), rows)
 
 
 def _versions(audits: list[Audit]) -> Section:
-    failed = {audit.peer for audit in audits if "report" not in audit.result}
+    failed = {audit["peer"] for audit in audits if "report" not in audit}
     rows = []
-    for name in dict.fromkeys(audit.peer for audit in audits):
-        peer = PEERS[name]
-        install = f"`pip install {' '.join((peer.requirement, *peer.beside))}`" if peer.requirement else "this checkout"
+    for name in dict.fromkeys(audit["peer"] for audit in audits):
+        peer, requirement = PEERS[name], PEERS[name]["requirement"]
+        words = " ".join((requirement, *peer.get("beside", ())))
+        install = f"`pip install {words}`" if requirement else "this checkout"
         python = ".".join(map(str, sys.version_info[:2]))
         told = f"not on Python {python}" if name in failed else "yes"
-        rows.append((name, peer.requirement.partition("==")[2] or "this version", peer.released, install, told))
+        rows.append((name, requirement.partition("==")[2] or "this version", peer["released"], install, told))
     columns = ("package", "version", "released", "command", "installed")
     return Section("Versions", scaffold.say(_DATA, "versions"), columns, rows)
-
-
-def _write_faults(done: list[Audit], folder: Path) -> None:
-    """Write the faults that audits found, for whoever runs the experiment."""
-    parts = ["# Faults that the audits found\n"]
-    for audit in done:
-        faults = audit.result["report"]["faults"]
-        lines = [f"- `{fault['code']}`: {fault['text']}. {fault['mend']}\n" for fault in faults]
-        parts.append(f"## {audit.peer}: {audit.name}\n\n{''.join(lines) or 'None.' + chr(10)}")
-    write_atomically(folder / "faults.md", "\n".join(parts).encode())

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from umbel.simulation.in_process import run_config
 from umbel.simulation.measured import Spec
 from umbel.simulation.sweep import Result
 from umbel_lab.experiments import scaffold
-from umbel_lab.experiments.handwriting import LOSSES, PRINTED, draw, with_printed
+from umbel_lab.experiments.handwriting import LOSSES, PRINTED, with_printed
 from umbel_lab.output import Page, Section, mean, numbers
 
 SEEDS = 3
@@ -65,7 +64,7 @@ def with_patience(history: Sequence[Mapping[str, Any]]) -> tuple[float, int]:
 
 
 def page(results: Sequence[Result]) -> Page:
-    """Return table and figure of the runs of `specs`, or of those of them that are done."""
+    """Return the tables of the runs of `specs`, or of those of them that are done."""
     arms = scaffold.by_arm(results)
     order = sorted(arms, key=lambda arm: (len(arm), arm[2], LOSSES.index(arm[0]), arm[1]))
     found = [(_row(arm, arms[arm]), arm) for arm in order]
@@ -84,8 +83,7 @@ def page(results: Sequence[Result]) -> Page:
         for title, (key, rows, shown) in kinds.items()
         if rows or key == "accuracy"
     ]
-    drawn = partial(draw, [row for row in main if row["clients"] == _GRID["clients"]], "accuracy", "measured")
-    return scaffold.page("Handwriting: Table 2 at full length", sections, [row for row, _ in found], results, drawn)
+    return scaffold.page("Handwriting: Table 2 at full length", sections, [row for row, _ in found], results)
 
 
 def _row(arm: tuple[Any, ...], runs: Sequence[Result]) -> dict[str, Any]:

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 from umbel.privacy.accounting.guarantee import DELTA
@@ -22,7 +19,7 @@ from umbel.simulation.measured import STATES, Finished
 from umbel.simulation.sweep import Result
 from umbel_lab.experiments import scaffold
 from umbel_lab.experiments.scaffold import WORDS, by_arm, by_seed
-from umbel_lab.output import Page, Row, Section, figure, numbers, series
+from umbel_lab.output import Page, Section, numbers
 
 SEEDS = 10
 _COUNTS = 2.0  # choice-epsilon with which a site's counts are hardly disturbed
@@ -38,31 +35,16 @@ _DATA = scaffold.read("frontier")
 _WITHOUT = [ALONE, "FedAvg, fine-tuned", CFL, "Algorithm 1, k = 5, ν = 3"]
 
 
-@dataclass(frozen=True)
-class Task:
-    """A task of ``frontier.toml``, which describes the entries."""
-
-    name: str
-    config: str
-    epsilons: Sequence[int]
-    pure: bool
-    parameters: int
-    multipliers: Sequence[float]
-    metric: str
-    digits: int
-    shuffled: bool
-    plain: Mapping[str, Mapping[str, Any]]
-    compared: Sequence[Mapping[str, Any]]
-
-    def base(self, epsilon: int) -> dict[str, Any]:
-        """Return the settings of client release for an epsilon."""
-        base = run_config(self.config.format(epsilon))
-        return base | {"noise-multiplier": 2 * self.parameters / epsilon} if self.config == self.name else base
-
-
-TASKS = {name: Task(name, **entry) for name, entry in _DATA["tasks"].items()}
+TASKS: Mapping[str, Mapping[str, Any]] = _DATA["tasks"]
 
 Arms = dict[tuple[str, str, str], dict[str, Any]]  # by task, arm and label
+
+
+def base_of(name: str, epsilon: int) -> dict[str, Any]:
+    """Return the settings of client release for an epsilon."""
+    task = TASKS[name]
+    base = run_config(task["config"].format(epsilon))
+    return base | {"noise-multiplier": 2 * task["parameters"] / epsilon} if task["config"] == name else base
 
 
 def arms(quick: bool, of: str) -> Arms:
@@ -70,10 +52,10 @@ def arms(quick: bool, of: str) -> Arms:
     task, arms = TASKS[of], Arms()
 
     def add(arm: str, label: str, config: dict[str, Any]) -> None:
-        arms[task.name, arm, label] = config
+        arms[of, arm, label] = config
 
-    for epsilon in task.epsilons[-1:] if quick else task.epsilons:
-        base, label = task.base(epsilon), f"epsilon {epsilon}"
+    for epsilon in task["epsilons"][-1:] if quick else task["epsilons"]:
+        base, label = base_of(of, epsilon), f"epsilon {epsilon}"
         one = base | {"hypotheses": 1, "choice-epsilon": 0.0}
         if base["hypotheses"] == 1:
             add(ONE, label, base)
@@ -83,21 +65,21 @@ def arms(quick: bool, of: str) -> Arms:
             add(OPEN, label, base | {"choice-epsilon": 0.0})
             # Sites' counts need more of a small epsilon than a client's choice does.
             choice = max(base["choice-epsilon"], min(epsilon / 2, _COUNTS))
-            nu = math.ceil(200 * task.parameters / (epsilon - choice)) / 100
+            nu = math.ceil(200 * task["parameters"] / (epsilon - choice)) / 100
             add(SITE, label, base | {"strategy": "site-average", "choice-epsilon": choice, "noise-multiplier": nu})
-            if task.pure:
+            if task["pure"]:
                 choice = _CHOICE * epsilon
-                nu = math.ceil(2000 * task.parameters / (epsilon - choice)) / 1000
+                nu = math.ceil(2000 * task["parameters"] / (epsilon - choice)) / 1000
                 three = {"hypotheses": 3, "choice-epsilon": choice, "noise-multiplier": nu, "local-epochs": _EPOCHS}
                 add(THREE, label, base | three)
-                add(ONE, label, one | {"noise-multiplier": 2 * task.parameters / epsilon})
+                add(ONE, label, one | {"noise-multiplier": 2 * task["parameters"] / epsilon})
         add(CENTRAL, label, one | central(epsilon))
-    base = task.base(task.epsilons[-1]) | {"clipping": "update", "choice-epsilon": 0.0}
-    for nu in task.multipliers:
+    base = base_of(of, task["epsilons"][-1]) | {"clipping": "update", "choice-epsilon": 0.0}
+    for nu in task["multipliers"]:
         add(HEURISTIC, f"nu {nu:g}", base | {"noise-multiplier": nu})
-    for label, changes in task.plain.items():
+    for label, changes in task["plain"].items():
         add(PLAIN, label, base | {"noise-multiplier": 0.0, **changes})
-    for entry in task.compared:
+    for entry in task["compared"]:
         methods = entry.get("methods") or {who: _DATA["without"][who] for who in _WITHOUT}
         for who, own in methods.items():
             add(who, entry["label"], run_config(entry["config"]) | own | entry.get("changes", {}))
@@ -118,27 +100,28 @@ def play(config: Mapping[str, Any]) -> Finished:
 
 
 def page(results: Sequence[Result]) -> Page:
-    """Return the tables and the picture of the runs of `arms`."""
-    task = TASKS[results[0].spec.arm[0]]
+    """Return the tables of the runs of `arms`."""
+    name = results[0].spec.arm[0]
+    task = TASKS[name]
     scale = scaffold.manifest_of(results[0]).error_scale
     arms = {(arm, label): runs for (_, arm, label), runs in by_arm(results).items()}
     rows = [_row(task, arm, label, runs, scale) for (arm, label), runs in arms.items()]
     words = {
-        "metric": task.metric, "auto": Personal.AUTO, "epochs": LOCAL_EPOCHS, "delta": DELTA, "sites": SITES,
-        "what": "pure" if task.pure else f"at delta {DELTA:g}", "digits": task.digits, "seeds": _seeds(task),
+        "metric": task["metric"], "auto": Personal.AUTO, "epochs": LOCAL_EPOCHS, "delta": DELTA, "sites": SITES,
+        "what": "pure" if task["pure"] else f"at delta {DELTA:g}", "digits": task["digits"], "seeds": _seeds(task),
     }  # fmt: skip
     accuracy = scaffold.section("Accuracy against epsilon", _DATA, "accuracy", rows, **words)
     sections = [accuracy, *better(task, arms)]
-    return scaffold.page(f"The frontier: {task.name}", sections, rows, results, partial(_draw, task, rows))
+    return scaffold.page(f"The frontier: {name}", sections, rows, results)
 
 
-def _seeds(task: Task) -> str:
+def _seeds(task: Mapping[str, Any]) -> str:
     """Return the sentence on what a deviation over seeds means."""
-    return WORDS["same_clients" if task.shuffled else "same_split"]
+    return WORDS["same_clients" if task["shuffled"] else "same_split"]
 
 
-def _row(task: Task, arm: str, label: str, runs: Sequence[Result], scale: float) -> dict[str, Any]:
-    pure = task.pure and arm != CENTRAL
+def _row(task: Mapping[str, Any], arm: str, label: str, runs: Sequence[Result], scale: float) -> dict[str, Any]:
+    pure = task["pure"] and arm != CENTRAL
     epsilon, paper = (runs[0].measures.get(name) for name in ("pure_epsilon" if pure else "epsilon", "max_budget"))
     row = {
         "arm": arm,
@@ -157,7 +140,7 @@ def _row(task: Task, arm: str, label: str, runs: Sequence[Result], scale: float)
     return row
 
 
-def better(task: Task, arms: Mapping[tuple[str, str], Sequence[Result]]) -> Iterator[Section]:
+def better(task: Mapping[str, Any], arms: Mapping[tuple[str, str], Sequence[Result]]) -> Iterator[Section]:
     """Count the seeds in which what is made each client's own is better than what clients get without a guarantee."""
     rivals = [(arm, "own") for arm in arms if arm[0] == ALONE]
     rivals += [(arm, kind) for arm in arms for kind in ("held_out", "own") if arm[0] == CFL]
@@ -167,7 +150,7 @@ def better(task: Task, arms: Mapping[tuple[str, str], Sequence[Result]]) -> Iter
     def measures(arm: tuple[str, str], kind: str) -> dict[int, dict[str, float]]:
         return {seed: run.measures["last"][kind] for seed, run in by_seed(arms[arm]).items()}
 
-    sign = 1 if task.metric == "accuracy" else -1
+    sign = 1 if task["metric"] == "accuracy" else -1
     rows = [
         [*arm, *(scaffold.seeds_won(measures(arm, "own"), measures(*rival), sign) for rival in rivals)]
         for arm in arms
@@ -182,18 +165,3 @@ def better(task: Task, arms: Mapping[tuple[str, str], Sequence[Result]]) -> Iter
         ("who protects what", "setting", *names),
         rows,
     )
-
-
-def _draw(task: Task, rows: Sequence[Row], folder: Path) -> None:
-    with figure(folder, "frontier", size=(7, 4)) as ax:
-        formal = [arm for arm in (CLIENT, THREE, ONE, SITE, CENTRAL) if any(row["arm"] == arm for row in rows)]
-        for i, arm in enumerate(formal):
-            points = sorted((row["epsilon"], row["own_last"], row["own_last_sd"]) for row in rows if row["arm"] == arm)
-            x, mean, deviation = zip(*points, strict=True)
-            ax.errorbar(x, mean, deviation, capsize=3, label=arm, **series(i))
-        for i, row in enumerate(row for row in rows if row["arm"] == PLAIN):
-            style = {"color": "black", "linewidth": 0.8, "linestyle": ("--", ":")[i % 2]}
-            ax.axhline(row["own_last"], label=f"no noise, {row['label']}", **style)
-        ax.set_xscale("log", base=2)
-        ax.set(xlabel="epsilon of a client, whole training, any two data sets", ylabel=f"{task.metric}, made its own")
-        ax.legend()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from umbel.simulation.measured import LOCAL_ONLY, STATES, Spec
 from umbel.simulation.sweep import Result
 from umbel_lab.experiments import scaffold
 from umbel_lab.experiments.scaffold import WORDS, by_arm
-from umbel_lab.output import Page, Row, Section, figure, mean, numbers, plus_minus, series
+from umbel_lab.output import Page, Row, Section, mean, numbers, plus_minus
 
 SEEDS = 3
 LOSSES = ("cross-entropy", "rmse")
@@ -57,7 +56,7 @@ def specs(_folder: Path, seeds: Iterable[int], quick: bool, of: str) -> list[Spe
 
 
 def page(results: Sequence[Result]) -> Page:
-    """Return tables and the figure of the runs of `specs`."""
+    """Return the tables of the runs of `specs`."""
     arms = by_arm(results)
     grid = {arm: runs for arm, runs in arms.items() if len(arm) == 3}
     rows = [_row(loss, k, nu, runs) for (loss, k, nu), runs in grid.items()]
@@ -68,8 +67,7 @@ def page(results: Sequence[Result]) -> Page:
     accuracy = scaffold.section("Accuracy", _DATA, "accuracy", with_printed(rows), name=name)
     gets = scaffold.what_a_client_gets("Accuracy, cross entropy,", shown, 3, note=WORDS["same_split"])
     sections = [accuracy, *_collapse(arms), gets]
-    drawn = partial(draw, [row for row in rows if row["k"] == 2], "best", "measured, best round")
-    return scaffold.page(f"Handwriting: {name}", sections, rows, results, drawn)
+    return scaffold.page(f"Handwriting: {name}", sections, rows, results)
 
 
 def _row(loss: str, k: int, nu: float, runs: Sequence[Result]) -> dict[str, Any]:
@@ -111,20 +109,3 @@ def _collapse(arms: Mapping[tuple[Any, ...], Sequence[Result]]) -> list[Section]
         rows.append([arm, told, *(" ".join(f"{index:.2f}" for index in found) for found in (last, best)), accuracy])
     text = scaffold.say(_DATA, "collapse", nu=COLLAPSE[2])
     return [Section("Collapse", text, ("hypotheses", "told apart", "Rand index", "best round", "accuracy"), rows)]
-
-
-def draw(rows: Sequence[Row], measured: str, label: str, folder: Path) -> None:
-    """Draw Table 2: accuracy by noise multiplier, as printed and as an entry of the rows says, called `label`."""
-    with figure(folder, "table-2", size=(7, 4)) as ax:
-        for i, loss in enumerate(LOSSES):
-            own = [row for row in rows if row["loss"] == loss]
-            for name, said, how in (
-                (measured, label, {}),
-                ("printed", "printed", {"linestyle": ":", "markerfacecolor": "none"}),
-            ):
-                if points := [(row["nu"], row[name], row[f"{name}_sd"]) for row in own]:
-                    ax.errorbar(*zip(*points, strict=True), capsize=3, label=f"{loss}, {said}", **series(i) | how)
-        # Linear up to the smallest noise, so that 0 has a place.
-        ax.set_xscale("symlog", linthresh=0.001)
-        ax.set(xlabel="noise multiplier ν", ylabel="accuracy of validation clients", ylim=(0, 1))
-        ax.legend()

@@ -6,13 +6,7 @@ its proximal term, and Algorithm 1, IFCA and CFL have runs with several models.
 
 from __future__ import annotations
 
-import os
-import re
-import shlex
-import subprocess
-import sys
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -28,7 +22,6 @@ from umbel.privacy.accounting.plan import Task, plan_for, usual_choice
 from umbel.privacy.accounting.row_plan import RowTask, row_plan_for
 from umbel.privacy.gate.policy import Personal
 from umbel.privacy.mechanisms.discrete_gaussian import DiscreteGaussian
-from umbel.protocol.errors import ConfigError, SweepError
 from umbel.protocol.release import LAPLACE
 from umbel.protocol.run_config import RowSettings, RunConfig
 from umbel.server.setup import Setup
@@ -42,8 +35,6 @@ from umbel_lab.output import Page, Row, Section, mean, plus_minus
 SEEDS = 3
 EPSILONS = (1.0, 4.0, 8.0)
 SITES = 3
-ERRORS = "dollars", "years"
-"""Ends of titles of data sets whose metric is an error, where lower is better."""
 GROUPS = 3
 """Models of Algorithm 1 and IFCA, and the most of CFL."""
 _DATA = scaffold.read("methods")
@@ -51,20 +42,13 @@ TASKS = _DATA["tasks"]
 
 NONE, CLIENT, SITE, SECURE, ROWS = "no noise", "client", "site", "secure", "rows"
 RELEASES = (NONE, CLIENT, SITE, SECURE, ROWS)
-ONE, MR_MTL, ALGORITHM, IFCA, CFL = "one model", "MR-MTL", "Algorithm 1", "IFCA", "CFL"
-ALONE = "alone"
+ALONE, ONE, MR_MTL, ALGORITHM, IFCA, CFL = "alone", "one model", "MR-MTL", "Algorithm 1", "IFCA", "CFL"
 SPLITTING = "umbel_lab.strategies:ClusteredFL"
 AT_HOME = {
     "Ditto": "umbel_lab.personal:ditto", "APFL": "umbel_lab.personal:apfl", "FedRep": "umbel_lab.personal:fedrep",
     "kNN-Per": "umbel_lab.personal:knn_per", "auto": Personal.AUTO,
 }  # fmt: skip
 COLUMNS = (ALONE, ONE, *AT_HOME, MR_MTL, ALGORITHM, f"{ALGORITHM}, auto", IFCA, CFL)
-TABLES: Mapping[str, tuple[str, str]] = {
-    "gapminder": ("plotly.data:gapminder", "--client country --target lifeExp"),
-    "breast-cancer": ("sklearn.datasets:load_breast_cancer", "--clients 30 --alpha 0.5 --target target"),
-}
-"""Public tables that ship with packages: the function, and the flags of the import."""
-
 _Guarantee = tuple[str, str, str]  # the dataset, the release and epsilon
 _Values = Mapping[_Guarantee, Mapping[str, Mapping[int, Mapping[str, float]]]]  # by column and seed
 
@@ -73,18 +57,14 @@ _Values = Mapping[_Guarantee, Mapping[str, Mapping[int, Mapping[str, float]]]]  
 
 
 def specs(folder: Path, seeds: Iterable[int], quick: bool, _of: str) -> list[Spec]:
-    """Return the runs: each seed splits the hospitals and deals the rows of the public table."""
+    """Return the runs: each seed splits the hospitals."""
     found, epsilons = list[Spec](), EPSILONS[-1:] if quick else EPSILONS
     guarantees = [(NONE, 0.0), *((release, one) for release in RELEASES[1:] for one in epsilons)]
     for title, task in list(TASKS.items())[: 1 if quick else None]:
-        base = in_process.run_config(task["config"]) if task["config"] else RunConfig().entries()
+        base = in_process.run_config(task["config"]) | ({"rounds": 2} if quick else {})
         base |= {"hypotheses": 1, "choice-epsilon": 0.0, "restarts": 1, "clipping": "public", "noise-multiplier": 0.0}
-        base |= task["base"] | ({"rounds": 2} if quick else {})
         for seed in seeds:
-            if task["config"]:
-                path = scaffold.draw_data(base["dataset"], folder, seed)
-            else:
-                path = str(imported(title.partition(",")[0], seed, folder / "data"))
+            path = scaffold.draw_data(base["dataset"], folder, seed)
             own = base | {"dataset": path, "seed": seed}
             manifest = open_dataset(find_dataset(path)).manifest
             own["clients-per-round"] = min(own["clients-per-round"], manifest.train)
@@ -132,38 +112,6 @@ def _protected(
     noise = plan_for(planned_for, epsilon, DELTA, times, choice).release.noise_multiplier
     strategy = {CLIENT: config["strategy"], SITE: "site-average", SECURE: "secure-average"}[release]
     return found | {"mechanism": mechanism, "noise-multiplier": noise, "strategy": strategy}
-
-
-def imported(name: str, seed: int, folder: Path) -> Path:
-    """Write a table's dataset, unless it is there: imported twice, the second time with the first one's advice."""
-    path, file = folder / f"{name}-{seed}", folder / f"{name}.csv"
-    if path.exists():
-        return path
-    folder.mkdir(parents=True, exist_ok=True)
-    module, function = TABLES[name][0].split(":")
-    try:
-        table = getattr(import_module(module), function)(**{"as_frame": True} if module == "sklearn.datasets" else {})
-    except ModuleNotFoundError as error:
-        text = f"{error.name} is not installed: pip install plotly"
-        raise ConfigError(text, code="config.not-installed") from None
-    # Codes of the country tell a model nothing that its name does not.
-    getattr(table, "frame", table).drop(columns=["iso_alpha", "iso_num"], errors="ignore").to_csv(file, index=False)
-    flags = [str(file), *shlex.split(TABLES[name][1]), "--set", f"seed={seed}"]
-    told = _import([*flags, "--replace", "--name", str(folder / "first" / path.name)])
-    advice = [line for line in told if line.startswith(("Models learn best", "A run with --epsilon"))]
-    added = [word for line in advice for flag in re.findall(r"--set ('[^']*'|\S+)", line) for word in shlex.split(flag)]
-    _import([*flags, *(word for one in added for word in ("--set", one.rstrip("."))), "--name", str(path)])
-    return path
-
-
-def _import(words: Sequence[str]) -> list[str]:
-    """Run ``umbel data import``; return the lines that it printed."""
-    command = [sys.executable, "-m", "umbel", "data", "import", *words]
-    done = subprocess.run(command, env=os.environ | {"COLUMNS": "200"}, check=False, capture_output=True, text=True)
-    told = (done.stdout + done.stderr).splitlines()
-    if done.returncode:
-        raise SweepError(f"{shlex.join(command[2:])}: {told[-1]}", code="sweep.failed")
-    return told
 
 
 def play(config: Mapping[str, Any]) -> Finished:
@@ -248,7 +196,7 @@ def count_wins(values: _Values, others: Sequence[str]) -> list[list[str]]:
     """Count the seeds in which each method beats MR-MTL under row release, in mean and worst decile."""
     return [
         [title, epsilon]
-        + [scaffold.seeds_won(cells.get(column, {}), cells[MR_MTL], -1 if title.endswith(ERRORS) else 1)
+        + [scaffold.seeds_won(cells.get(column, {}), cells[MR_MTL], -1 if title.endswith("dollars") else 1)
            for column in others]
         for (title, release, epsilon), cells in values.items()
         if release == ROWS and MR_MTL in cells

@@ -32,18 +32,17 @@ from umbel.server.run_folder import versions
 from umbel.simulation.sweep import PACKAGES
 from umbel_lab.attacks.pac_attack import Estimate, checkpoint, theorem_1
 from umbel_lab.experiments import scaffold
-from umbel_lab.output import Columns, Page, Row, Section, cell, figure, series
+from umbel_lab.output import Page, Row, Section
 
 ITEMS, FACTORS, LABELLED = 500, 8, 40
 LOSS = "log"
 SLOPE = abs(float(SLOPES[LOSS](np.zeros(1))[0]))
 TRIALS = 2000
 BATCH, STEP = 10, 0.1
-DELTA, EPSILON, ERROR = 0.1, 0.1, 0.05
+DELTA, EPSILON = 0.1, 0.1
 RATES = (0.1, 0.3, 0.4, 0.45)
 SIGMAS = (0.02, 0.05)
 MULTIPLIERS = (1.0, 3.0, 5.0)
-MAX_INTERACTIONS, _MAX_SPECTRAL = 3072, 256  # after which an attack is given up
 
 _RATE, _EPOCHS = 0.3, 50  # of clients whose local parameters are fitted before they are attacked
 _ASKED = 16  # interactions for Proposition 1
@@ -103,62 +102,51 @@ def vectors(estimates: Sequence[Estimate]) -> Matrix:
 
 def interactions(
     clients: Trials, update: LocalUpdate, zero: bool, seed: int
-) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]]:
-    """Yield without end the items that clients trained (m, I, d), those they were sent, and their vectors (m, d)."""
+) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
+    """Yield without end the items (m, I, d) that clients trained from honest ones or zeros, and their vectors."""
     learner = learner_for(models.load(f"factors items={len(clients.items)} size={FACTORS}", LOSS), "cpu")
     sent = np.zeros_like(clients.items) if zero else clients.items
     local, chosen = {"user": clients.local}, np.zeros(len(clients.local), np.int64)
     generators = [np.random.default_rng([seed, _BATCHES, c]) for c in range(len(chosen))]
     while True:
         trained, local = learner.train({"items": sent[None]}, chosen, clients.cohort, update, generators, local)
-        yield trained["items"], sent, local["user"]
+        yield trained["items"], local["user"]
 
 
 def attack(
-    clients: Trials,
-    update: LocalUpdate,
-    zero: bool,
-    seed: int,
-    release: Callable[[NDArray[np.float32]], NDArray[Any]] | None = None,
+    clients: Trials, update: LocalUpdate, seed: int, release: Callable[[Any], NDArray[Any]] | None = None
 ) -> Iterator[tuple[int, list[Estimate], NDArray[np.float32]]]:
-    """Attack all clients at once, without end; the first four arguments are those of `interactions`.
+    """Attack all clients at once by zeros, without end.
 
-    With `zero` the server sends zeros, otherwise the honest items for the spectral attack. `release` returns the
-    clients' releases of their updates (m, I, d), by default these as they are. Yields the number of the interaction,
-    from 1 on; the server's estimate of each client, the same list every time; and each client's vector (m, d).
+    `release` returns the clients' releases of their updates (m, I, d), by default these as they are. Yields the number
+    of the interaction, from 1 on; the server's estimate of each client, the same list every time; and each client's
+    vector (m, d).
     """
-    estimates = [Estimate(FACTORS, spectral=not zero) for _ in clients.local]
-    for t, (trained, sent, local) in enumerate(interactions(clients, update, zero, seed), 1):
-        updates = trained - sent
+    estimates = [Estimate(FACTORS, spectral=False) for _ in clients.local]
+    for t, (updates, local) in enumerate(interactions(clients.narrowed(), update, True, seed), 1):
         for estimate, message in zip(estimates, release(updates) if release else updates, strict=True):
             estimate.add(message)
         yield t, estimates, local
 
 
 def page(seed: int, _folder: Path, quick: bool = False, trials: int = TRIALS) -> Page:
-    """Return all tables and the figure; one thread computes. Fewer than `trials` clients are attacked with noise."""
+    """Return all tables; one thread computes. Fewer than `trials` clients are attacked with noise."""
     trials = 100 if quick else trials
     torch.set_num_threads(1)
     # Local parameters that have learnt from honest items: an epoch an interaction, so that items move as well, which
     # within an epoch a client's vector fits.
     drawn = Trials.draw(trials // 20, _RATE, seed)
-    *_, (_, _, local) = islice(interactions(drawn, _ONE_EPOCH, False, seed), _EPOCHS)
+    *_, (_, local) = islice(interactions(drawn, _ONE_EPOCH, False, seed), _EPOCHS)
     fitted = Trials(drawn.items, local, drawn.cohort)
-    theorems = [
+    parts = [
         _theorem_1(trials, seed),
         _noisy(trials // 10, seed, "theorem 2", _ONE_BATCH, theorem_2),
         _noisy(trials // 10, seed, "theorem 3", _ONE_EPOCH, theorem_3),
+        _proposition_1(fitted, seed),
     ]
-    laplace = _laplace(fitted, seed)
-    parts = [*theorems, laplace, _proposition_1(fitted, seed)]
+    sections, rows = [section for section, _ in parts], [row for _, own in parts for row in own]
     document = {"versions": versions(PACKAGES), "trials": trials, "seed": seed}
-    return Page(
-        "PAC identifiability in federated personalization",
-        [section for section, _ in parts],
-        [row for _, own in parts for row in own],
-        document,
-        draw=partial(_draw, laplace[1]),
-    )
+    return Page("PAC identifiability in federated personalization", sections, rows, document)
 
 
 # --- the theorems
@@ -173,7 +161,7 @@ def _theorem_1(trials: int, seed: int) -> Part:
         clients = Trials.draw(trials, p, seed)
         failures = [
             float((clients.errors(estimates, local) > 0).mean())
-            for _, estimates, local in islice(attack(clients.narrowed(), _ONE_BATCH, True, seed), bound)
+            for _, estimates, local in islice(attack(clients, _ONE_BATCH, seed), bound)
         ]
         row: dict[str, Any] = {"table": "theorem 1", "p": p, "bound": bound, "trials": trials, "failures": failures[-1]}
         rows.append(row | {"suffices": suffices(failures)})
@@ -181,10 +169,7 @@ def _theorem_1(trials: int, seed: int) -> Part:
     return scaffold.section("Theorem 1", _DATA, "theorem_1", rows, **words), rows
 
 
-Bound = Callable[[Trials, float, float], NDArray[np.int64]]
-
-
-def _noisy(trials: int, seed: int, name: str, update: LocalUpdate, bound: Bound) -> Part:
+def _noisy(trials: int, seed: int, name: str, update: LocalUpdate, bound: Callable[..., NDArray[np.int64]]) -> Part:
     """Noisy messages (Eq. 3): Protocol 1 for Theorem 2, Protocol 3 with E = 1 for Theorem 3."""
     rows: list[Row] = []
     for p in track(RATES[:2], name.capitalize(), transient=True):
@@ -215,7 +200,7 @@ def _noisy_errors(
         return noisy["items"].reshape(updates.shape)
 
     at_bound, failures = np.full(len(bounds), np.nan), dict[int, float]()
-    for t, estimates, local in islice(attack(clients.narrowed(), update, True, seed, messages), int(bounds.max())):
+    for t, estimates, local in islice(attack(clients, update, seed, messages), int(bounds.max())):
         due = bounds == t
         if due.any() or checkpoint(t):
             errors = clients.errors(estimates, local)
@@ -260,65 +245,12 @@ def suffices(failures: Sequence[float]) -> int | None:
 # --- the gate's noise
 
 
-def _laplace(clients: Trials, seed: int) -> Part:
-    """Return what the Laplace release costs an attacker, by attack, way of noise and nu."""
-    cells = [(zero, unit, nu) for zero in (True, False) for unit in ("row", "vector") for nu in MULTIPLIERS]
-    rows: list[Row] = []
-    for zero, unit, nu in track(cells, "Laplace release", transient=True):
-        row: dict[str, Any] = {
-            "table": "laplace",
-            "attack": "zero" if zero else "spectral",
-            "noise_per": unit,
-            "nu": nu,
-        }
-        rows.append(row | {"trials": len(clients.local), **_laplace_cell(clients, zero, unit, nu, seed)})
-    words = {"rate": _RATE, "batch": BATCH, "error": ERROR, "n": ITEMS * FACTORS}
-    columns: Columns = {
-        "attack": "attack",
-        "noise per": "noise_per",
-        "ν": "nu:g",
-        "T, half": lambda row: cell(row["half"]) or "never",
-        "T, 9 of 10": lambda row: cell(row["most"]) or "never",
-        "T/ν², half": lambda row: f"{row['half'] / row['nu'] ** 2:.1f}" if row["half"] else "",
-        "lowest median error": lambda row: f"{row['lowest']:.3f} at T = {row['lowest_at']}",
-    }
-    return Section.of("The Laplace release", scaffold.say(_DATA, "laplace", **words), columns, rows), rows
-
-
-def _laplace_cell(clients: Trials, zero: bool, unit: str, nu: float, seed: int) -> dict[str, float | None]:
-    """Attack until 9 of 10 are stolen, or the limit of interactions is reached."""
-    # With noise on an item's own change alone, unchanged items come back as they were.
-    narrow = clients.narrowed() if zero and unit == "row" else clients
-    release = partial(sanitise_rows if unit == "row" else _whole, nu=nu, noise=np.random.default_rng([seed, NOISE]))
-    half, most, lowest, lowest_at = None, None, math.inf, 0
-    for t, estimates, local in attack(narrow, _ONE_BATCH, zero, seed, release):
-        if not checkpoint(t):
-            continue
-        errors = clients.errors(estimates, local)
-        median = float(np.median(errors))
-        if median < lowest:
-            lowest, lowest_at = median, t
-        if half is None and median <= ERROR:
-            half = t
-        if (errors > ERROR).mean() <= DELTA:
-            most = t
-        if most or t >= (MAX_INTERACTIONS if zero else _MAX_SPECTRAL):
-            break
-    return {"half": half, "most": most, "lowest": lowest, "lowest_at": lowest_at}
-
-
 def sanitise_rows(updates: NDArray[Any], nu: float, noise: np.random.Generator) -> Matrix:
     """Sanitise each changed item by itself; the others stay as they are."""
     rows = updates.reshape(-1, FACTORS).astype(np.float64)
     changed = rows.any(axis=1)
     rows[changed] = sanitise(Laplace(nu), rows[changed], _FLOOR, Clipping.UPDATE, [noise] * int(changed.sum()))
     return rows.reshape(updates.shape)
-
-
-def _whole(updates: NDArray[Any], nu: float, noise: np.random.Generator) -> Matrix:
-    """Sanitise each client's update as one vector."""
-    flat = updates.reshape(len(updates), -1).astype(np.float64)
-    return sanitise(Laplace(nu), flat, _FLOOR, Clipping.UPDATE, [noise] * len(flat)).reshape(updates.shape)
 
 
 def _proposition_1(clients: Trials, seed: int) -> Part:
@@ -334,7 +266,7 @@ def _proposition_1(clients: Trials, seed: int) -> Part:
     noise = np.random.default_rng([seed, NOISE])
     for nu in (0.0, *MULTIPLIERS):
         release = partial(sanitise_rows, nu=nu, noise=noise) if nu else None
-        *_, (_, estimates, _) = islice(attack(clients.narrowed(), _ONE_BATCH, True, seed, release), _ASKED)
+        *_, (_, estimates, _) = islice(attack(clients, _ONE_BATCH, seed, release), _ASKED)
         own, stolen = predict(local), predict(vectors(estimates))
         eta, epsilon, error = ((one != other).mean(axis=1) for one, other in (
             (own, labels), (stolen, own), (stolen, labels)
@@ -344,15 +276,3 @@ def _proposition_1(clients: Trials, seed: int) -> Part:
         rows.append(row | {"epsilon": float(epsilon.mean()), "error": float(error.mean()), "holds": holds})
     words = {"labelled": LABELLED, "rate": _RATE, "asked": _ASKED}
     return scaffold.section("Proposition 1", _DATA, "proposition_1", rows, **words), rows
-
-
-def _draw(rows: Sequence[Row], folder: Path) -> None:
-    """Draw how many interactions it takes to steal a vector by noise multiplier."""
-    with figure(folder, "interactions", size=(6, 4)) as ax:
-        for i, (name, unit) in enumerate(dict.fromkeys((r["attack"], r["noise_per"]) for r in rows)):
-            own = [r for r in rows if (r["attack"], r["noise_per"]) == (name, unit) and r["half"]]
-            ax.plot([r["nu"] for r in own], [r["half"] for r in own], **series(i), label=f"{name}, noise per {unit}")
-        ax.set_xscale("log")
-        ax.set_yscale("log")
-        ax.set(xlabel="noise multiplier ν", ylabel="interactions until half are stolen")
-        ax.legend()

@@ -15,7 +15,7 @@ import re
 import subprocess
 import tomllib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -60,11 +60,11 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     for name, entry in tomllib.loads(Path(__file__).with_name("experiments.toml").read_text("utf-8")).items()
 }
 
-FROZEN = (
-    "attacks-on-sums", "chosen-round", "drift", "fairness", "own", "public-tables", "r-dpcfl", "secure-digits", "when",
-)  # fmt: skip
-"""Experiments whose tables are kept, but whose code is only in the history, up to the commit `LAST`."""
-LAST = "575c2756"
+_RESEARCH = ("attacks-on-sums", "chosen-round", "drift", "own", "public-tables", "r-dpcfl", "secure-digits", "when")
+FROZEN = dict.fromkeys(_RESEARCH, "575c2756") | dict.fromkeys(
+    ("attacks", "fairness", "methods-more", "pac-laplace", "recommender"), "2b1cf5c8"
+)
+"""Experiments whose tables are kept, but whose code is only in the history: the last commit that has it."""
 
 
 def source(name: str) -> Path:
@@ -75,42 +75,29 @@ def source(name: str) -> Path:
 def digest(name: str) -> str:
     """Return a digest of an experiment's settings, of its recipes' settings, and of the numbers of training.
 
-    Settings are the entries of run configs, the constants of modules that are not text, and the literal constants of
-    recipes. Recipes' own tests pin their results.
+    Settings are the entries of TOML files, the constants of modules, and the literal constants of recipes. Recipes' own
+    tests pin their results.
     """
     pinned = source(_PINNED)  # missing in an installed umbel
     content = hashlib.sha256(pinned.read_bytes() if pinned.exists() else b"")
     for pattern in EXPERIMENTS[name].sources:
         files = source(pattern)
         for file in sorted(files.parent.glob(files.name)):
-            text = file.read_text(encoding="utf-8")
-            if file.suffix == ".toml":
-                settings: list[Any] = sorted(item for item in tomllib.loads(text).items() if item[0] not in _STATED)
-            else:
-                settings = list(_constants(text, "/datasets/" in pattern))
-            content.update(repr((file.stem, settings)).encode())
+            content.update(repr((file.stem, _settings(file))).encode())
     return content.hexdigest()[:16]
 
 
-def _constants(text: str, recipe: bool) -> Iterator[str]:
-    """Yield the constants of a module's source that are not text, as code; for a recipe, only literals."""
-    for node in ast.parse(text).body:
-        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
-            continue
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        names = [name for target in targets for name in (target.elts if isinstance(target, ast.Tuple) else [target])]
-        constant = all(isinstance(name, ast.Name) and name.id.isupper() for name in names)
-        is_text = isinstance(node.value, ast.JoinedStr) or isinstance(getattr(node.value, "value", None), str)
-        if constant and not is_text and (not recipe or _is_literal(node.value)):
-            yield ast.unparse(node)
+def _settings(file: Path) -> list[Any]:
+    text = file.read_text(encoding="utf-8")
+    if file.suffix == ".toml":
+        return sorted(item for item in tomllib.loads(text).items() if item[0] not in _STATED)
+    nodes = [node for node in ast.parse(text).body if isinstance(node, ast.Assign | ast.AnnAssign) and node.value]
+    values = [node for node in nodes if not isinstance(getattr(node.value, "value", None), str)]
+    return [ast.unparse(node) for node in values if file.parent.name != "datasets" or _is_literal(node)]
 
 
-def _is_literal(value: ast.expr) -> bool:
-    try:
-        ast.literal_eval(value)
-    except ValueError:
-        return False
-    return True
+def _is_literal(node: ast.Assign | ast.AnnAssign) -> bool:
+    return not any(isinstance(part, ast.Attribute | ast.Call) for part in ast.walk(node))
 
 
 def stamp(name: str, folder: Path, command: str, seeds: Iterable[int], commit: str) -> None:
@@ -191,8 +178,7 @@ class _Results:
         firsts = [row[0] for row in rows]
         for what, wanted, there in (("row", only, firsts), ("column", without, head)):
             if missing := [one for one in wanted if one not in there]:
-                text = f"results/{name} has no {what} {missing[0]!r} under {heading!r}; it has {', '.join(there)}"
-                raise ConfigError(text, code="config.unknown-table")
+                raise _unknown(name, f"no {what} {missing[0]!r} under {heading!r}; it has {', '.join(there)}")
         kept = [line for one in only for line in lines[2:] if _cells(line)[0] == one] if only else lines[2:]
         left = [at for at, column in enumerate(head) if column not in without]
         return "\n".join(f"| {' | '.join(_cells(line)[at] for at in left)} |" for line in [*lines[:2], *kept])
@@ -205,15 +191,13 @@ class _Results:
         head, _, *rows = map(_cells, self.table(name, heading).splitlines())
         found = [row for row in rows if row[: len(words)] == [*words]]
         if len(found) != 1 or column not in head:
-            text = f"results/{name} has {len(found)} rows {' | '.join(words)} under {heading!r}, and columns {head}"
-            raise ConfigError(text, code="config.unknown-table")
+            raise _unknown(name, f"{len(found)} rows {' | '.join(words)} under {heading!r}, and columns {head}")
         return found[0][head.index(column)]
 
     def sentence(self, name: str, heading: str, words: str) -> str:
         found = [one for one in re.split(r"(?<=\.) (?=[A-Z0-9])", self.text(name, heading)) if words in one]
         if not found:
-            text = f"results/{name} has no sentence with {words!r} under {heading!r}"
-            raise ConfigError(text, code="config.unknown-table")
+            raise _unknown(name, f"no sentence with {words!r} under {heading!r}")
         return found[0]
 
     def answers(self, name: str, heading: str) -> str:
@@ -230,8 +214,8 @@ class _Results:
         said: dict[str, Any] = tomllib.loads(self._read(name, _MADE))
         commit = said["commit"].replace("+", ", with changes that were not committed")
         if name in FROZEN:
-            made = f"Made at commit {commit}, seeds {said['seeds']}, by the experiment `{name}`"
-            return f"{made}. The table is frozen: its code is in the history, up to commit {LAST}."
+            made = f"Made at commit {commit}, seeds {said['seeds']}, by the experiment `{said.get('experiment', name)}`"
+            return f"{made}. The table is frozen: its code is in the history, up to commit {FROZEN[name]}."
         line = f"Made by `{said['command']}` at commit {commit}, seeds {said['seeds']}."
         if said["settings"] != digest(name):
             line += " **Settings, recipes or pinned numbers have changed since.**"
@@ -241,8 +225,7 @@ class _Results:
         sections = re.split(r"^## ", self._read(name, _TABLE), flags=re.MULTILINE)[1:]
         found = {title.strip(): body.strip() for title, _, body in (one.partition("\n") for one in sections)}
         if heading not in found:
-            text = f"results/{name} has nothing under {heading!r}; there are {', '.join(found)}"
-            raise ConfigError(text, code="config.unknown-table")
+            raise _unknown(name, f"nothing under {heading!r}; there are {', '.join(found)}")
         return found[heading]
 
     def _read(self, name: str, file: str) -> str:
@@ -251,6 +234,10 @@ class _Results:
             text = f"there is no {path}; do the experiment, then: umbel experiment page {name}"
             raise ConfigError(text, code="config.not-done")
         return path.read_text(encoding="utf-8")
+
+
+def _unknown(name: str, what: str) -> ConfigError:
+    return ConfigError(f"results/{name} has {what}", code="config.unknown-table")
 
 
 def commit_of(tree: Path = APP, quick: bool = False) -> str:

@@ -1,8 +1,8 @@
 """The scaffold of experiments: their runs by seed, how a run may be done, and the page that the results make.
 
 An experiment is a module with ``SEEDS``, the number of its seeds; ``arms``, the run config of each arm, or ``specs``,
-its runs; ``page``, which makes a page of their results; and ``play``, if a run is not `finish`. A module with ``page``
-alone has no runs.
+its runs; ``page``, which makes a page of their results; ``play``, if a run is not `finish`; and ``draw_data``, if a
+seed draws other data than `draw_data`. A module without ``SEEDS`` has no runs: its ``page`` does the work.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """kNN-Per: clients' rows in memory, so that a prediction is in part a mean of the targets of the nearest rows.
 
-Distances are Euclidean, between representations: the inputs of the model's last layer. If that layer computes several
-outputs of a row apart, such as those of the next tokens, each has its own representation.
+Distances are Euclidean, between representations: the inputs of the model's last layer, as one vector a row.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from umbel.client.cohort import Cohort
 from umbel.client.learner import Learner
@@ -98,33 +97,28 @@ class Remembering(Own):
             one, rows = slice(c, c + 1), slice(cohort.starts[c], cohort.starts[c] + cohort.lengths[c])
             own = self.part(one)
             networks = {name: value[:, 0] for name, value in own.parameters.items()}
-            queries = by_key(representations(learner, networks, cohort.part(one)), outputs[rows])
+            queries = representations(learner, networks, cohort.part(one))
             told[rows] = nearest(own.keys, own.values, queries).reshape(outputs[rows].shape)
         shares = torch.from_numpy(np.repeat(self.shares, cohort.lengths)).to(learner.device)
         return with_share(loss, outputs, as_outputs(loss, told), shares)
 
 
-def nearest(keys: NDArray[Any], values: NDArray[Any], queries: Tensor, without: int = 0) -> Tensor:
+def nearest(keys: NDArray[Any], values: NDArray[Any], queries: Tensor, leave_out: bool = False) -> Tensor:
     """Return the mean values (queries, numbers) of the `NEIGHBOURS` keys of a single client nearest to each query.
 
-    A key at distance d has the weight ``exp(-d)``. Among keys at the same distance, the earlier counts as nearer.
-
-    Parameters
-    ----------
-    queries : Tensor, shape (queries, d)
-    without : int
-        If it is above 0, the queries are the keys. Each reads no key of the row it belongs to, of so many keys.
+    A key at distance d has the weight ``exp(-d)``. Among keys at the same distance, the earlier counts as nearer. With
+    `leave_out` the queries are the keys, and each leaves out itself.
     """
     there, targets = (torch.from_numpy(one).to(queries.device) for one in (keys, values))
     size = max(1, _AT_ONCE // max(len(keys), NEIGHBOURS * values.shape[1]))
-    row = torch.arange(max(len(keys), len(queries)), device=queries.device) // max(without, 1)
     parts = []
-    for some, rows in zip(queries.split(size), row[: len(queries)].split(size), strict=True):
+    for begin in range(0, len(queries), size):
         check_time()
+        some = queries[begin : begin + size]
         # Not by a product of matrices, whose rounding depends on the other queries.
         far = torch.cdist(some, there, compute_mode="donot_use_mm_for_euclid_dist").double()
-        if without:
-            far[rows[:, None] == row] = torch.inf
+        if leave_out:
+            far[:, begin : begin + size].fill_diagonal_(torch.inf)
         far, which = far.sort(dim=1, stable=True)
         # Relative to the nearest, so that far keys have weights above 0 too.
         weights = torch.softmax(-far[:, :NEIGHBOURS], 1)
@@ -147,21 +141,17 @@ def knn_per(task: Task) -> Own:
     try:
         values, pair = numbers(outputs, cohort), torch.cat([cohort.features[:1]] * 2).cpu()
         seen = last_input(model, lambda: model.apply({}, pair))
-    except RuntimeError:  # targets have another shape than outputs
+    except (RuntimeError, IndexError):  # targets have another shape than outputs, or the last layer is not called
         seen = outputs.new_zeros(0)
-    if len(seen) != 2 or seen.ndim < 2:
+    if len(seen) != 2:
         text = f"model {model.name!r} has no input of its last layer, or no mean of targets, for each row"
         raise ModelError(f"{text}; choose another method than knn-per", code="model.no-neighbours")
-    keys = by_key(representations(task.learner, task.start, cohort), outputs)
-    of_a_row = len(keys) // len(outputs)
-    memory: dict[str, Any] = {
-        "keys": keys.cpu().numpy(),
-        "values": values.reshape(len(keys), -1),
-        "counts": cohort.lengths * of_a_row,
-    }
+    keys = representations(task.learner, task.start, cohort)
+    memory: dict[str, Any] = {"keys": keys.cpu().numpy(), "values": values.reshape(len(keys), -1)}
+    memory["counts"] = cohort.lengths
     remembering = Remembering(**vars(own), **memory, shares=np.zeros(len(cohort)))
     ones = [remembering.part(slice(c, c + 1)) for c in np.flatnonzero(cohort.lengths)]
-    means = [nearest(one.keys, one.values, torch.from_numpy(one.keys).to(keys.device), of_a_row) for one in ones]
+    means = [nearest(one.keys, one.values, torch.from_numpy(one.keys).to(keys.device), leave_out=True) for one in ones]
     told, losses = as_outputs(model.loss, torch.cat(means).reshape(outputs.shape)), []
     for share in SHARES:
         both = with_share(model.loss, outputs, told, outputs.new_full((len(outputs),), share))
@@ -177,43 +167,28 @@ def with_share(loss: Score, outputs: Tensor, others: Tensor, shares: Tensor) -> 
 
 
 def representations(learner: Learner, networks: Arrays, cohort: Cohort) -> Tensor:
-    r"""Return the representation of each row by its client's network, each (clients, \*shape)."""
+    r"""Return the representation (rows, d) of each row by its client's network, each (clients, \*shape)."""
 
     def of(c: Any) -> Tensor:
         own, rows = {name: value[c] for name, value in networks.items()}, cohort.part(slice(c, c + 1)).features
         return last_input(learner.model, lambda: learner.outputs(own, rows))
 
-    return torch.cat([of(c) for c in np.flatnonzero(cohort.lengths)])
+    return torch.cat([of(c) for c in np.flatnonzero(cohort.lengths)]).float().flatten(1)
 
 
 def last_input(model: Model, call: Callable[[], object]) -> Tensor:
     """Return the input ``(batch, ...)`` of the last layer with shared parameters when `call` applies a model.
 
-    For a model of one layer it is the model's input. If the network does not call that layer, the innermost module
-    around it counts that it calls.
+    For a model of one layer it is the model's input.
     """
-    path = next(reversed(model.shapes)).split(".")[:-1]
-    seen: dict[int, Tensor] = {}
-    hooks = []
-    for depth in range(len(path) + 1):
-
-        def keep(_layer: nn.Module, given: tuple[Any, ...], depth: int = depth) -> None:
-            if given and isinstance(given[0], Tensor):
-                seen[depth] = given[0]
-
-        hooks.append(model.module.get_submodule(".".join(path[:depth])).register_forward_pre_hook(keep))
+    layer = model.module.get_submodule(next(reversed(model.shapes)).rpartition(".")[0])
+    seen: list[Tensor] = []
+    hook = layer.register_forward_pre_hook(lambda _layer, given: seen.append(given[0]))
     try:
         call()
     finally:
-        for hook in hooks:
-            hook.remove()
-    return seen[max(seen)]
-
-
-def by_key(representation: Tensor, outputs: Tensor) -> Tensor:
-    r"""Return representations (keys, d) from those of rows; outputs (rows, \*output shape) say how many a row has."""
-    apart = representation.shape[:-1] == outputs.shape[:-1]
-    return representation.float().flatten(0, -2) if apart else representation.float().flatten(1)
+        hook.remove()
+    return seen[-1]
 
 
 def as_outputs(loss: Loss, means: Tensor) -> Tensor:

@@ -7,8 +7,7 @@ a longer one starts. The paper's server tells clients their clusters; here they 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 from scipy import special
@@ -20,23 +19,17 @@ from umbel.protocol.arrays import Labels, Matrix, Vectors, in_blocks
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.run_config import AUTO, RunConfig
 from umbel.protocol.tasks import TrainingSpec
-from umbel.strategies.group_privacy import MAX_ITERATIONS, GroupPrivacy, nearest, seeded_kmeans
+from umbel.strategies.base import NoOptions
+from umbel.strategies.group_privacy import MAX_ITERATIONS, GroupPrivacy, nearest
 
 CLUSTERS = "r-dpcfl/clusters"  # in the strategy's state: the cluster of each of the first releases
 _STARTS, _CLOSE, _TINY = 50, 1e-9, 1e-12
 
 
-@dataclass(frozen=True)
-class ClusterOptions:
-    """How the first releases are clustered: by a mixture of normal distributions, or by k-means for comparison."""
-
-    by: Literal["mixture", "kmeans"] = "mixture"
-
-
 class RDPCFL(GroupPrivacy):
     """One hypothesis, until a round has at least k releases; then k, as in group privacy."""
 
-    Options: ClassVar[type] = ClusterOptions
+    Options: ClassVar[type] = NoOptions
     nodes: Fleet
     resizes: ClassVar[bool] = False  # a single hypothesis, in which there is no choice, becomes k
 
@@ -59,7 +52,7 @@ class RDPCFL(GroupPrivacy):
         if len(hypotheses) > 1 or len(releases) < self.hypotheses:
             return super().reshape(round, moved, hypotheses, releases, labels)
         k, noise = self.hypotheses, release_variance(self.nodes.task, releases.shape[1])
-        shares = mixture(releases, k, noise) if self.options.by == "mixture" else kmeans(releases - hypotheses, k)
+        shares = mixture(releases, k, noise)
         self.state[CLUSTERS] = shares.argmax(1)
         following = np.empty((k, releases.shape[1]))
         for columns, block in in_blocks(releases):
@@ -90,12 +83,6 @@ def mixture(points: Vectors, k: int, noise: float) -> Matrix:
     scores = axes[:, 1 - k :] * np.sqrt(values[1 - k :].clip(min=0))
     fits = [_fit(scores, start, max(noise, _TINY * float(scores.var()), _TINY**9)) for start in _starts(scores, k)]
     return max(fits, key=lambda fit: fit[0])[1]
-
-
-def kmeans(points: Matrix, k: int) -> Matrix:
-    """Return by k-means the cluster of each of m points (m, n), m >= k, as ones among zeros (m, k)."""
-    found = [np.eye(k)[seeded_kmeans(points, start)] for start in _starts(points, k)]
-    return min(found, key=lambda shares: float(np.square(points - shares @ _means(shares, points)).sum()))
 
 
 def _fit(points: Matrix, centres: Matrix, least: float) -> tuple[float, Matrix]:

@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 from benchmarks.flower import simulation
 from tests.helpers.errors import ended, raises
 from tests.helpers.ports import free_port
-from umbel.cli.commands.init import FILES, app, package_of
+from tests.helpers.sources import ROOT
+from umbel.cli.commands.init import app, files, package_of
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.flower import build_bundle
 from umbel.protocol.run_config import RunConfig
@@ -37,9 +38,25 @@ def project(tmp_path: Path) -> Path:
 
 def test_it_writes_a_fixed_set_of_files_under_the_projects_name(project: Path) -> None:
     found = {str(path.relative_to(project)) for path in project.rglob("*") if path.is_file()}
-    assert found == {path.replace("my_project", "my_study") for path in FILES}
+    assert found == {path.replace("my_project", "my_study") for path in files()}
     for path in project.rglob("*"):
         assert path.is_dir() or not re.search("my_project|my-project|VERSION", path.read_text()), path
+
+
+def test_an_ordinary_flower_app_is_the_example_under_its_own_name(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, [str(tmp_path / "my-app"), "--flower"])
+    assert done.exit_code == 0, done.output
+    found = {str(path.relative_to(tmp_path / "my-app")) for path in (tmp_path / "my-app").rglob("*") if path.is_file()}
+    assert found == {
+        "pyproject.toml",
+        *(f"my_app/{name}.py" for name in ("__init__", "server_app", "client_app", "data")),
+    }
+    for path in found:
+        text = (tmp_path / "my-app" / path).read_text(encoding="utf-8")
+        assert not re.search("flower_app|flower-app|my_project|sklearn", text), path
+        original = ROOT / "examples" / "flower_app" / path.replace("my_app", "flower_app")
+        assert text.count("\n") == original.read_text(encoding="utf-8").count("\n")
+    build_bundle(tmp_path / "my-app")
 
 
 def test_its_bundle_carries_the_users_own_code(project: Path) -> None:

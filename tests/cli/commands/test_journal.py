@@ -53,7 +53,7 @@ def ledger(tmp_path: Path) -> Path:
             PLAN + " choice-epsilon=1",
             ("median 41.67, most 150", "between any two data sets of a client", "step size x curvature"),
         ),
-        (BACKWARDS, ("median 4, most 4", "epsilon at delta 1e-05", "choice-epsilon", "With half the parameters")),
+        (BACKWARDS, ("median 4, most 4", "epsilon at delta 1e-05", "choice-epsilon")),
     ],
 )
 def test_plan_tells_the_guarantee_or_works_out_its_noise(command: str, lines: tuple[str, ...]) -> None:

@@ -81,17 +81,8 @@ def test_rows_of_clients_that_are_known_new_or_without_labels(run: Path, new: Pa
         f"bare,5,,{1000 * (12 * 4 + 1 * 8) / 13:.6g},",
     ]
     assert "known in stays: 2." in done.stderr
-    assert "which the run did not use: 1, predicted with rmse 6000 dollars" in done.stderr
     assert "New clients: 1. Their labelled rows here, 1, choose" in done.stderr
     assert "without a labelled row: 1 (bare)" in done.stderr
-
-
-def test_an_error_on_rows_of_the_dataset_is_told_apart(run: Path, new: Path) -> None:
-    """The first row is one of the north's in the dataset; the second has another cost, and the third another client."""
-    new.write_text("hospital,x,y,cost\nnorth,3,1,3000\nnorth,3,1,4000\nsouth,3,1,2000\n")
-    notes = predict(run, new, *PLAIN).stderr
-    assert "that are also in stays, where the run may have used them: 1, predicted with rmse 0 " in notes
-    assert "which the run did not use: 2, predicted with rmse 1000 dollars" in notes
 
 
 def test_a_new_client_with_nearly_the_name_of_a_known_one_is_told(run: Path, new: Path) -> None:

@@ -359,15 +359,6 @@ def test_rows_are_dealt_by_label() -> None:
     assert (data.manifest.clients, len(data.dataset.targets)) == (3, 40)
 
 
-def test_a_column_of_lists_is_a_sequence() -> None:
-    frame = FRAME.assign(text=[[0, 1], [2, 3], [1, 1], [3, 3]])
-    data = made(frame, features=["text"], target="smoker", tokens=4)
-    assert data.dataset.features.tolist() == [[0, 1], [2, 3], [1, 1], [3, 3]]
-    assert data.manifest.tokens == 4
-    with raises(DatasetError, "data.shape"):
-        made(frame.assign(text=[[0], [2, 3], [1, 1], [3, 3]]), features=["text"], target="smoker", tokens=4)
-
-
 @pytest.mark.parametrize(
     ("options", "parts"),
     [

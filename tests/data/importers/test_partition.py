@@ -10,13 +10,13 @@ import pandas as pd
 import pytest
 
 from tests.helpers.errors import raises
-from umbel.data.importers import Dirichlet, Quantity, Uniform, from_arrays, from_dataframe
+from umbel.data.importers import Dirichlet, Uniform, from_arrays, from_dataframe
 from umbel.protocol.errors import DatasetError
 
 LABELS = np.repeat(np.arange(4), 50)
 
 
-@pytest.mark.parametrize("partitioner", [Uniform(7), Dirichlet(7, 0.5), Quantity(7, 0.5)])
+@pytest.mark.parametrize("partitioner", [Uniform(7), Dirichlet(7, 0.5)])
 def test_every_row_goes_to_a_client_and_every_client_has_a_row(partitioner: Any) -> None:
     dealt = partitioner.deal(200, LABELS)
     assert sorted(set(dealt)) == list(range(7))
@@ -46,22 +46,15 @@ def test_shares_of_a_class_are_those_drawn() -> None:
     assert np.bincount(dealt).tolist() == np.diff(borders, prepend=0).tolist()
 
 
-def test_quantity_is_uneven_by_alpha() -> None:
-    def spread(alpha: float) -> int:
-        return int(np.ptp(np.bincount(Quantity(5, alpha).deal(200, LABELS))))
-
-    assert spread(0.1) > 50 > 10 > spread(1000)
-
-
 @pytest.mark.parametrize(
     ("partitioner", "labels", "reason"),
     [
         (Uniform(0), LABELS, ("data.partition", "200 rows", "200 clients")),
         (Uniform(201), LABELS, ("data.partition", "201")),
         (Uniform(2.5), LABELS, ("data.partition", "2.5")),  # type: ignore[arg-type]
-        (Quantity(3, np.inf), LABELS, ("data.partition", "inf")),
+        (Dirichlet(3, np.inf), LABELS, ("data.partition", "inf")),
         (Dirichlet(3, 1e308), LABELS, ("data.partition", "1e+308")),
-        (Quantity(3, 0.0), LABELS, ("data.partition", "0.0")),
+        (Dirichlet(3, 0.0), LABELS, ("data.partition", "0.0")),
         (Dirichlet(3, -1), LABELS, ("data.partition",)),
         (Dirichlet(3, 1), LABELS / 2, ("data.classes",)),
         (Dirichlet(190, 0.01), LABELS, ("data.partition", "190 clients")),

@@ -182,6 +182,6 @@ def test_the_command_audits_a_deployed_site(monkeypatch: pytest.MonkeyPatch) -> 
     assert code == 0
     assert text.count("within the claim") + text.count("by chance") == len(deployed())
     noise_that_all_clients_of_a_message_share(monkeypatch)
-    code, text = run("--as-site", "--parameters", "1", "--noise-multiplier", "1", "--canaries", "400")
+    code, text = run("parameters=1 noise-multiplier=1", "--as-site", "--canaries", "400")
     assert code == 1
     assert "EXCEEDS THE CLAIM" in text

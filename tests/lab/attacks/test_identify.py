@@ -14,48 +14,49 @@ from umbel.data import find_dataset, open_dataset, write_dataset
 from umbel.privacy.gate.policy import Policy
 from umbel_lab.attacks import identify
 from umbel_lab.attacks.__main__ import app
-from umbel_lab.attacks.identify import ATTACKS, PAPER, Attacked, Audit, Stolen, attack, audit, defences, strongest
+from umbel_lab.attacks.identify import ATTACKS, PAPER, Attacked, Audit, attack, audit, defences, strongest
 from umbel_lab.attacks.pac_attack import theorem_1
 
 pytestmark = pytest.mark.rest
 
-FEW: dict[str, Any] = {"victims": 6, "after": 5, "interactions": 48}
+Row = dict[str, Any]
+
+FEW: Row = {"victims": 6, "after": 5, "interactions": 48}
 
 
 @cache
-def without(multipliers: str, name: str = PAPER) -> list[Stolen]:
+def without(nu: float, name: str = PAPER) -> list[Row]:
     """What is stolen without any defence."""
-    return attack("preferences", {}, FEW | {"multipliers": multipliers} | ATTACKS[name])
+    return attack("preferences", {}, nu, FEW | ATTACKS[name])
 
 
 @cache
-def behind(name: str, attacked: str = PAPER, multipliers: str = "1") -> list[Stolen]:
+def behind(name: str, attacked: str = PAPER) -> list[Row]:
     """What is stolen behind the defence whose name begins like this."""
     defence = next(defence for defence in defences(5) if defence.name.startswith(name))
-    nu = "0" if defence.run.get("message_noise") else multipliers
-    return attack("preferences", defence.policy, FEW | {"multipliers": nu} | ATTACKS[attacked], **defence.run)
+    return attack("preferences", defence.policy, defence.nu, FEW | ATTACKS[attacked], **defence.run)
 
 
-def stolen(found: list[Stolen]) -> int:
-    return sum(one.enough is not None for one in found)
+def stolen(found: list[Row]) -> int:
+    return sum(victim["enough"] is not None for victim in found)
 
 
-def row(found: list[Stolen]) -> dict[str, Any]:
+def row(found: list[Row]) -> Row:
     return Attacked("none", 1.0, PAPER, found, 0.05).row
 
 
 def test_without_noise_all_local_parameters_are_stolen_within_the_bound_of_theorem_1_or_two() -> None:
-    found = without("0")
+    found = without(0.0)
     assert stolen(found) == 6
     # A bound that holds with probability .9: of six clients, three or more beyond it have a chance below .02.
-    assert sum((one.enough or 0) > (one.bound or 0) for one in found) <= 2
-    assert all(one.spent is None for one in found), "nothing bounds what an unsanitised release tells"
+    assert sum((victim["enough"] or 0) > (victim["bound"] or 0) for victim in found) <= 2
+    assert all(victim["spent"] is None for victim in found), "nothing bounds what an unsanitised release tells"
 
 
 def test_noise_makes_a_theft_take_longer_and_each_interaction_costs_n_by_nu() -> None:
     found = behind("none")
-    assert all(one.spent == one.interactions * 800 / 1.0 for one in found)
-    assert row(found)["enough"] > row(without("0"))["enough"]
+    assert all(victim["spent"] == victim["interactions"] * 800 / 1.0 for victim in found)
+    assert row(found)["enough"] > row(without(0.0))["enough"]
 
 
 def test_who_reads_the_direction_needs_fewer_interactions_than_the_paper() -> None:
@@ -85,8 +86,18 @@ def test_every_defence_is_a_policy_that_a_site_can_set() -> None:
 # --- tables
 
 
-def one(client: int, error: float | None, enough: int | None, by_rate: Any, by_items: Any, likes: float) -> Stolen:
-    return Stolen(client, 10 if error is not None else 0, likes, error, by_rate, by_items, enough, 100.0, 3)
+def one(client: int, error: float | None, enough: int | None, by_rate: Any, by_items: Any, likes: float) -> Row:
+    times = 10 if error is not None else 0
+    errors = {"error": error, "by_rate": by_rate, "by_items": by_items}
+    return {
+        "client": client,
+        "interactions": times,
+        "likes": likes,
+        "enough": enough,
+        "spent": 100.0,
+        "bound": 3,
+        **errors,
+    }
 
 
 FOUND = [one(1, 0.0, 2, 0.0, 0.0, 0.4), one(2, 0.04, 6, 0.96, 0.04, 0.5), one(3, 0.4, None, 0.4, 0.6, 0.7)]
@@ -135,9 +146,9 @@ def test_who_likes_most_items_is_stolen_too(tmp_path: Path) -> None:
     assert done.lean == "likes"
     assert [found.row["stolen"] for found in done.plain] == ["6 of 6"] * 3
     assert done.plain[0].row["sign by rate"] == 6
-    assert all(victim.bound is None for victim in done.plain[0].stolen)
-    biased = attack(str(turned), {}, FEW | {"multipliers": "0"} | ATTACKS["spectral"], model="biased-factors")
-    assert all(victim.by_rate == victim.error for victim in biased)
+    assert all(victim["bound"] is None for victim in done.plain[0].stolen)
+    biased = attack(str(turned), {}, 0.0, FEW | ATTACKS["spectral"], model="biased-factors")
+    assert all(victim["by_rate"] == victim["error"] for victim in biased)
 
 
 # --- the command
@@ -158,8 +169,7 @@ def test_the_command_prints_what_it_wrote(tmp_path: Path, monkeypatch: pytest.Mo
         (["--dataset", "nowhere"], "'nowhere'"),
         (["--dataset", "synthetic"], "[data.no-preferences]"),
         (["--model", "steal"], "'steal'"),
-        (["--noise-multiplier", "-1"], "multipliers"),
-        (["--noise-per", "item"], "noise-per"),
+        (["--noise-multiplier", "-1"], "noise-multiplier"),
     ],
 )
 def test_bad_input_is_named_before_anything_is_attacked(tmp_path: Path, arguments: list[str], part: str) -> None:

@@ -10,7 +10,7 @@ from tests.helpers.errors import raises
 from umbel.models.losses import LOSSES, METRICS
 from umbel.models.model import Model
 from umbel.protocol.errors import NotApplicableError
-from umbel_lab.attacks.layers import bias_label, dense_layers, inputs_of_layers, label_given_image, parameter
+from umbel_lab.attacks.rank_one import bias_label, dense_layers, inputs_of_layers, label_given_image, parameter
 
 from .conftest import SHAPE, chain, drawn, gradient_of, noisy
 

@@ -23,7 +23,6 @@ from umbel.protocol.errors import ConfigError
 from umbel.protocol.messages import hypotheses_in, training_in
 from umbel.protocol.plugins import parse_options
 from umbel.protocol.tasks import TrainingSpec
-from umbel.server.observer import Section
 from umbel.server.rounds import run_rounds
 from umbel.server.run_folder import RunFolder
 from umbel.server.setup import Setup
@@ -46,12 +45,12 @@ from .conftest import Config, RelayGrid, prepared
 
 pytestmark = pytest.mark.rest
 
-COLUMNS = ["attack", "noise_multiplier", "client", "interactions", "error", "by_rate", "by_items", "spent"]
-ERRORS = COLUMNS[4:7]
+COLUMNS = ["client", "interactions", "error", "by_rate", "by_items", "spent"]
+ERRORS = COLUMNS[2:5]
 N = 800  # parameters of 100 items of 8 factors
 TRAINING = 60
-# Three rounds of honest training, then at most twelve interactions with each of five clients, without noise.
-OPTIONS = {"after": 3, "victims": 5, "interactions": 12, "multipliers": "0"}
+# Three rounds of honest training, then at most twelve interactions with each of five clients.
+OPTIONS = {"after": 3, "victims": 5, "interactions": 12}
 
 attacks = pytest.mark.parametrize("attack", ["zero", "jitter", "spectral"])
 
@@ -83,7 +82,7 @@ class Attacked:
 
     def local_parameters(self) -> NDArray[Any]:
         """What the training clients keep."""
-        truth = local_parameters(self.grid, self.strategy.fleet.roster(self.grid), np.arange(TRAINING))
+        truth = local_parameters(self.grid, self.strategy.nodes.roster(self.grid), np.arange(TRAINING))
         return np.stack([truth[client]["user"] for client in range(TRAINING)])
 
     @property
@@ -99,10 +98,17 @@ class Attacked:
     def victims(self) -> list[int]:
         return sorted({row["client"] for row in self.findings})
 
-    def last(self, client: int, noise_multiplier: float) -> dict[str, Any]:
-        """Return the last row on a client at a noise multiplier."""
-        rows = [row for row in self.findings if (row["client"], row["noise_multiplier"]) == (client, noise_multiplier)]
-        return rows[-1]
+    def last(self, client: int) -> dict[str, Any]:
+        """Return the last row on a client."""
+        return [row for row in self.findings if row["client"] == client][-1]
+
+    @property
+    def told(self) -> str:
+        """What the report says of the attack."""
+        section = self.attack.section()
+        assert section is not None
+        assert section.title == "What the server stole"
+        return " ".join(section.paragraphs)
 
 
 @pytest.fixture
@@ -198,11 +204,11 @@ def test_without_noise_all_local_parameters_are_stolen_in_a_few_interactions(
 ) -> None:
     played = Attacked(attack_config | unit | options(attack=attack))
     assert len(played.victims) == 5
-    for row in (played.last(client, 0.0) for client in played.victims):
+    for row in map(played.last, played.victims):
         assert row["error"] <= 0.05
         assert row["interactions"] <= 8
         assert row["spent"] is None, "no number bounds what it gave away"
-    assert "5 of 5" in played.attack.remarks[0]
+    assert "5 of 5" in played.told
     assert played.state.stopped == "the attack is over"
 
 
@@ -242,7 +248,7 @@ def test_biases_give_away_the_sign_as_well(attack_config: Config, attack: str) -
     config = attack_config | options(attack=attack, reading="spectral", after=20, lean="unknown")
     played = Attacked(config | {"model": "biased-factors", "local-steps": 0, "local-epochs": 1})
     for client in played.victims:
-        row = played.last(client, 0.0)
+        row = played.last(client)
         assert row["error"] == row["by_rate"] == row["by_items"] <= 0.05
 
 
@@ -251,13 +257,13 @@ def test_the_other_lean_takes_the_other_sign(attack_config: Config) -> None:
     right, wrong, open_ = (Attacked(attack_config | options(lean=lean)) for lean in ("dislikes", "likes", "unknown"))
     assert {(row["by_rate"], row["by_items"]) for row in open_.findings} == {(None, None)}
     for client in right.victims:
-        one, other = right.last(client, 0.0), wrong.last(client, 0.0)
+        one, other = right.last(client), wrong.last(client)
         assert one["error"] == other["error"] == one["by_rate"] == 0
         assert other["by_rate"] == 1
 
 
 def test_jitter_is_never_the_same_and_almost_nothing(attack_config: Config) -> None:
-    played = Attacked(attack_config | options(attack="jitter", multipliers="9", error=0.0, after=0))
+    played = Attacked(attack_config | options(attack="jitter", error=0.0, after=0) | {"noise-multiplier": 9.0})
     sent = [items for _, items in played.trains[:-1]]
     assert len(sent) == 12
     assert all(0 < np.abs(items).max() < 0.01 for items in sent)
@@ -268,7 +274,7 @@ def test_jitter_is_never_the_same_and_almost_nothing(attack_config: Config) -> N
 
 
 def test_a_seed_gives_the_same_findings_whatever_the_number_of_nodes(attack_config: Config) -> None:
-    config = attack_config | options(attack="jitter", multipliers="0,2") | {"message-noise": 0.01}
+    config = attack_config | options(attack="jitter") | {"message-noise": 0.01, "noise-multiplier": 2.0}
     first, *others = (Attacked(config, nodes).findings for nodes in (1, 7))
     assert [first] == others
     assert Attacked(config | {"seed": 1}).findings != first
@@ -287,44 +293,43 @@ def test_a_seed_gives_the_same_findings_whatever_the_number_of_nodes(attack_conf
     ids=["participations", "paper's budget", "epsilon"],
 )
 def test_a_budget_caps_the_interactions(attack_config: Config, policy: Config, run: Config, maximum: int) -> None:
-    """Of all noise multipliers together; at the first, n / nu = 400 a participation, or an epsilon of 2 n / nu."""
-    config = attack_config | options(after=0, multipliers="2,4") | {"noise-multiplier": 2.0} | run
+    """n / nu = 400 a participation, or an epsilon of 2 n / nu."""
+    config = attack_config | options(after=0) | {"noise-multiplier": 2.0} | run
     played = Attacked(config, **policy)
     ledger = MemoryLedger(next(iter(played.grid.contexts.values())).state)
     for client in played.victims:
-        assert played.last(client, 2.0)["interactions"] == maximum
-        assert played.last(client, 2.0)["spent"] == maximum * N / 2
-        assert played.last(client, 4.0)["interactions"] == 0
+        assert played.last(client)["interactions"] == maximum
+        assert played.last(client)["spent"] == maximum * N / 2
         assert participations(ledger, client) == maximum
     assert played.state.stopped == "the attack is over"
-    assert len(played.state.history) == maximum + 3, "two rounds without an answer, and one to restore the items"
+    assert len(played.state.history) == maximum + 2, "a round without an answer, and one to restore the items"
 
 
 def test_the_papers_budget_counts_no_noise_but_the_papers(attack_config: Config) -> None:
-    played = Attacked(attack_config | options(multipliers="2") | {"mechanism": "gaussian"})
+    formal = {"mechanism": "gaussian", "clipping": "public", "noise-per": "vector", "noise-multiplier": 2.0}
+    played = Attacked(attack_config | formal)
     assert {row["spent"] for row in played.findings} == {None}
     assert max(row["interactions"] for row in played.findings) > 0
 
 
 def test_of_nodes_elsewhere_nobody_knows_what_was_stolen(attack_config: Config) -> None:
-    config = attack_config | options(multipliers="2") | {"noise-multiplier": 2.0}
+    config = attack_config | {"noise-multiplier": 2.0}
     played, here = Attacked(config, relayed=True), Attacked(config)
     assert {row["error"] for row in played.findings} == {None}
     for client in here.victims:
-        assert played.last(client, 2.0) == here.last(client, 2.0) | dict.fromkeys(ERRORS), "which changes nothing else"
+        assert played.last(client) == here.last(client) | dict.fromkeys(ERRORS), "which changes nothing else"
+    assert "cannot be read here" in played.told
 
 
 # --- what it leaves behind
 
 
 def test_a_run_leaves_a_table_and_a_section(attack_config: Config, tmp_path: Path) -> None:
-    config = attack_config | options(multipliers="0,2")
-    played = Attacked(config, folder=RunFolder(tmp_path / "run"))
+    played = Attacked(attack_config, folder=RunFolder(tmp_path / "run"))
     table = pd.read_csv(tmp_path / "run" / "findings.csv")
     assert list(table) == COLUMNS
     assert table.astype(object).where(table.notna(), None).to_dict("records") == played.findings
-    assert played.attack.section() == Section("What the server stole", tuple(played.attack.remarks))
-    assert "zero, no noise" in played.attack.remarks[0]
+    assert played.told.startswith("Attack zero: clients released ")
 
 
 # --- the truth
@@ -364,8 +369,7 @@ def test_only_models_of_factors_have_a_vector_to_steal() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("attack", "guess"), ("multipliers", ""), ("multipliers", "1,,2"), ("multipliers", "1,1"),
-        ("multipliers", "1,-2"), ("multipliers", "1,inf"), ("multipliers", "nan"), ("victims", 0), ("after", -1),
+        ("attack", "guess"), ("victims", 0), ("after", -1),
         ("interactions", "many"), ("error", "nan"), ("budget", 1),
     ],
 )  # fmt: skip
@@ -379,9 +383,7 @@ def test_an_option_that_cannot_be_is_named(attack_config: Config, name: str, val
 @pytest.mark.parametrize(
     ("changes", "code", "part"),
     [
-        ({"noise-multiplier": 1.0}, "config.multipliers", "noise-multiplier = 1"),
         ({"rounds": 15}, "config.attack-rounds", "16 rounds"),
-        ({"rounds": 27} | options(multipliers="0,1"), "config.attack-rounds", "28 rounds"),
         ({"patience": 3}, "config.attack-patience", "patience = 0"),
         ({"resume": "yesterday"}, "config.attack-resume", 'resume = ""'),
         ({"dataset": "synthetic", "model": "mlp", "local": "0.*"}, "config.strategy-model", "'mlp'"),
@@ -397,10 +399,9 @@ def test_an_attack_that_cannot_be_run_says_why(attack_config: Config, changes: C
 def test_the_documents_have_every_option_and_the_configuration_has_rounds_enough() -> None:
     page = (ROOT / "docs" / "papers" / "attacks.md").read_text(encoding="utf-8")
     for field in fields(AttackOptions):
-        default = ",".join(f"{nu:g}" for nu in field.default) if field.name == "multipliers" else field.default
-        assert f"| `{field.name}` | {default} |" in page
+        assert f"| `{field.name}` | {field.default} |" in page
     config = run_config("pac-attack")
     Setup.parse(config)
     own = parse_options(AttackOptions, config["strategy"].partition(" ")[2], "strategy")
     assert own.rounds == config["rounds"]
-    assert AttackOptions().rounds == 30 + 3 * 1000 + 1
+    assert AttackOptions().rounds == 30 + 1000 + 1

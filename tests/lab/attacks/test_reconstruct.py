@@ -24,7 +24,7 @@ from umbel.protocol.errors import DatasetError, FleetError, ModelError, UmbelErr
 from umbel_lab.attacks import reconstruct
 from umbel_lab.attacks.__main__ import app
 from umbel_lab.attacks.quality import psnr, verdict
-from umbel_lab.attacks.reconstruct import DLG, LAST_BIAS, RANK_ONE, Attempt, Audit, Setting, audit, notes, rows_of
+from umbel_lab.attacks.reconstruct import DLG, LAST_BIAS, RANK_ONE, Audit, Setting, audit, notes
 
 from .conftest import gradient_of
 
@@ -83,9 +83,9 @@ def seen(monkeypatch: pytest.MonkeyPatch, short_dlg: None, without_rank_one: Non
     return found
 
 
-def attempt(done: Audit, attack: str, noise_multiplier: float = 0.0) -> Attempt:
-    (found,) = [one for one in done.attempts if (one.attack, one.noise_multiplier) == (attack, noise_multiplier)]
-    return found
+def labels(done: Audit) -> list[tuple[str, float | None]]:
+    """What share of labels each attack read."""
+    return [(row["attack"], row["label"]) for row in done.rows[1:]]
 
 
 def test_what_is_attacked_without_noise_is_the_gradient(blobs: Setting, seen: list[Parameters]) -> None:
@@ -97,17 +97,11 @@ def test_what_is_attacked_without_noise_is_the_gradient(blobs: Setting, seen: li
             torch.testing.assert_close(found[name].float(), value, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("per_layer", [True, False])
-def test_noise_is_nu_times_the_norm_of_each_layer_or_of_the_whole(
-    blobs: Setting, seen: list[Parameters], per_layer: bool
-) -> None:
-    audit(replace(blobs, noise_multipliers=(0.0, 2.0), images=1, per_layer=per_layer))
+def test_noise_is_nu_times_the_norm_of_each_layer(blobs: Setting, seen: list[Parameters]) -> None:
+    audit(replace(blobs, noise_multipliers=(0.0, 2.0), images=1))
     clean, noisy = ([torch.cat([g[f"{i}.weight"].flatten(), g[f"{i}.bias"]]) for i in (1, 3)] for g in seen)
-    noise = [after - before for before, after in zip(clean, noisy, strict=True)]
-    if not per_layer:
-        clean, noise = [torch.cat(clean)], [torch.cat(noise)]
-    for before, added in zip(clean, noise, strict=True):
-        assert added.norm() / before.norm() == pytest.approx(2, rel=0.3)
+    for before, after in zip(clean, noisy, strict=True):
+        assert (after - before).norm() / before.norm() == pytest.approx(2, rel=0.3)
 
 
 def test_the_mean_of_releases_has_less_noise(blobs: Setting, seen: list[Parameters]) -> None:
@@ -128,30 +122,28 @@ def test_images_are_of_different_training_clients_and_the_average_of_all_others(
 def test_without_noise_everything_is_found(blobs: Setting) -> None:
     done = audit(replace(blobs, noise_multipliers=(0.0,)))
     for name in (DLG, RANK_ONE):
-        images = attempt(done, name).images
-        assert images is not None
-        assert [verdict(*pair) for pair in zip(images, done.secret.images, strict=True)] == ["full", "full"]
-    for name in (DLG, RANK_ONE, LAST_BIAS):
-        assert attempt(done, name).labels == tuple(done.secret.labels)
+        pairs = zip(done.shown[name, 0.0], done.secret.images, strict=True)
+        assert [verdict(*pair) for pair in pairs] == ["full", "full"]
+    assert labels(done) == [(DLG, 1.0), (RANK_ONE, 1.0), (LAST_BIAS, 1.0)]
 
 
 @pytest.mark.usefixtures("short_dlg")
 def test_the_same_seed_gives_the_same_audit_and_another_seed_another(blobs: Setting) -> None:
     setting = replace(blobs, noise_multipliers=(1.0,), images=1)
     first, again, other = (audit(replace(setting, seed=seed)) for seed in (0, 0, 1))
-    for one, same, different in zip(first.attempts, again.attempts, other.attempts, strict=True):
-        assert one.labels == same.labels
-        if one.images is not None:
-            np.testing.assert_array_equal(one.images, same.images)
-            assert (one.images != different.images).any()
+    assert first.rows == again.rows
+    for key, images in first.shown.items():
+        np.testing.assert_array_equal(images, again.shown[key])
+        assert (images != other.shown[key]).any()
 
 
 @pytest.mark.usefixtures("short_dlg")
 def test_an_attack_that_cannot_be_made_says_why(blobs: Setting) -> None:
     done = audit(replace(blobs, model="greenhouse:convolutional", noise_multipliers=(0.0,), images=1))
-    assert attempt(done, DLG).images is not None
+    assert {*done.shown} == {(DLG, 0.0)}
     for name in (RANK_ONE, LAST_BIAS):
-        assert "has no fully connected layer" in attempt(done, name).obstacle
+        (why,) = (obstacle for obstacle in done.obstacles if obstacle.startswith(name))
+        assert "has no fully connected layer" in why
 
 
 # --- what cannot be audited
@@ -174,7 +166,7 @@ def test_an_attack_that_cannot_be_made_says_why(blobs: Setting) -> None:
 def test_what_cannot_be_is_told_before_any_work(
     blobs: Setting, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], part: str
 ) -> None:
-    monkeypatch.setattr(reconstruct, "write_victims", lambda *_: pytest.fail("work was begun"))
+    monkeypatch.setattr(reconstruct, "_write_victims", lambda *_: pytest.fail("work was begun"))
     with pytest.raises(UmbelError) as told:
         audit(replace(blobs, **changes))
     assert part in told.value.text
@@ -208,14 +200,14 @@ def test_the_command_prints_the_table_and_writes_what_it_says(
 ) -> None:
     # A few steps tell as well that the attacks are made.
     monkeypatch.setattr(reconstruct, "deep_leakage", partial(reconstruct.deep_leakage, iterations=5))
-    words = ["reconstruct", "--dataset", blobs.dataset, "--model", blobs.model, "--restarts", "1", "--whole"]
+    words = ["reconstruct", "--dataset", blobs.dataset, "--model", blobs.model, "--restarts", "1"]
     done = CliRunner(env={"COLUMNS": "200"}).invoke(app, [*words, "--images", "1", "--noise-multiplier", "3"])
     assert done.exit_code == 0, done.output
-    folder = umbel_home / "audits" / "reconstruct-blobs-greenhouse-dense-whole"
+    folder = umbel_home / "audits" / "reconstruct-blobs-greenhouse-dense"
     assert done.output.splitlines()[-1] == str(folder / "table.md")
     names = ["reconstructions.png", "reconstructions.svg", "table.csv", "table.md"]
     assert sorted(file.name for file in folder.iterdir()) == names
-    for text in ("greenhouse:dense, 1 images", "mean image", "DLG", "rank one", "last bias", "Seconds an image"):
+    for text in ("greenhouse:dense, 1 images", "mean image", "DLG", "rank one", "last bias"):
         assert text in done.output
     assert "An attack that fails proves nothing" in done.output
     done = CliRunner().invoke(app, [*words, "--images", "5"])
@@ -250,7 +242,7 @@ def test_the_papers_sentence_holds_for_plain_dlg(digits: str) -> None:
     """
     multipliers = (0.0, 1e-3, 1e-1, 1.0)
     done = audit(Setting(digits, "lenet10", multipliers, images=1, restarts=1))
-    images = [attempt(done, DLG, nu).images[0] for nu in multipliers]
+    images = [done.shown[DLG, nu][0] for nu in multipliers]
     (secret,) = done.secret.images
     assert psnr(images[0], secret) > 30
     verdicts = [verdict(image, secret) for image in images[1:]]
@@ -264,7 +256,7 @@ def test_where_plain_dlg_fails_the_rank_one_attack_still_shows_the_image(digits:
     """On the paper's ReLU network, behind the gate, at noise multipliers that stop DLG on a sigmoid one."""
     done = audit(Setting(digits, "cnn10", (3.0, 5.0), images=1))
     for nu, least in ((3.0, 20), (5.0, 14)):
-        assert psnr(attempt(done, RANK_ONE, nu).images[0], done.secret.images[0]) > least
+        assert psnr(done.shown[RANK_ONE, nu][0], done.secret.images[0]) > least
 
 
 rng = np.random.default_rng(0)
@@ -274,18 +266,24 @@ CLOSE, GREY = ORIGINALS + 0.05, np.full((2, 28, 28), 0.5)
 NEGATIVE = 1 - ORIGINALS
 
 
+Attempt = tuple[str, float, Sequence[Any], tuple[int, ...]]
+
+
 def made_up(*attempts: Attempt) -> Audit:
-    nus = tuple(dict.fromkeys(one.noise_multiplier for one in attempts))
-    return Audit(Setting("made-up", "cnn10", nus), reconstruct.Secret(ORIGINALS, np.array([3, 7]), GREY[0]), attempts)
+    nus = tuple(dict.fromkeys(nu for _, nu, *_ in attempts))
+    done = Audit(Setting("made-up", "cnn10", nus), reconstruct.Secret(ORIGINALS, np.array([3, 7]), GREY[0]))
+    for attempt in attempts:
+        done.add(*attempt)
+    return done
 
 
 TYPICAL = made_up(
-    Attempt(0.0, DLG, CLOSE, (3, 7), 1.25),
-    Attempt(0.0, RANK_ONE, CLOSE, (3, 7), 0.5),
-    Attempt(0.0, LAST_BIAS, None, (3, 7)),
-    Attempt(3.0, DLG, NEGATIVE, (3, 0), 1.0),
-    Attempt(3.0, RANK_ONE, CLOSE, (0, 0), 0.5),
-    Attempt(3.0, LAST_BIAS, None, (0, 0)),
+    (DLG, 0.0, CLOSE, (3, 7)),
+    (RANK_ONE, 0.0, CLOSE, (3, 7)),
+    (LAST_BIAS, 0.0, (None, None), (3, 7)),
+    (DLG, 3.0, NEGATIVE, (3, 0)),
+    (RANK_ONE, 3.0, CLOSE, (0, 0)),
+    (LAST_BIAS, 3.0, (None, None), (0, 0)),
 )
 
 
@@ -304,8 +302,8 @@ def test_rows_are_the_baseline_and_then_every_attempt() -> None:
 
 
 def test_the_words_never_take_a_failure_for_safety() -> None:
-    failed = made_up(Attempt(5.0, DLG, NEGATIVE, (0, 0)), Attempt(5.0, RANK_ONE, NEGATIVE, (0, 0)))
-    words = " ".join(notes(rows_of(failed)))
+    failed = made_up((DLG, 5.0, NEGATIVE, (0, 0)), (RANK_ONE, 5.0, NEGATIVE, (0, 0)))
+    words = " ".join(notes(failed.rows))
     assert "An attack that fails proves nothing" in words
     assert "The mean image of other clients, which needs no release, is partial for 0 of 2" in words
     for word in ("safe", "secure", "protect", "private"):
@@ -313,7 +311,8 @@ def test_the_words_never_take_a_failure_for_safety() -> None:
 
 
 def test_an_attack_that_cannot_be_made_is_not_one_that_failed() -> None:
-    cannot = made_up(Attempt(1.0, RANK_ONE, obstacle="model 'm' has no fully connected layer"))
+    cannot = made_up((RANK_ONE, 1.0, (), ()))
+    cannot.obstacles.add("rank one: model 'm' has no fully connected layer.")
     assert cells(cannot)[1] == ["1", "rank one", "not applicable", *[""] * 6]
     assert "rank one: model 'm' has no fully connected layer." in reconstruct.page(cannot).sections[1].text
 
@@ -327,7 +326,7 @@ def test_the_files_hold_the_table_the_words_and_a_picture(tmp_path: Path) -> Non
         assert text in files["reconstructions.svg"]
     said = files["table.md"].decode()
     assert said.startswith("# Reconstruction from one step on one image: made-up, cnn10, 8 images")
-    assert all(note in said for note in notes(rows_of(TYPICAL)))
+    assert all(note in said for note in notes(TYPICAL.rows))
     table = list(csv.DictReader(files["table.csv"].decode().splitlines()))
     assert [row["attack"] for row in table] == ["mean image", *["DLG", "rank one", "last bias"] * 2]
     assert float(table[1]["PSNR"]) == pytest.approx(-20 * np.log10(0.05), rel=1e-5)

@@ -7,14 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.errors import raises
-from umbel.data import open_dataset
 from umbel.privacy.accounting.guarantee import DELTA, guarantee
 from umbel.privacy.accounting.rows import row_guarantee
-from umbel.protocol.errors import ConfigError, SweepError
 from umbel.server.setup import Setup
 from umbel.simulation.measured import Spec
-from umbel.simulation.proxy import feature_spans
 from umbel.simulation.sweep import Result
 from umbel_lab.experiments import methods
 
@@ -80,24 +76,3 @@ def test_a_seed_counts_for_a_method_that_beats_mr_mtl() -> None:
     cells = {"MR-MTL": {1: one(5.0, 9.0), 2: one(5.0, 9.0)}, "Ditto": {1: one(4.0, 9.5)}}
     values = {(HOSPITALS, methods.ROWS, "4"): cells, (HOSPITALS, methods.CLIENT, "4"): cells}
     assert methods.count_wins(values, ["Ditto", "CFL"]) == [[HOSPITALS, "4", "1, 0 of 1", ""]]
-
-
-def test_a_table_is_imported_with_the_scales_and_ranges_that_a_first_import_prints(
-    tmp_path: Path, umbel_home: Path
-) -> None:
-    path = methods.imported("breast-cancer", 2000, tmp_path)
-    first, second = (open_dataset(one).manifest for one in (tmp_path / "first" / path.name, path))
-    assert second.train == 24
-    declared = [[span.declared for span in feature_spans(one, 30) or []] for one in (first, second)]
-    assert declared == [[False] * 30, [True] * 30]
-
-
-def test_a_package_that_is_missing_and_an_import_that_fails_are_named(
-    tmp_path: Path, umbel_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tables = {"absent": ("absent:rows", ""), "typo": ("sklearn.datasets:load_breast_cancer", "--target no")}
-    monkeypatch.setattr(methods, "TABLES", tables)
-    with raises(ConfigError, "config.not-installed", "absent"):
-        methods.imported("absent", 0, tmp_path)
-    with raises(SweepError, "sweep.failed", "data.no-client"):
-        methods.imported("typo", 0, tmp_path)

@@ -13,7 +13,6 @@ from tests.helpers.errors import raises
 from tests.helpers.scripted import on
 from tests.strategies.conftest import one_round
 from tests.strategies.test_how_many import GROUPS, dataset
-from umbel import strategies
 from umbel.data import Manifest, write_leaf
 from umbel.nodes.fleet import Fleet
 from umbel.protocol.errors import ConfigError
@@ -23,7 +22,7 @@ from umbel.server.setup import Setup
 from umbel.simulation.baselines import rand_index
 from umbel.simulation.in_process import play
 from umbel_lab.strategies import RDPCFL
-from umbel_lab.strategies.r_dpcfl import CLUSTERS, ClusterOptions, kmeans, mixture, release_variance
+from umbel_lab.strategies.r_dpcfl import CLUSTERS, mixture, release_variance
 
 NAME = "umbel_lab.strategies:RDPCFL"
 
@@ -35,10 +34,9 @@ ROWS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("by", ["mixture", "kmeans"])
-def test_the_first_releases_become_hypotheses_and_later_ones_move_them(by: Any) -> None:
+def test_the_first_releases_become_hypotheses_and_later_ones_move_them() -> None:
     fleet = Fleet(RunConfig(clients_per_round=5, clipping="update"))
-    strategy = on(fleet, RDPCFL(hypotheses=2, **vars(ClusterOptions(by))))
+    strategy = on(fleet, RDPCFL(hypotheses=2))
     found, _ = one_round(strategy, [[0.0] * 3], dict(enumerate(APART)))
     np.testing.assert_allclose(found[found[:, 0].argsort()], [[-1, 0, 0], [3.1 / 3, 0, 0]], atol=1e-6)
     clusters = strategy.state[CLUSTERS]
@@ -60,9 +58,9 @@ def test_a_small_cluster_counts_as_much_as_large_ones() -> None:
     means = random.standard_normal((4, 1000))
     means *= 2 * 1000**0.25 / np.linalg.norm(means, axis=1, keepdims=True)
     points = means[true] + random.standard_normal((21, 1000))
-    for shares in (mixture(points, 4, 1.0), kmeans(points, 4)):
-        assert shares.sum(1) == pytest.approx(np.ones(21))
-        assert rand_index(true, shares.argmax(1)) == 1
+    shares = mixture(points, 4, 1.0)
+    assert shares.sum(1) == pytest.approx(np.ones(21))
+    assert rand_index(true, shares.argmax(1)) == 1
 
 
 def test_the_means_of_large_models_are_those_of_their_clusters() -> None:
@@ -117,8 +115,6 @@ def test_the_noise_is_that_of_a_release(tmp_path: Path) -> None:
 def test_a_run_without_clusters_or_with_unknown_noise_is_refused(changes: dict[str, Any], code: str) -> None:
     with raises(ConfigError, code, "RDPCFL"):
         Setup.parse(RunConfig.parse({"strategy": NAME, "clients-per-round": 40} | changes).entries())
-    with raises(ConfigError, "config.option-value", "by"):
-        on(Fleet(), strategies.make(RunConfig(strategy=f"{NAME} by=luck")))
 
 
 def test_a_run_finds_three_groups(tmp_path: Path, run_config: dict[str, Any]) -> None:

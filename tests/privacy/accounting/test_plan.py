@@ -13,7 +13,7 @@ from scipy import stats
 from tests.helpers.errors import raises
 from tests.helpers.ledgers import proven
 from umbel.privacy.accounting.guarantee import guarantee
-from umbel.privacy.accounting.plan import Task, plan, plan_for, what_helps
+from umbel.privacy.accounting.plan import Task, plan, plan_for
 from umbel.protocol.errors import ConfigError
 
 HOSPITAL = Task(parameters=11, hypotheses=5, clients=2062, clients_per_round=100)
@@ -148,15 +148,3 @@ def test_a_target_that_no_noise_reaches_is_named() -> None:
         plan_for(replace(ALONE, mechanism="gaussian"), 3.0, 0.0, 4)
     with raises(ConfigError, "config.open-choice", "choice-epsilon"):
         plan_for(HOSPITAL, 3.0, 1e-5, 4, choice_epsilon=0.0)
-
-
-def test_what_helps_most_by_hand() -> None:
-    """Pure, without a choice: nu = 2 n T / epsilon, and the noise left goes with nu sqrt((n + 1)/n / U)."""
-    ways = what_helps(replace(ALONE, parameters=10), 8.0, 0.0, 4)
-    assert ways["twice the clients a round"] == pytest.approx(math.sqrt(2), rel=5e-3)
-    assert ways["half the participations"] == pytest.approx(2, rel=5e-3)
-    assert ways["half the parameters"] == pytest.approx(2 * math.sqrt(1.1 / 1.2), rel=5e-3)
-
-
-def test_ways_that_cannot_be_gone_are_left_out() -> None:
-    assert what_helps(Task(1, 1, 10, 10), 8.0, 0.0, 1) == {}

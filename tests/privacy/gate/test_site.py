@@ -287,7 +287,7 @@ SET: dict[str, tuple[str, Any]] = {
 TEXTS = {
     "researchers": "ann=AAAAC3NzaC1lZDI1NTE5AAAAII5esJklLdUt2GoWtWkgDFbiKIwOkFmx72zoQsuZiyZb",
     "strategies": "group-privacy fedavg",
-    "reader": "umbel.data.hospital_table:read geonames=/data/US.txt", "role": "split",
+    "reader": "umbel.data.table:read schema=/data/schema.toml", "role": "split",
     "place": "1/3", "clipping": "any", "release": "site", "mechanisms": "laplace gaussian",
     "ledger-path": "/ledger/umbel.sqlite", "approve": "ask", "app": "hospital.client_app:app",
     "app-keys": "device workers", "bundle": "ab" * 32, "keep-model": "/models", "personalise": "fine-tune epochs=3",

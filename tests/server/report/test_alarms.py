@@ -9,7 +9,7 @@ import pytest
 
 from tests.helpers.history import a_round
 from umbel.server.history import Round, last_rounds
-from umbel.server.report.alarms import alarms, drifted, name_hypotheses
+from umbel.server.report.alarms import alarms, name_hypotheses
 
 
 def history(rounds: int = 20, final: bool = True, **changes: Any) -> list[Round]:
@@ -45,7 +45,6 @@ def titles(entries: list[Round], k: int = 2, every: int = 1, validators: int | N
         (history(300), 2),
         (history(20, groups=[10], nearest=[]), 1),  # a single hypothesis cannot collapse
         (history(4, groups=[10, 0]), 2),  # a short run is not judged
-        (history(20, nearest=[0.0, 0.0]), 2),  # hypotheses that start close have not drifted
         (history(1, loss=1.0, final=False), 2),  # a single validation cannot improve
     ],
 )
@@ -116,30 +115,6 @@ def test_hypotheses_without_releases_are_named() -> None:
 # --- distances
 
 
-def test_hypotheses_that_end_close_have_drifted_together() -> None:
-    entries = history(20, nearest=lambda t: [5.0, 5.0] if t <= 10 else [0.4, 0.4])
-    title, text = the_alarm(entries)
-    assert title == "Hypotheses drifted together"
-    assert "from hypotheses 0 and 1 to the nearest other one" in text
-
-
-@pytest.mark.parametrize(("end", "found"), [(0.49, [0, 1]), (0.51, []), (0.0, [0, 1])])
-def test_close_is_a_tenth_of_the_maximum(end: float, found: list[int]) -> None:
-    assert drifted(history(20, nearest=lambda t: [5.0] * 2 if t <= 10 else [end] * 2)) == found
-
-
-@pytest.mark.parametrize("spike", [3, 20, 21])
-def test_a_single_noisy_round_counts_for_nothing(spike: int) -> None:
-    far_out = history(20, nearest=lambda t: [500.0] * 2 if t == spike else [5.0] * 2)
-    close = history(20, nearest=lambda t: [0.01] * 2 if t == spike else [5.0] * 2)
-    assert titles(far_out) == titles(close) == []
-
-
-def test_each_hypothesis_is_compared_with_itself() -> None:
-    entries = history(20, groups=[3, 3, 4], nearest=lambda t: [9.0, 0.5, 9.0] if t < 9 else [9.0, 0.4, 0.4])
-    assert drifted(entries) == [2]
-
-
 @pytest.mark.parametrize("bad", [math.inf, math.nan])
 def test_hypotheses_that_are_not_finite_have_diverged(bad: float) -> None:
     entries = history(20, nearest=lambda t: [bad, bad] if t > 7 else [5.0, 5.0])
@@ -208,13 +183,11 @@ def test_lost_nodes_are_counted() -> None:
 def test_what_is_worst_comes_first() -> None:
     entries = history(
         20, groups=lambda t: [10 * (t > 1), 0], loss=lambda t: 1 + t / 100, lost_nodes=1,
-        nearest=lambda t: [5.0 if t < 10 else 0.1] * 2,
         moved=lambda t: t > 1,
     )  # fmt: skip
     assert titles(entries) == [
         "Validation loss never improved",
         "Clusters collapsed into one",
-        "Hypotheses drifted together",
         "Too few releases",
         "Nodes lost",
     ]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import html as entities
 import json
-import math
 import re
 import shutil
 import subprocess
@@ -23,7 +22,6 @@ from PIL.ImageStat import Stat
 
 from tests.helpers.reports import CONFIG, WORTH, entry, report, state, watched
 from tests.helpers.sources import ROOT
-from umbel.server.report import Fits
 from umbel.server.worth import Level
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chromium-browser"))), None)
@@ -71,7 +69,7 @@ def wide() -> str:
     return report(
         run, sections=[watched()], hypotheses=7, participations=rng.poisson(25, 500),
         name="20260101-000000-" + "long" * 20, config=CONFIG | {"model": "a.long.package:" + "Name" * 20},
-        fits=Fits([1] * 7, [0.125] * 6 + [math.nan], [1.5] * 7), drawn=True,
+        drawn=True,
         worth=replace(WORTH, arms=[*WORTH.arms, replace(WORTH.arms[0], label="long " * 20, remark="why " * 60)]),
     ).html  # fmt: skip
 
@@ -114,7 +112,7 @@ def test_everything_can_be_read(tmp_path: Path, wide: str, width: int, theme: st
     ratio, words = found["faintest"]
     assert ratio >= CONTRAST, words
     assert found["overlaps"] == []
-    assert len(found["figures"]) == 8
+    assert len(found["figures"]) == 5
     for name, left, right, spill in found["figures"]:
         assert 0 <= left < right, name
         assert spill < 2, f"{name}: a text leaves its figure"

@@ -26,7 +26,6 @@ from umbel.data import Manifest
 from umbel.protocol.release import RowPrivacy
 from umbel.server.history import State
 from umbel.server.observer import Section
-from umbel.server.report import Fits
 
 # --- what it says
 
@@ -332,16 +331,6 @@ def test_who_picked_a_hypothesis_is_told_where_it_is_known() -> None:
     open_choice = report(config=CONFIG | {"strategy": "ifca"}).text
     assert "Hypothesis Picked in training" in open_choice
     assert "Training clients disclosed their choices." in open_choice
-
-
-def test_what_a_simulation_measured_is_told_as_such() -> None:
-    """In units of 10,000 dollars: hypothesis 1 fits nobody best, so that it has no clients of its own."""
-    fits = Fits([3, 0], [0.125, math.nan], [0.125, 2.0])
-    text = report(model="mlp", manifest=HOSPITAL, fits=fits).text
-    assert "Validation clients that it fits best Their RMSE (dollars) RMSE (dollars) of all" in text
-    assert re.search(r" 0 80 \d+ 3 1,250 1,250 1 120 \d+ 0 20,000 ", text)
-    assert "which only a simulation has; a server sees no rows" in text
-    assert "sees no rows" not in plain().text
 
 
 # --- what observers add

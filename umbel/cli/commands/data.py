@@ -52,7 +52,7 @@ class Whole:
     standardise_epsilon: Annotated[float, Field(ge=0)] = 0.0
 
 
-_LAB = dict.fromkeys(("femnist_features", "qmnist", "qmnist_features"), "umbel-lab")
+_LAB = dict.fromkeys(("qmnist", "qmnist_features"), "umbel-lab")
 """Recipes of another package, by which a hint names it."""
 
 
@@ -356,11 +356,11 @@ def _spread(lengths: Any) -> str:
 def _hints(data: Dataset, standardised: bool) -> list[str]:
     """Say which numbers are large, because a model hardly learns from them, and round constants that help.
 
-    A run with a guarantee needs a scale or a range of every number.
+    A run with a guarantee needs a scale or a range of every number; one that was read off the rows would reveal them.
     """
     schema = data.manifest.layout
     assert schema is not None
-    tops, flags, bare, ranges, place = list[str](), list[str](), list[str](), list[str](), 0
+    tops, flags, bare, place = list[str](), list[str](), list[str](), 0
     hints = []
     ranged, estimated = False, standardised
     for column in (*schema.features, schema.target):
@@ -378,10 +378,7 @@ def _hints(data: Dataset, standardised: bool) -> list[str]:
         # A few numbers far from all others must not make the others small.
         largest = float(np.quantile(np.abs(values), _MOST if scaled else 1.0))
         if largest <= _LARGE:
-            if not (known or scaled):
-                bare.append(column.name)
-                ends = ("minimum", min(values.min(), 0)), ("maximum", max(values.max(), 0))
-                ranges += [Syntax.FLAGS.entry(column.name, entry, _outwards(float(end))) for entry, end in ends]
+            bare += [column.name] * (not (known or scaled))
             continue
         tops.append(f"{column.name} {low:,.6g} to {high:,.6g}")
         if known and not scaled:
@@ -401,15 +398,7 @@ def _hints(data: Dataset, standardised: bool) -> list[str]:
         )
     if bare:
         hints.append(
-            f"A run with --epsilon needs a range of {', '.join(bare)}. If these are public, add {' '.join(ranges)} "
-            "for such a run."
+            f"A run with --epsilon needs a public range of {', '.join(bare)}: import again with --replace, and add "
+            f"{Syntax.FLAGS.entry(bare[0], 'minimum', 'NUMBER')} {Syntax.FLAGS.entry(bare[0], 'maximum', 'NUMBER')}."
         )
     return hints
-
-
-def _outwards(end: float) -> float:
-    """Return a number rounded away from 0 to one digit."""
-    end = float(f"{end:.6g}")  # without the last digits of single precision
-    unit = 10.0 ** math.floor(math.log10(abs(end))) if end else 1.0
-    found = float(f"{math.copysign(math.ceil(abs(end) / unit) * unit, end):.1g}")
-    return int(found) if found.is_integer() else found

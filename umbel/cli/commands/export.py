@@ -1,4 +1,4 @@
-"""``umbel runs export``: a run's result as files for other programs, each read back before it is reported."""
+"""``umbel runs export``: a run's result as files for other programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from umbel.server.runs import find_run, reading
 app = typer.Typer(add_completion=False)
 
 
-Format = StrEnum("Format", {"STATE_DICT": "state-dict", "SAFETENSORS": "safetensors", "ONNX": "onnx"})
+Format = StrEnum("Format", {"SAFETENSORS": "safetensors", "ONNX": "onnx"})
 """File format of a hypothesis; see `umbel.cli.runs.export`."""
 
 
@@ -26,7 +26,7 @@ def command(
     format: Annotated[
         Format,
         typer.Option(
-            help="File format. For data from a table, onnx takes raw columns and predicts in the target's unit."
+            help="File format. onnx is for data from a table: it takes raw columns and predicts in the target's unit."
         ),
     ] = Format.SAFETENSORS,
     client: Annotated[

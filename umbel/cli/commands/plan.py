@@ -116,8 +116,5 @@ def _show(planned: Priced) -> None:
     add("step size x curvature", f"< {figures.largest_curvature_step:.3g}", "or the rounds diverge")
     console = Console()
     console.print(table)
-    for way, factor in sorted(planned.ways.items(), key=lambda pair: -pair[1]):
-        text = f"With {way}, the noise left would be {factor:.2f} times smaller, at the same guarantee."
-        console.print(text, soft_wrap=True)
     for warning in planned.warnings:
         console.print(f"Warning: {warning}", style="yellow", soft_wrap=True)

@@ -7,13 +7,12 @@ from umbel.data.importers.arrays import from_arrays, from_image_folder
 from umbel.data.importers.client_data import ClientData
 from umbel.data.importers.frames import from_dataframe
 from umbel.data.importers.hub import from_datasets
-from umbel.data.importers.partition import Dirichlet, Partitioner, Quantity, Uniform
+from umbel.data.importers.partition import Dirichlet, Partitioner, Uniform
 
 __all__ = [
     "ClientData",
     "Dirichlet",
     "Partitioner",
-    "Quantity",
     "Uniform",
     "from_arrays",
     "from_dataframe",

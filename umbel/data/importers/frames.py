@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from umbel.data import Column, Schema
 from umbel.data.hints import Syntax
-from umbel.data.importers.arrays import from_arrays
 from umbel.data.importers.client_data import ClientData, Share, split_into_clients
 from umbel.data.importers.partition import Partitioner, names_dealt
 from umbel.data.importers.ranges import scaled
@@ -84,8 +83,7 @@ def from_dataframe(
     target : str
         The column to predict.
     features : sequence of str, optional
-        The columns to predict it from; by default all others. A single column of lists or arrays is a
-        sequence, as in `umbel.from_arrays`, and then takes the same options.
+        The columns to predict it from; by default all others.
     columns : mapping, optional
         Entries of `dataset.Column` by column, which replace guesses, as in
         ``{"cost": {"scale": 10_000, "unit": "dollars"}, "ward": {"categories": True}}``. True means the
@@ -135,11 +133,6 @@ def from_dataframe(
     else:
         if target is None or client is None:
             raise DatasetError("name the client's and the target's column, or give a schema", code="data.no-target")
-        if features is not None and len(features) == 1 and _is_sequence(frame, features[0]):
-            if columns or standardise or missing != "refuse":
-                fix = "leave out columns, standardise and missing"
-                raise DatasetError(f"{features[0]} holds sequences: {fix}", code="data.schema-clash")
-            return _sequences(frame, features[0], target, client, split | entries)
         column = None if isinstance(client, Partitioner) else client
         what = _infer(frame, column, target, features, given, source, {"missing": missing} | entries)
         notes = _told(what, frame, given, syntax, standardise)
@@ -179,28 +172,6 @@ def from_dataframe(
     rows = encode(frame, what, source, syntax=syntax)
     _check_precision(rows, what, source, syntax)
     return split_into_clients(rows.features, rows.targets, owners, notes=notes, **what.said | split)
-
-
-def _is_sequence(frame: pd.DataFrame, name: str) -> bool:
-    return name in frame.columns and len(frame) > 0 and isinstance(frame[name].iloc[0], (list, tuple, np.ndarray))
-
-
-def _sequences(
-    frame: pd.DataFrame, name: str, target: str, client: str | Partitioner, options: dict[str, Any]
-) -> ClientData:
-    columns_there(frame.columns, [target, *([client] if isinstance(client, str) else [])], "the table")
-    targets = stacked(frame[target], target) if _is_sequence(frame, target) else frame[target].to_numpy()
-    owners = frame[client].to_numpy() if isinstance(client, str) else client
-    return from_arrays(stacked(frame[name], name), targets, client=owners, **options)
-
-
-def stacked(rows: Any, name: str) -> np.ndarray[Any, Any]:
-    """Return rows of one length as an array."""
-    parts = [np.asarray(row) for row in rows]
-    if len(shapes := sorted({part.shape for part in parts})) > 1:
-        told = f"{shapes[0]} and {shapes[-1]}"
-        raise DatasetError(f"rows of {name} differ in shape, as {told}; give them one shape", code="data.shape")
-    return np.stack(parts)
 
 
 def columns_there(there: Iterable[Any], names: Iterable[str], source: Any) -> None:
@@ -340,8 +311,8 @@ def _column(frame: pd.DataFrame, name: str, given: dict[str, Any], source: Any, 
 
 def _guess(series: pd.Series, name: str, source: Any, is_target: bool) -> str:
     """Return the type that a column's values suggest."""
-    if _is_sequence(series.to_frame(name), name):
-        fix = "give it as the only feature, or each of its numbers as a column; for vectors to predict see from_arrays"
+    if len(series) and isinstance(series.iloc[0], (list, tuple, np.ndarray)):
+        fix = "give each of its numbers as a column, or the arrays to from_arrays"
         raise DatasetError(f"{source}: {name} holds lists; {fix}", code="data.vectors")
     if pd.api.types.is_bool_dtype(series):
         return "boolean"

@@ -38,21 +38,7 @@ class Uniform:
 
 
 @dataclass(frozen=True)
-class _Skewed:
-    clients: int
-    alpha: float
-    seed: int = 0
-
-    def _shares(self, generator: np.random.Generator) -> NDArray[np.float64]:
-        if not self.alpha > 0:
-            raise DatasetError(f"alpha must be above 0, got {self.alpha!r}", code="data.partition")
-        shares = generator.dirichlet(np.full(self.clients, self.alpha))
-        if not shares.sum() > 0:  # also where it is no number
-            raise DatasetError(f"alpha = {self.alpha:g} leaves the range of numbers", code="data.partition")
-        return shares
-
-
-class Dirichlet(_Skewed):
+class Dirichlet:
     """Label skew: clients' shares of each class are drawn from Dir(alpha, ..., alpha).
 
     After Yurochkin et al., *Bayesian nonparametric federated learning of neural networks* (ICML 2019),
@@ -64,12 +50,16 @@ class Dirichlet(_Skewed):
         Above 0; the smaller it is, the fewer classes a client has.
     """
 
+    clients: int
+    alpha: float
+    seed: int = 0
+
     def deal(self, rows: int, labels: NDArray[Any]) -> NDArray[np.int64]:
         """See `Partitioner.deal`."""
         _enough(self.clients, rows)
         if labels.ndim != 1 or labels.dtype.kind == "f":
             raise DatasetError(
-                "Dirichlet assigns classes; for other targets leave out alpha, or use umbel.Quantity",
+                "Dirichlet assigns classes; for other targets leave out alpha, or use umbel.Uniform",
                 code="data.classes",
             )
         generator = np.random.default_rng(self.seed)
@@ -77,31 +67,21 @@ class Dirichlet(_Skewed):
         for _ in range(_TRIES):
             for label in np.unique(labels):
                 of_class = generator.permutation(np.flatnonzero(labels == label))
-                own[of_class] = _by_share(self._shares(generator), len(of_class))
+                shares = self._shares(generator)
+                borders = np.rint(np.cumsum(shares) / shares.sum() * len(of_class)).astype(np.int64)
+                own[of_class] = np.repeat(np.arange(self.clients), np.diff(borders, prepend=0))
             if len(np.unique(own)) == self.clients:
                 return own
         fix = f"ask for fewer than {self.clients} clients, or for an alpha above {self.alpha:g}"
         raise DatasetError(f"{_TRIES} draws left a client without a row; {fix}", code="data.partition")
 
-
-class Quantity(_Skewed):
-    """Quantity skew: random rows, in numbers drawn from Dir(alpha, ..., alpha), at least one for each client.
-
-    After Li et al., *Federated learning on non-IID data silos: an experimental study* (ICDE 2022), Sec. 4.3.
-
-    Attributes
-    ----------
-    alpha : float
-        Above 0; the smaller it is, the less even the numbers are.
-    """
-
-    def deal(self, rows: int, labels: NDArray[Any]) -> NDArray[np.int64]:
-        """See `Partitioner.deal`."""
-        _enough(self.clients, rows)
-        generator = np.random.default_rng(self.seed)
-        shares = self._shares(generator)
-        first = np.arange(self.clients)
-        return generator.permutation(np.concatenate([first, _by_share(shares, rows - self.clients)]))
+    def _shares(self, generator: np.random.Generator) -> NDArray[np.float64]:
+        if not self.alpha > 0:
+            raise DatasetError(f"alpha must be above 0, got {self.alpha!r}", code="data.partition")
+        shares = generator.dirichlet(np.full(self.clients, self.alpha))
+        if not shares.sum() > 0:  # also where it is no number
+            raise DatasetError(f"alpha = {self.alpha:g} leaves the range of numbers", code="data.partition")
+        return shares
 
 
 def names_dealt(partitioner: Partitioner, labels: NDArray[Any]) -> NDArray[Any]:
@@ -124,12 +104,6 @@ def numbered(owners: NDArray[Any]) -> NDArray[Any]:
     """Return names for dealt clients that sort like their numbers."""
     width = len(str(int(owners.max(initial=0))))
     return np.array([f"client-{one:0{width}d}" for one in owners], dtype=object)
-
-
-def _by_share(shares: NDArray[np.float64], rows: int) -> NDArray[np.int64]:
-    """Return clients in order, each repeated by its share of the rows, up to rounding."""
-    borders = np.rint(np.cumsum(shares) / shares.sum() * rows).astype(np.int64)
-    return np.repeat(np.arange(len(shares)), np.diff(borders, prepend=0))
 
 
 def _enough(clients: int, rows: int) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from umbel.privacy.accounting.guarantee import DELTA, MEANINGFUL, Guarantee, guarantee, site_release
@@ -168,7 +167,7 @@ def plan_for(task: Task, target: float, delta: float, participations: int, choic
         If a figure is impossible, or no noise reaches the target; the text names it.
     """
     if not _LEAST <= target < math.inf:
-        raise impossible("target-epsilon", f"a finite number of at least {_LEAST}", target)
+        raise impossible("epsilon", f"a finite number of at least {_LEAST}", target)
     if participations < 1:
         raise impossible("participations", "at least 1", participations)
     if choice_epsilon is None:
@@ -181,27 +180,6 @@ def plan_for(task: Task, target: float, delta: float, participations: int, choic
 def usual_choice(target: float, participations: int) -> float:
     """Return a choice-epsilon: a quarter of a participation's share of the wanted epsilon, and at most 2."""
     return min(_CHOICE_SHARE * target / participations, _LARGEST_CHOICE)
-
-
-def what_helps(
-    task: Task, target: float, delta: float, participations: int, choice_epsilon: float | None = None
-) -> dict[str, float]:
-    """Return by what factor each change shrinks the noise left in a hypothesis.
-
-    The guarantee stays the same. Impossible changes are left out.
-    """
-    now = plan_for(task, target, delta, participations, choice_epsilon).noise_left
-    ways: dict[str, Callable[[], Plan]] = {}
-    if 2 * task.clients_per_round <= task.clients:
-        more = replace(task, clients_per_round=2 * task.clients_per_round)
-        ways["twice the clients a round"] = lambda: plan_for(more, target, delta, participations, choice_epsilon)
-    if task.parameters > 1:
-        fewer = replace(task, parameters=task.parameters // 2)
-        ways["half the parameters"] = lambda: plan_for(fewer, target, delta, participations, choice_epsilon)
-    if participations > 1:
-        rarer = participations // 2
-        ways["half the participations"] = lambda: plan_for(task, target, delta, rarer, choice_epsilon)
-    return {name: now / make().noise_left for name, make in ways.items()}
 
 
 def _figures(task: Task, nu: float, choice_epsilon: float, median: int, most: int, delta: float) -> Plan:

@@ -5,7 +5,7 @@ ledger, draws the randomness that hides each client's choice, lets the clients t
 releases. A client over budget does not train. Any failure raises, and then nothing is released.
 
 Two adapters, each a Flower Mod, translate messages for it and fail closed: `umbel.privacy.gate.own_app` for a round's
-message, and `umbel.privacy.gate.stock_app` for any other Flower app.
+message, and `umbel.mods.gate` for any other Flower app.
 """
 
 from __future__ import annotations

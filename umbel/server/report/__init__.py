@@ -1,6 +1,6 @@
 """The report of a run: `page` combines the figures of `figures` and the warnings of `alarms`."""
 
 from umbel.server.report.page import render
-from umbel.server.report.view import Fits, View
+from umbel.server.report.view import View
 
-__all__ = ["Fits", "View", "render"]
+__all__ = ["View", "render"]

@@ -10,11 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umbel.protocol.words import count_of
-from umbel.server.history import MIN_ROUNDS, Round, at_bound, collapsed, diverged, last_rounds, middle_ratio, stuck
+from umbel.server.history import Round, at_bound, collapsed, diverged, last_rounds, middle_ratio, stuck
 from umbel.server.summary import DIVERGED, STUCK, UNDEFINED
-
-# Hypotheses have drifted together if their distance is below this share of its maximum.
-DRIFTED = 0.1
 
 
 @dataclass(frozen=True)
@@ -23,19 +20,6 @@ class Alarm:
 
     title: str
     text: str
-
-
-def drifted(history: Sequence[Round]) -> list[int]:
-    """Return the hypotheses whose distance to the nearest other one has fallen to a tenth.
-
-    The comparison uses medians over five successive rounds, the last ones against the largest, so that no single noisy
-    round counts.
-    """
-    lines = np.array([entry.nearest for entry in history])
-    if lines.size == 0 or len(lines) < 2 * MIN_ROUNDS:
-        return []
-    medians = np.median(np.lib.stride_tricks.sliding_window_view(lines, MIN_ROUNDS, axis=0), axis=-1)
-    return [int(j) for j in np.flatnonzero(medians[-1] < DRIFTED * medians.max(axis=0))]
 
 
 def alarms(history: Sequence[Round], hypotheses: int, validate_every: int, validators: int | None) -> list[Alarm]:
@@ -53,7 +37,7 @@ def alarms(history: Sequence[Round], hypotheses: int, validate_every: int, valid
     """
     found = [*_not_finite(history), *_validation(history, validate_every, validators), *_clipped(history)]
     if hypotheses > 1:
-        found += [*_empty(history, hypotheses), *_close(history)]
+        found += _empty(history, hypotheses)
     return [*found, *_diverged(history), *_undefined(history), *_too_few(history), *_lost(history)]
 
 
@@ -123,15 +107,6 @@ def _empty(history: Sequence[Round], hypotheses: int) -> Iterator[Alarm]:
             f"missed a group, and another seed or more restarts may help.{before}"
         )
         yield Alarm(f"{count_of(len(empty), 'hypothesis', 'hypotheses')} without releases", text)
-
-
-def _close(history: Sequence[Round]) -> Iterator[Alarm]:
-    if close := drifted(history):
-        text = (
-            f"The distance from {name_hypotheses(close)} to the nearest other one is below a tenth of its maximum in "
-            "this run: these have become nearly the same model."
-        )
-        yield Alarm("Hypotheses drifted together", text)
 
 
 def _undefined(history: Sequence[Round]) -> Iterator[Alarm]:

@@ -17,7 +17,7 @@ from umbel.protocol.words import count_of
 from umbel.server.history import MIN_ROUNDS, RELEASES_EACH, last_rounds
 from umbel.server.observer import Section
 from umbel.server.report import pictures, tables
-from umbel.server.report.alarms import DRIFTED, alarms
+from umbel.server.report.alarms import alarms
 from umbel.server.report.figures import number
 from umbel.server.report.view import View
 
@@ -67,7 +67,7 @@ def _page() -> Template:
     page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     page.globals |= {"number": number, "count_of": count_of, "stated": stated, "style": text["style"]}
     page.globals |= {"meaningful": MEANINGFUL, "pictures": pictures, "tables": tables}
-    page.globals["rules"] = {"rounds": MIN_ROUNDS, "each": RELEASES_EACH, "drifted": f"{DRIFTED:.0%}"}
+    page.globals["rules"] = {"rounds": MIN_ROUNDS, "each": RELEASES_EACH}
     return page.from_string(text["page"])
 
 

@@ -35,8 +35,6 @@ class Table:
 def hypotheses(view: View) -> Table:
     """Return the results of each hypothesis."""
     last, rest = last_rounds(view.history), view.others
-    picks = view.fits
-    loss, factor = view.summary.loss_name + view.summary.in_unit, view.summary.factor
     # Each column: its heading, a cell for each hypothesis that is shown, and one for the others.
     columns: list[tuple[str, list[Any], Any]] = [
         ("Hypothesis", [key(place) + f" {j}" for place, j in enumerate(view.shown)], key(None) + f" {len(rest)} others")
@@ -48,22 +46,13 @@ def hypotheses(view: View) -> Table:
     count("Picked in training" if view.disclosed else "Releases", view.groups.sum(axis=0).tolist())
     if last:
         count(f"In the last {len(last)} rounds", np.sum([entry.groups for entry in last], axis=0).tolist())
-    if picks:
-        count("Validation clients that it fits best", picks.picked)
-        for head, losses in ((f"Their {loss}", picks.own), (f"{loss} of all", picks.all)):
-            columns.append((head, [_shown(losses[j] * factor) for j in view.shown], ""))
     if view.n <= _SMALL:
         rows = flatten(view.state.hypotheses)
         vectors = [f"({', '.join(f'{x:.3f}' for x in rows[j])})".replace("-", "\N{MINUS SIGN}") for j in view.shown]
         columns.append(("Parameters at the end", vectors, ""))
     heads, cells, others = zip(*columns, strict=True)
     note = "Training clients disclosed their choices." if view.disclosed else ""
-    if picks:
-        note += (
-            " The best fits are of the last round's hypotheses. They were measured afterwards on validation clients' "
-            "rows, which only a simulation has; a server sees no rows."
-        )
-    return Table(heads, [*zip(*cells, strict=True), *([others] if rest else [])], note=note.strip())
+    return Table(heads, [*zip(*cells, strict=True), *([others] if rest else [])], note=note)
 
 
 def spread(view: View) -> Table | None:

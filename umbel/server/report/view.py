@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,23 +25,6 @@ from umbel.server.summary import Summary
 from umbel.server.worth import Worth
 
 
-@dataclass(frozen=True)
-class Fits:
-    """How the last hypotheses of a simulation fit the rows of validation clients, which a server never sees.
-
-    Attributes
-    ----------
-    picked : sequence of int
-        Number of validation clients with each hypothesis as best.
-    own, all : sequence of float
-        Mean loss of each hypothesis over these clients (NaN if there are none), and over all.
-    """
-
-    picked: Sequence[int]
-    own: Sequence[float]
-    all: Sequence[float]
-
-
 @dataclass(eq=False)
 class View:
     """The input of a report, and values derived from it that are needed more than once.
@@ -56,7 +39,6 @@ class View:
         Number of releases of each training client.
     config : mapping
         The run config.
-    fits : Fits, optional
     worth : Worth, optional
         The run's worth, if it was measured.
     """
@@ -66,7 +48,6 @@ class View:
     state: State
     participations: NDArray[np.int64]
     config: Mapping[str, Any]
-    fits: Fits | None = None
     worth: Worth | None = None
 
     def __post_init__(self) -> None:

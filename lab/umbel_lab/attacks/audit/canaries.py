@@ -1,12 +1,15 @@
 """Canary clients behind the app's own gate, and the auditor who scores the messages that leave.
 
-Each canary has a coin, which selects one of two data sets (`audit.pairs`). The auditor sees the messages that leave the
-node and knows the mechanism, the two data sets and the hypotheses; it scores each canary by the logarithm of the
-likelihood ratio of its coin.
+Each canary has a coin, which selects one of two data sets, as far from each other as a client's can be: its updates
+point in opposite directions, another hypothesis fits it best, or it reports from the opposite corner. An update is
+longer than the clip norm and a report lies outside its square, so that a gate that does not clip is detected as well.
+The auditor sees the messages that leave the node and knows the mechanism, the two data sets and the hypotheses; it
+scores each canary by the logarithm of the likelihood ratio of its coin.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,22 +18,36 @@ import numpy as np
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
+from scipy import special
 
+from umbel.privacy import mechanisms
 from umbel.privacy.accounting.guarantee import gap
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.memory_ledger import MemoryLedger
-from umbel.privacy.gate.own_app import RoundGate
-from umbel.protocol.arrays import Arrays
+from umbel.privacy.gate.own_app import RoundGate, local_report, local_result
+from umbel.privacy.mechanisms.choice import OWN
+from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.clients import ClientInDataset, ClientOnNode
 from umbel.protocol.errors import ConfigError, FleetError
-from umbel.protocol.messages import evaluation_in, round_request, training_in
+from umbel.protocol.messages import assigned_in, evaluation_in, hypotheses_in, round_request, scores_in, training_in
 from umbel.protocol.records import pack
-from umbel.protocol.release import Kind, Release
+from umbel.protocol.release import LAPLACE, Clipping, Kind, Release, ReleaseBy
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 from umbel.simulation.grid import InProcessGrid
-from umbel_lab.attacks.audit.pairs import BOUND, NAME, REPORTED, Coins, Matrix, ReportPair, TrainingPair
-from umbel_lab.attacks.victims import answer
+from umbel_lab.attacks.victims import answer, what_left
 
+Matrix = NDArray[np.float64]
+Coins = NDArray[np.int64]
+
+BOUND = 1.0
+"""Of reports."""
+BEYOND = 10.0
+"""Length of an update before clipping, in clip norms."""
+
+_NAME = "canary"  # of the hypotheses' only array
+_REPORTED = 2  # length of a report: loss and metric
+_SEVERAL = 20  # models of a message, enough for their mean to show a shared noise
+_APART = 100.0  # between hypotheses, in deviations of a component of the noise: it reveals which one was trained
 _NUMBERS = 1 << 22  # values that the canaries of one message release
 # Purposes of draws, each with a stream that differs from the others and from the noise.
 _COINS, _DIRECTIONS = 101, 102
@@ -70,7 +87,7 @@ class Setting:
     @property
     def numbers(self) -> int:
         """Number of values that leave for a canary each time."""
-        numbers = REPORTED if self.report_noise_multiplier else 0
+        numbers = _REPORTED if self.report_noise_multiplier else 0
         if self.release is not None:
             numbers += self.release.n * (self.release.hypotheses if self.by_site else 1)
         return numbers
@@ -102,10 +119,135 @@ def watch(setting: Setting, canaries: int, seed: int, kind: type[Herd] | None = 
     # Each site needs a separate message.
     size = 1 if setting.by_site else max(1, _NUMBERS // setting.numbers)
     for begin in range(0, canaries, size):
-        some = range(begin, min(begin + size, canaries))
+        asked = range(begin, min(begin + size, canaries))
         for number in range(setting.times):
-            scores[some.start : some.stop] += herd.take_part(number, some)
+            scores[asked.start : asked.stop] += herd.take_part(number, asked)
     return Seen(herd.coins, scores, herd.account())
+
+
+class TrainingPair:
+    """The two data sets of canaries that train; with `moves` they lead to different updates.
+
+    Canaries that release their own models reveal which hypothesis they started from with high probability. In a site's
+    release each is in a site with another client, whose data the auditor knows. With one hypothesis its two updates are
+    two clip norms apart in one sum; with several it moves two sums by one clip norm each, and two counts by one client
+    each.
+    """
+
+    def __init__(self, release: Release, moves: bool) -> None:
+        self.release, self.moves = release, moves
+        self._by_site = release.kind is Kind.SITE
+        self.per_canary = 2 if self._by_site else 1
+        """Number of the node's clients for each canary; the first is the canary."""
+        self.clip_norm = 1.0 if release.radius is None else release.radius
+        self.mechanism = mechanisms.load(release.mechanism)(release.noise_multiplier)
+        k, n = release.hypotheses, release.n
+        self.hypotheses = np.zeros((k, n), np.float32)
+        self.hypotheses[:, 0] = _APART * self.mechanism.deviation(n) * self.clip_norm * np.arange(k)
+
+    def task(self, round: int, clients: tuple[ClientOnNode, ...]) -> TrainingSpec:
+        """Return the server's task for clients in a round."""
+        return TrainingSpec(
+            round=round,
+            clients=clients,
+            local_epochs=1,
+            step_size=1.0,
+            batch_size=0,
+            noise_multiplier=self.release.noise_multiplier,
+            clipping=Clipping.PUBLIC,
+            clip_norm=self.clip_norm,
+            mechanism=self.release.mechanism,
+            choice_epsilon=self.release.choice_epsilon,
+            release_by=ReleaseBy.SITE if self._by_site else ReleaseBy.CLIENT,
+        )
+
+    def trained(self, content: RecordDict, coins: Coins, directions: Matrix) -> RecordDict:
+        """Return the clients' results for the gate; they train the hypotheses that it assigned.
+
+        In `coins` (clients,), -1 or 1, a client that is not a canary has 0: it has no update, and the first hypothesis
+        fits it best. Directions are unit vectors (clients, n) or (1, n).
+        """
+        assigned, hypotheses = assigned_in(content), hypotheses_in(content)[_NAME]
+        chosen = np.where(assigned == OWN, self.best(coins), assigned)
+        updates = BEYOND * self.updates(coins[:, None], directions)
+        return local_result({_NAME: (hypotheses[chosen] + updates).astype(np.float32)}, chosen)
+
+    def best(self, coins: Coins) -> NDArray[np.int64]:
+        """Return the hypothesis that fits best: the second for a coin of -1, if there is a second."""
+        return np.where((coins < 0) & self.release.chooses, 1, 0)
+
+    def updates(self, coins: Coins | int, directions: Matrix) -> Matrix:
+        """Return updates of the length of the clip norm, or of 0."""
+        updates: Matrix = self.clip_norm * coins * directions * self.moves
+        return updates
+
+    def score(self, content: RecordDict, asked: int, directions: Matrix, less_shared: bool = False) -> Matrix:
+        """Return the log likelihood ratio of the canaries' coins, given the releases of so many clients.
+
+        With `less_shared` the mean of the first quarter of the models is subtracted first. This removes noise that
+        clients share; with independent noise, the variance grows by 4/m for m models.
+        """
+        arrays, counts = what_left(content, asked, self._by_site)
+        releases, likelihood = flatten(arrays), self._of_sums if self._by_site else self._of_models
+        if less_shared and not self._by_site and len(releases) >= _SEVERAL:
+            # Hypotheses are far apart in the first parameter, which reveals from which one a model was trained.
+            nearest = np.abs(releases[:, :1] - self.hypotheses[:, 0]).argmin(axis=1)
+            # Only the first quarter, the pilots, are used: their scores must not depend on canaries that are tested.
+            first = max(_SEVERAL, len(releases) // 4)
+            releases = releases - (releases - self.hypotheses[nearest])[:first].mean(axis=0)
+        up, down = (likelihood(releases, counts, coin, directions) for coin in (1, -1))
+        return up - down
+
+    def _of_models(self, releases: Matrix, _counts: Matrix, coin: int, directions: Matrix) -> Matrix:
+        """Return the log density (m,) of releases (m, n) of canaries with such a coin, up to a constant."""
+        release, (best,) = self.release, self.best(np.array([coin]))
+        logs = np.empty((release.hypotheses, len(releases)))
+        for j, hypothesis in enumerate(self.hypotheses.astype(np.float64)):
+            away = np.linalg.norm(releases - hypothesis - self.updates(coin, directions), axis=1)
+            # Randomised response: the best has e^eps times the probability of any other.
+            logs[j] = log_density(release.mechanism, release.noise_multiplier, release.n, self.clip_norm, away)
+            logs[j] += release.choice_epsilon if j == best else 0.0
+        total: Matrix = special.logsumexp(logs, axis=0)
+        return total
+
+    def _of_sums(self, sums: Matrix, counts: Matrix, coin: int, directions: Matrix) -> Matrix:
+        """Return the log density (1,) of sums (k, n) and counts (k,), up to a constant."""
+        release, (best,) = self.release, self.best(np.array([coin]))
+        nu, away, others = release.noise_multiplier, sums.copy(), counts.copy()
+        away[best] -= self.updates(coin, directions)[0]
+        others[best] -= 1
+        others[0] -= self.per_canary - 1
+        total = log_density(release.mechanism, nu, release.n, self.clip_norm, np.linalg.norm(away, axis=1)).sum()
+        if release.chooses:
+            clip_norm = self.mechanism.count_radius(release.choice_epsilon)
+            total += log_density(release.mechanism, nu, 1, clip_norm, np.abs(others)).sum()
+        return np.array([total])
+
+
+def score_reports(content: RecordDict, asked: int, nu: float) -> Matrix:
+    """Return the log likelihood ratio of the coins of so many canaries, by loss and metric.
+
+    They report from the far corner of the square, or from the origin.
+    """
+    reported = scores_in(content, asked)
+    if reported is None or not np.isfinite(reported).all():
+        raise FleetError("the gate let no reports out; its reason is in the log above", code="nodes.refused")
+    distances = (np.linalg.norm(reported.T - corner, axis=1) for corner in (BOUND, 0.0))
+    near, far = (log_density(LAPLACE, nu, _REPORTED, math.sqrt(2) * BOUND, away) for away in distances)
+    return near - far
+
+
+def log_density(mechanism: str, nu: float, n: int, clip_norm: float, distances: Matrix) -> Matrix:
+    """Return the log density of noise in R^n at distances from its centre, up to a constant.
+
+    For a mechanism other than umbel's own only the deviation is known. Its scores are then worse, but their bounds
+    still hold.
+    """
+    if mechanism == mechanisms.Gaussian.name:
+        return -np.square(distances / (nu * clip_norm)) / 2
+    if mechanism == LAPLACE:
+        return -distances * n / (nu * clip_norm)
+    return -distances / (mechanisms.load(mechanism)(nu).deviation(n) * clip_norm)
 
 
 class Herd:
@@ -118,25 +260,22 @@ class Herd:
         self._setting, self._seed = setting, seed
         self.coins: Coins = 2 * np.random.default_rng([seed, _COINS]).integers(2, size=canaries) - 1
         self._training = TrainingPair(setting.release, setting.moves) if setting.release else None
-        self._report = ReportPair(setting.report_noise_multiplier) if setting.report_noise_multiplier else None
         self._step = self._training.per_canary if self._training else 1
-        self._some, self._side = range(0), 1
-        self._reports: dict[str, Any] = {}
-        if self._report:
-            nu = setting.report_noise_multiplier
-            self._reports = {"role": "train", "report-noise-multiplier": nu, "report-bound": BOUND}
+        self._asked, self._side = range(0), 1
+        self._report_nu, self._reports = setting.report_noise_multiplier, dict[str, Any]()
+        if self._report_nu:
+            self._reports = {"role": "train", "report-noise-multiplier": self._report_nu, "report-bound": BOUND}
         self._grid = self._node()
 
-    def take_part(self, number: int, some: range) -> Matrix:
+    def take_part(self, number: int, asked: range) -> Matrix:
         """Let some canaries take part for the time `number`, from 0; return their scores."""
         # Canaries change sides each time: draws that are used twice reveal them.
-        self._some, self._side = some, 1 if number % 2 == 0 else -1
-        content, training, report = self._ask(number), self._training, self._report
-        scores = np.zeros(len(some))
-        if training:
-            scores += training.score(content, self._step * len(some), self._directions, self.less_shared)
-        if report:
-            scores += report.score(content, len(some))
+        self._asked, self._side = asked, 1 if number % 2 == 0 else -1
+        content, scores = self._ask(number), np.zeros(len(asked))
+        if self._training:
+            scores += self._training.score(content, self._step * len(asked), self._directions, self.less_shared)
+        if self._report_nu:
+            scores += score_reports(content, len(asked), self._report_nu)
         return self._side * scores
 
     def account(self) -> Mapping[Release, int]:
@@ -149,15 +288,14 @@ class Herd:
 
     def _ask(self, number: int) -> RecordDict:
         """Return the messages that leave for the canaries whose turn it is."""
-        setting, some, training = self._setting, self._some, self._training
         round = 1 + number
-        if setting.by_site:
+        if self._setting.by_site:
             # The node plays another site in each round, with other clients and other noise.
-            round += some.start * setting.times
-        hypotheses = training.hypotheses if training else np.zeros((1, 1), np.float32)
-        everybody = tuple(map(ClientOnNode, range(self._step * some.start, self._step * some.stop)))
-        task = training.task(round, everybody) if training else None
-        evaluation = EvaluationSpec(round, everybody[:: self._step]) if self._report else None
+            round += self._asked.start * self._setting.times
+        hypotheses = self._training.hypotheses if self._training else np.zeros((1, 1), np.float32)
+        everybody = tuple(map(ClientOnNode, range(self._step * self._asked.start, self._step * self._asked.stop)))
+        task = self._training.task(round, everybody) if self._training else None
+        evaluation = EvaluationSpec(round, everybody[:: self._step]) if self._report_nu else None
         return answer(self._grid, self._request(hypotheses, task, evaluation))
 
     def _node(self) -> InProcessGrid:
@@ -176,17 +314,17 @@ class Herd:
         self, hypotheses: NDArray[np.float32], task: TrainingSpec | None, evaluation: EvaluationSpec | None
     ) -> RecordDict:
         """Return the request to the node, with hypotheses (k, n)."""
-        return round_request(pack({NAME: hypotheses}), task, evaluation)
+        return round_request(pack({_NAME: hypotheses}), task, evaluation)
 
     def _answer(self, msg: Message, context: Context) -> Message:
         """Pass the results of the canaries' data to the gate."""
         task, evaluation = training_in(msg.content), evaluation_in(msg.content)
         if task is not None and self._training:
-            coins = self._coins(task.clients)
-            return Message(self._training.trained(msg.content, coins, self._directions), reply_to=msg)
-        assert evaluation is not None
-        assert self._report, "nothing else was asked"
-        return Message(self._report.reported(evaluation.clients, self._coins(evaluation.clients)), reply_to=msg)
+            content = self._training.trained(msg.content, self._coins(task.clients), self._directions)
+            return Message(content, reply_to=msg)
+        assert evaluation is not None, "nothing else was asked"
+        corners = (1 + BEYOND * self._coins(evaluation.clients)) * BOUND / 2
+        return Message(local_report(corners, corners, evaluation.clients, True), reply_to=msg)
 
     def _coins(self, clients: tuple[int, ...]) -> Coins:
         """Return clients' coins this time; 0 for those that are not canaries."""
@@ -200,8 +338,8 @@ class Herd:
         n = self._setting.release.n
         if not self._setting.random:
             return np.eye(1, n, n - 1)
-        generator = np.random.default_rng([self._seed, _DIRECTIONS, self._some.start])
-        drawn = generator.standard_normal((len(self._some), n))
+        generator = np.random.default_rng([self._seed, _DIRECTIONS, self._asked.start])
+        drawn = generator.standard_normal((len(self._asked), n))
         unit: Matrix = drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
         return unit
 

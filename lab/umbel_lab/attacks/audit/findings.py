@@ -8,10 +8,11 @@ process, and the report gets the claim beside the result.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from logging import WARNING
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -21,9 +22,11 @@ from umbel.protocol.errors import ConfigError, UmbelError
 from umbel.protocol.flower import log
 from umbel.protocol.release import LAPLACE, Clipping, Kind, Release
 from umbel.server.observer import Observer, Run, Section
+from umbel_lab import output
 from umbel_lab.attacks.audit.bounds import best_guesses, count_right, lower_bound, most, p_value
 from umbel_lab.attacks.audit.canaries import Herd, Seen, Setting, watch
 from umbel_lab.attacks.audit.site import SiteHerd
+from umbel_lab.output import Page
 
 CONFIDENCE = 0.95
 """Confidence of each lower bound."""
@@ -37,10 +40,7 @@ _PILOTS = 4  # one canary in this many
 _FEWEST = 100  # canaries
 _NUMBERS = 200_000_000  # that all canaries of a setting release at most, for the time that takes
 _TRAINED, _NUMBERS_OF_SITE = 10_000, 20_000_000  # that a site trains, one client at a time, and their data
-_MESSAGES, _MESSAGES_OF_SITE = (
-    4_000,
-    1_000,
-)  # of canaries in separate sites, each of which takes a message each time
+_MESSAGES, _MESSAGES_OF_SITE = 4_000, 1_000  # of canaries in separate sites, each of which takes a message each time
 _ALL_NOISE = 1e6  # nu a parameter, beside which a choice is all that a release tells
 
 
@@ -88,16 +88,18 @@ class Finding:
         """The worse of the two."""
         return max(self.pure.verdict, self.at_delta.verdict, key=list(Verdict).index)
 
-    def cells(self) -> tuple[str, ...]:
-        """Return the row of a table, for the headings of `columns`."""
-        pure, other = self.pure, self.at_delta
+
+def page(findings: Sequence[Finding], delta: float, confidence: float) -> Page:
+    """Return a table of findings."""
+    columns = ("setting", "claimed, pure", "shown", f"claimed at {delta:g}", "shown", "guessed right", "verdict")
+    rows = []
+    for finding in findings:
+        pure, other = finding.pure, finding.at_delta
         figures = (amount(pure.claimed), f"{pure.shown:.3g}", amount(other.claimed), f"{other.shown:.3g}")
-        return (self.setting.name, *figures, f"{other.right:,} of {other.guesses:,}", str(self.verdict))
-
-
-def columns(delta: float) -> tuple[str, ...]:
-    """Return the headings of a table of findings."""
-    return ("setting", "claimed, pure", "shown", f"claimed at {delta:g}", "shown", "guessed right", "verdict")
+        right = f"{other.right:,} of {other.guesses:,}"
+        rows.append((finding.setting.name, *figures, right, str(finding.verdict)))
+    title = f"Claimed epsilon, and shown at a confidence of {confidence:.4g}"
+    return Page(title, [output.Section("", "", columns, rows)], [])
 
 
 def audit(
@@ -170,6 +172,27 @@ def settings_of(release: Release, times: int = 1, report_noise_multiplier: float
 def training(n: int, nu: float, k: int = 1, choice_epsilon: float = 0.0, mechanism: str = LAPLACE) -> Release:
     """Return a training release with a public clip norm."""
     return Release(Kind.TRAIN, n, nu, Clipping.PUBLIC, mechanism=mechanism, hypotheses=k, choice_epsilon=choice_epsilon)
+
+
+@dataclass(frozen=True)
+class SettingOptions:
+    """A setting of the user's: n, nu, what the clients of umbel release, and how often."""
+
+    parameters: Annotated[int, Field(ge=1)]
+    noise_multiplier: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    mechanism: str = LAPLACE
+    hypotheses: Annotated[int, Field(ge=1)] = 1
+    choice_epsilon: Annotated[float, Field(ge=0)] = 0.0
+    release: Literal["client", "site"] = "client"
+    participations: Annotated[int, Field(ge=1)] = 1
+    report_noise_multiplier: Annotated[float, Field(ge=0)] = 0.0
+
+    def settings(self) -> list[Setting]:
+        """Return the settings to audit."""
+        k, choice_epsilon = self.hypotheses, self.choice_epsilon
+        release = training(self.parameters, self.noise_multiplier, k, choice_epsilon, self.mechanism)
+        own = site_release(release) if self.release == "site" else release
+        return settings_of(own, self.participations, self.report_noise_multiplier)
 
 
 def standard() -> list[Setting]:
@@ -266,28 +289,19 @@ class Audit(Observer):
         if not self.findings:
             return None
         exceeding = sum(finding.verdict is Verdict.EXCEEDS for finding in self.findings)
-        outcome = (
-            f"{exceeding} of {len(self.findings)} EXCEED the claim: the gate, the mechanism or the account has a fault."
-            if exceeding
-            else "None exceeds its claim beyond chance."
-        )
+        outcome = f"{exceeding} of {len(self.findings)} EXCEED the claim" if exceeding else "None exceeds its claim"
         lead = (
-            "Canary clients, each with one of two opposite data sets, went through the gate with this run's mechanism. "
-            f"From their releases, an auditor guessed each one's data set. {outcome} Each result is a lower bound on "
-            f"epsilon at a confidence of {CONFIDENCE:.0%}; a low one does not prove the claim. The gate is that of the "
-            "machine that ran the server."
+            "Canary clients, each with one of two opposite data sets, went through the gate of the server's machine "
+            f"with this run's mechanism. {outcome} beyond chance. Each result is a lower bound on epsilon at a "
+            f"confidence of {CONFIDENCE:.0%}; a low one does not prove the claim."
         )
         return Section(_TITLE, (lead, *map(_sentence, self.findings)))
 
 
 def _sentence(finding: Finding) -> str:
     pure, other = finding.pure, finding.at_delta
-    limit = most(other.guesses)
-    beyond = f" This many guesses cannot show more than {limit:.3g}." if other.claimed > limit else ""
-    name = finding.setting.name
     return (
-        f"{name[:1].upper()}{name[1:]}: claimed epsilon {amount(other.claimed)} at delta "
-        f"{other.delta:g}, shown {other.shown:.3g}; claimed pure {amount(pure.claimed)}, shown {pure.shown:.3g}. "
-        f"{other.right:,} of {other.guesses:,} guesses among {finding.canaries:,} canaries were right: "
-        f"{finding.verdict}.{beyond}"
+        f"{finding.setting.name}: claimed epsilon {amount(other.claimed)} at delta {other.delta:g}, shown "
+        f"{other.shown:.3g} of at most {most(other.guesses):.3g}; claimed pure {amount(pure.claimed)}, shown "
+        f"{pure.shown:.3g}; {finding.verdict}."
     )

@@ -28,8 +28,7 @@ from umbel.protocol.messages import round_request
 from umbel.protocol.records import pack
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 from umbel.simulation.grid import InProcessGrid
-from umbel_lab.attacks.audit.canaries import Herd
-from umbel_lab.attacks.audit.pairs import BEYOND, BOUND, Coins, Matrix
+from umbel_lab.attacks.audit.canaries import BEYOND, BOUND, Coins, Herd, Matrix
 
 _BUNDLE = b"canaries"  # the bundle that the site has reviewed
 _ANY = {
@@ -66,6 +65,7 @@ class SiteHerd(Herd):
     def _node(self) -> InProcessGrid:
         self._home = TemporaryDirectory(prefix="umbel-audit-")
         release, home = self._setting.release, Path(self._home.name)
+        self._below = _NEXT_TO if self._report_nu else _BELOW
         n = release.n if release else 1
         self._model = models.load(f"linear inputs={n} outputs=1", "mse", "1.bias")
         self._rows = self._drawn(n)
@@ -108,12 +108,8 @@ class SiteHerd(Herd):
         write_dataset(folder, manifest, rows.astype(np.float32), targets.astype(np.float32), offsets_of([1] * clients))
 
     @property
-    def _below(self) -> float:
-        return _NEXT_TO if self._report else _BELOW
-
-    @property
     def _directions(self) -> Matrix:
-        return self._rows[self._some.start : self._some.stop] if self._setting.random else self._rows
+        return self._rows[self._asked.start : self._asked.stop] if self._setting.random else self._rows
 
     def _ledger(self) -> Ledger:
         return Ledger(Path(self._home.name) / "ledger.sqlite")

@@ -1,7 +1,11 @@
-"""The claim of a target, and three kinds of figures beside it that are never mixed.
+"""The claim of a target, the canaries that test it, and figures of three kinds that are never mixed.
 
-*Proved* figures count right guesses (`trials`), *fitted* ones assume a law of noise that passed a test (`laws`), and
-*formula* figures come from umbel's accountant, for any two updates that a target would clip as it says.
+*Proved* figures count right guesses, *fitted* ones assume a law of noise that passed a test (`laws`), and *formula*
+figures come from umbel's accountant, for any two updates that a target would clip as it says.
+
+Each canary has a coin, which selects one of two opposite updates, far longer than the clip norm. The auditor sees the
+releases and guesses the coin from their position along the line between the two. The first canaries fix the position
+and the number of guesses; the bound counts only the others.
 """
 
 from __future__ import annotations
@@ -11,29 +15,34 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from umbel.privacy.accounting.accountant import compose
 from umbel.privacy.accounting.guarantee import DELTA
 from umbel.protocol.errors import ConfigError
+from umbel_lab.attacks.audit.bounds import count_right, lower_bound, p_value, surest
 from umbel_lab.attacks.audit.findings import Bound
 from umbel_lab.attacks.defences.laws import GAUSSIAN, LAPLACE, VECTOR, loss
+from umbel_lab.attacks.defences.process import Seen, Worker
+
+Matrix = NDArray[np.float64]
+Coins = NDArray[np.int64]
+
+BEYOND = 1000.0
+"""Length of an update, in clip norms, if the target clips it."""
+
+_PILOTS = 4  # one canary in this many
+_SIZES = 40  # numbers of guesses that the pilots try
+_COINS = 212  # purpose of draws
 
 
 @dataclass(frozen=True)
 class Claim:
     """A claim about one release, or about all that one target makes.
 
-    Attributes
-    ----------
-    epsilon : float, optional
-        None if nothing is claimed.
-    delta : float
-        0 for a pure epsilon; `DELTA` if nothing is claimed.
-    clip_norm : float, optional
-        Euclidean norm to which updates are clipped.
-    box : float, optional
-        Instead: the bound of each value.
-    sums : bool
-        Whether the norm is the sum of magnitudes, not Euclidean.
+    Without an `epsilon` nothing is claimed. A `delta` of 0 is for a pure epsilon. Updates are clipped to the Euclidean
+    `clip_norm`, or, with `sums`, to that sum of magnitudes; or each value to the bound `box`.
     """
 
     epsilon: float | None
@@ -41,6 +50,11 @@ class Claim:
     clip_norm: float | None
     box: float | None
     sums: bool = False
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the target tells a limit of updates."""
+        return self.clip_norm is not None or self.box is not None
 
     @property
     def unit(self) -> float:
@@ -53,10 +67,7 @@ class Claim:
 
 
 def claim_of(
-    facts: Mapping[str, Any],
-    epsilon: float | None = None,
-    delta: float | None = None,
-    clip_norm: float | None = None,
+    facts: Mapping[str, Any], epsilon: float | None = None, delta: float | None = None, clip_norm: float | None = None
 ) -> Claim:
     """Return the claim in a target's attributes, with what the user gives in its place.
 
@@ -65,68 +76,23 @@ def claim_of(
     ConfigError
         If a figure is out of range.
     """
-    for name, value, most in (
-        ("epsilon", epsilon, math.inf),
-        ("delta", delta, 1.0),
-        ("clip norm", clip_norm, math.inf),
-    ):
+    limits = {"epsilon": (epsilon, math.inf), "delta": (delta, 1.0), "clip norm": (clip_norm, math.inf)}
+    for name, (value, most) in limits.items():
         if value is not None and not 0 <= value < most:
             raise ConfigError(f"the {name} of a claim cannot be {value:g}", code="config.audit-claim")
-    found = facts["epsilon"] if epsilon is None else epsilon
-    told = facts["delta"] if delta is None else delta
+    claimed = facts["epsilon"] if epsilon is None else epsilon
+    allowed = facts["delta"] if delta is None else delta
     norm = facts["clip_norm"] if clip_norm is None else clip_norm
-    if told is None or not 0 <= told < 1:
-        told = DELTA if found is None else 0.0
-    return Claim(found, told, norm or None, None if norm else facts["box"], bool(norm) and facts["order"] == 1)
-
-
-@dataclass(frozen=True)
-class Figures:
-    """The figures for a number of rounds, each at the delta of the claim.
-
-    Attributes
-    ----------
-    rounds : int
-        Releases of each canary.
-    claimed : float, optional
-        By the target, or by its account after so many rounds.
-    formula : float, optional
-        For any two updates; None if the target's noise is of no known law, or it tells no clip norm.
-    fitted, low, high : float, optional
-        Of the canaries' two updates, with an interval; None if the noise is of no known law.
-    proved : Bound
-        Of the same two updates.
-    provable : float
-        The most that so many canaries can prove.
-    """
-
-    rounds: int
-    claimed: float | None
-    formula: float | None
-    fitted: float | None
-    low: float | None
-    high: float | None
-    proved: Bound
-    provable: float
+    if allowed is None or not 0 <= allowed < 1:
+        allowed = DELTA if claimed is None else 0.0
+    return Claim(claimed, allowed, norm or None, None if norm else facts["box"], bool(norm) and facts["order"] == 1)
 
 
 def formula(claim: Claim, law: str, scale: float, distance: float, n: int, rounds: int) -> float:
-    """Return the epsilon of so many rounds between any two updates, by umbel's accountant.
+    """Return the epsilon of so many rounds between any two updates of n values, by umbel's accountant.
 
-    Parameters
-    ----------
-    claim : Claim
-        For delta, and whether each value or the norm is bounded.
-    law : str
-        The law of the noise in each value, or of the noise as a vector.
-    scale : float
-        Its scale.
-    distance : float
-        Between releases: of two clip norms, or of two values at the ends of a box.
-    n : int
-        Values of an update.
-    rounds : int
-        Number of releases.
+    The law is that of the noise in each value, or of the noise as a vector. The distance of releases is that of two
+    clip norms, or of two values at the ends of a box.
     """
     apart, boxed = distance / scale, claim.clip_norm is None
     if law == VECTOR:
@@ -137,3 +103,80 @@ def formula(claim: Claim, law: str, scale: float, distance: float, n: int, round
     if boxed:
         return compose({loss(LAPLACE, apart): n * rounds}, claim.delta)
     return apart * (1.0 if claim.sums else math.sqrt(n)) * rounds
+
+
+@dataclass(frozen=True)
+class Line:
+    """The releases of canaries with coins of 1 or -1, whose two updates are opposite along the unit vector (n,)."""
+
+    direction: Matrix
+    coins: Coins
+    seen: Seen
+
+    @property
+    def positions(self) -> Matrix:
+        """The position (canaries, rounds) of each release along the line; 0 where nothing left."""
+        positions: Matrix = np.nan_to_num(self.seen.left, posinf=1e300, neginf=-1e300) @ self.direction
+        return positions
+
+    @property
+    def first(self) -> tuple[Matrix, Matrix]:
+        """The positions of the first releases with coin 1, and with coin -1."""
+        there, first = ~self.seen.gone[:, 0], self.positions[:, 0]
+        return first[there & (self.coins > 0)], first[there & (self.coins < 0)]
+
+    def length(self, share: float) -> tuple[float, float]:
+        """Return the length with which updates leave, per unit of `share`, and its standard error."""
+        up, down = self.first
+        if not (len(up) and len(down)):
+            return 0.0, 0.0
+        error = math.hypot(up.std() / math.sqrt(len(up)), down.std() / math.sqrt(len(down))) / 2
+        return float(up.mean() - down.mean()) / 2 / share, error / share
+
+
+def directions(n: int) -> tuple[Matrix, Matrix]:
+    """Return the unit vectors (n,) of the two lines: along one value, and along all values."""
+    return np.eye(n)[0], np.full(n, n**-0.5)
+
+
+def draw(worker: Worker, direction: Matrix, length: float, canaries: int, rounds: int, seed: int) -> Line:
+    """Send canaries with updates of a length through the target."""
+    coins = 2 * np.random.default_rng([seed, _COINS]).integers(2, size=canaries) - 1
+    seen = worker.run(np.stack([length * direction, -length * direction]), np.where(coins > 0, 0, 1), rounds)
+    return Line(direction, coins, seen)
+
+
+def judged(canaries: int) -> int:
+    """Return how many of the canaries are not pilots."""
+    return canaries - canaries // _PILOTS
+
+
+def bound(positions: Matrix, coins: Coins, delta: float, claimed: float, confidence: float) -> Bound:
+    """Return what right guesses of the coins prove about a claim, given one position (canaries,) each.
+
+    A larger position means that a coin of 1 is likelier. A claimed epsilon of infinity claims nothing.
+    """
+    pilots = len(coins) // _PILOTS
+    known = coins[:pilots]
+    means = [positions[:pilots][known == coin].mean() if (known == coin).any() else 0.0 for coin in (1, -1)]
+    scores = positions - (means[0] + means[1]) / 2
+    guesses = _best(scores[:pilots], known, len(coins) - pilots, delta, confidence)
+    right = count_right(scores[pilots:], coins[pilots:], guesses)
+    m = judged(len(coins))
+    chance = 1.0 if np.isinf(claimed) else p_value(m, guesses, right, claimed, delta)
+    return Bound(delta, claimed, lower_bound(m, guesses, right, delta, confidence), guesses, right, chance)
+
+
+def _best(scores: Matrix, coins: Coins, canaries: int, delta: float, confidence: float) -> int:
+    """Return how many of the other canaries to guess: the share that proves most among the pilots."""
+    order = surest(scores, len(scores))
+    right = np.cumsum(np.sign(scores[order]) == coins[order])
+    sizes = np.unique(np.geomspace(min(8, len(scores)), len(scores), _SIZES).astype(np.int64))
+    times = canaries / len(scores)
+    proved = [
+        lower_bound(canaries, max(1, round(size * times)), round(right[size - 1] * times), delta, confidence)
+        for size in sizes
+    ]
+    # Of equal ones the largest: more guesses, fewer accidents.
+    best = len(proved) - 1 - int(np.argmax(proved[::-1]))
+    return max(1, round(float(sizes[best]) * times))

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from umbel.protocol.cli import errors_in_one_line
-from umbel_lab.attacks.defences import page
+from umbel_lab.attacks.defences.page import page
 from umbel_lab.attacks.defences.process import Target
 from umbel_lab.attacks.defences.report import CANARIES, ROUNDS, Options, audit
 
@@ -56,12 +56,17 @@ def command(
     python: Annotated[
         str, typer.Option(help="Interpreter of the target's environment.", show_default="umbel's own")
     ] = sys.executable,
-    confidence: Annotated[float, typer.Option(help="Confidence of proved and fitted figures.")] = Options.confidence,
+    confidence: Annotated[
+        float, typer.Option(min=0.5, max=1 - 1e-9, help="Confidence of proved and fitted figures.")
+    ] = Options.confidence,
     seed: Annotated[
         int, typer.Option(min=0, help="Seed of the audit's draws. The target draws from its own generators.")
     ] = 0,
     timeout: Annotated[
-        float, typer.Option(help="Maximum seconds for an answer of the target, which may be for all canaries at once.")
+        float,
+        typer.Option(
+            min=1e-3, help="Maximum seconds for an answer of the target, which may be for all canaries at once."
+        ),
     ] = Options.timeout,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: a list of reports.")] = False,
 ) -> None:
@@ -79,8 +84,6 @@ def command(
         typer.echo(json.dumps([report.as_json() for report in reports], indent=2, allow_nan=False))
     else:
         for report in reports:
-            page.page(report, confidence).show()
-        if len(reports) > 1:
-            page.table(reports).show()
+            page(report, confidence).show()
     if any(report.failed for report in reports):
         raise typer.Exit(1)

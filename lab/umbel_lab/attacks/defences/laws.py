@@ -87,30 +87,17 @@ def p_value(one: Matrix, other: Matrix, law: str) -> float:
 
 @dataclass(frozen=True)
 class Fit:
-    """Noise of a tested law, and the distance between two releases in it.
+    """Noise of a tested law, and the distance `apart` between two releases in its scales, from `low` to `high`.
 
-    Attributes
-    ----------
-    law : str
-        `GAUSSIAN`, whose scale is the deviation, or `LAPLACE`, whose scale is the mean absolute deviation.
-    apart : float
-        The distance in scales: mu of a Gaussian.
-    low, high : float
-        An interval for it.
-    scale, least, greatest : float
-        The scale, with an interval.
-    p_value : float
-        Of the test.
+    The scale, from `least` to `greatest`, is the deviation of `GAUSSIAN`, or the mean absolute deviation of `LAPLACE`.
     """
 
     law: str
     apart: float
     low: float
     high: float
-    scale: float
     least: float
     greatest: float
-    p_value: float
 
     def epsilon(self, delta: float, rounds: int = 1, apart: float | None = None) -> float:
         """Return the epsilon at `delta` of so many releases; infinite at 0 if the law is Gaussian."""
@@ -123,16 +110,11 @@ def loss(law: str, apart: float, n: int = 1) -> Loss:
 
 
 def joint(releases: Matrix) -> str:
-    """Return the law that passes a test of the norms of noise: `GAUSSIAN`, `VECTOR`, or none, an empty text.
+    """Return the law that passes a test of the norms of noise, in releases (m, n) of one update; "" if none does.
 
     Kolmogorov and Smirnov's test with an estimated scale rejects a right law less often than at `FIT_LEVEL`. Squared
     norms of a Gaussian vector of n values have a variance of 2/n squared means, and of a Laplace vector about twice
     that. So the variance tells the two apart where a test of few releases does not.
-
-    Parameters
-    ----------
-    releases : array (m, n)
-        Releases of one update.
     """
     if len(releases) < 2 * _GROUP:
         return ""
@@ -182,4 +164,4 @@ def fit(one: Matrix, other: Matrix, level: float) -> Fit | None:
     # The deviation of a Gaussian's mean, and nearly that of a Laplace law's median, is the scale over the root.
     error = z * scale * math.sqrt(1 / len(one) + 1 / len(other))
     low, high = max(0.0, distance - error) / greatest, (distance + error) / least
-    return Fit(law, distance / scale, float(low), float(high), scale, float(least), float(greatest), tested[law])
+    return Fit(law, distance / scale, float(low), float(high), float(least), float(greatest))

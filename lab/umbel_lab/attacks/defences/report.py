@@ -11,49 +11,21 @@ from typing import Any
 
 import numpy as np
 
-from umbel.protocol.errors import ConfigError, NotApplicableError
+from umbel.protocol.errors import NotApplicableError
 from umbel_lab.attacks.audit.bounds import most
-from umbel_lab.attacks.audit.findings import CONFIDENCE, Verdict
+from umbel_lab.attacks.audit.findings import CONFIDENCE, Bound, Verdict
 from umbel_lab.attacks.defences import laws
-from umbel_lab.attacks.defences.claims import Claim, Figures, claim_of, formula
-from umbel_lab.attacks.defences.faults import Fault
-from umbel_lab.attacks.defences.probes import LEVEL, OPENING, PROBES, N, Subject
+from umbel_lab.attacks.defences.claims import Claim, bound, claim_of, directions, draw, formula, judged
+from umbel_lab.attacks.defences.probes import LEVEL, OPENING, Fault, N, Subject, longest_update, probe
 from umbel_lab.attacks.defences.process import LAYOUT, TIMEOUT, Target, Worker
-from umbel_lab.attacks.defences.trials import BEYOND, bound, directions, draw, judged
 
 CANARIES, ROUNDS = 2000, 3
 """Canaries along each line; rounds of Flower's own template of an app."""
 
-_LEAST = 200  # canaries
-
 
 @dataclass(frozen=True)
 class Options:
-    """How a target is audited.
-
-    Attributes
-    ----------
-    rounds : int
-        A canary's releases in the second audit; in the first it makes one.
-    canaries : int
-        Canaries along each of two lines.
-    clients : int
-        Number of clients in all; 0 if not known.
-    parameters : int
-        Number of a model's parameters, for which the target's own account is also read; 0 for none.
-    epsilon, delta, clip_norm : float, optional
-        The claim, in place of the target's attributes.
-    mod : Target, optional
-        The Mod that the clients of a strategy wrapper run.
-    python : str
-        The interpreter of the target's environment.
-    confidence : float
-        Of proved and fitted figures.
-    seed : int
-        Of the audit's draws.
-    timeout : float
-        Maximum seconds for an answer of the target, which may be for all canaries at once.
-    """
+    """How a target is audited; `umbel_lab.attacks.defences.command` says what each option is."""
 
     rounds: int = ROUNDS
     canaries: int = CANARIES
@@ -68,43 +40,34 @@ class Options:
     seed: int = 0
     timeout: float = TIMEOUT
 
-    def __post_init__(self) -> None:
-        if self.rounds < 1 or not 0 < self.confidence < 1:
-            text = (
-                f"rounds must be at least 1 and confidence between 0 and 1, got {self.rounds} and {self.confidence:g}"
-            )
-            raise ConfigError(text, code="config.out-of-range")
-        if not self.timeout > 0:
-            raise ConfigError(f"timeout must be above 0, got {self.timeout:g}", code="config.out-of-range")
-        if self.canaries < _LEAST:
-            text = f"an audit needs at least {_LEAST} canaries, got {self.canaries}"
-            raise ConfigError(text, code="config.too-few-canaries")
+
+@dataclass(frozen=True)
+class Figures:
+    """The figures for so many releases of each canary, each at the delta of the claim.
+
+    The epsilon is `claimed` by the target, or by its account after so many rounds. The `formula` is for any two
+    updates, and None if the target's noise is of no known law, or it tells no clip norm. `fitted`, from `low` to
+    `high`, is that of the canaries' two updates, and None if the noise is of no known law. So is `proved`, which is at
+    most what so many canaries can prove, `provable`.
+    """
+
+    rounds: int
+    claimed: float | None
+    formula: float | None
+    fitted: float | None
+    low: float | None
+    high: float | None
+    proved: Bound
+    provable: float
 
 
 @dataclass(frozen=True)
 class Report:
-    """The findings of an audit.
+    """The findings of an audit of a target of a kind, in a package with its version.
 
-    Attributes
-    ----------
-    target, package, kind : str
-        The import path, the package with its version, and the kind of target.
-    claim : Claim
-        The claim about one round.
-    law : str
-        The law of the noise that passed its test; empty if there is none.
-    noisy : bool
-        Whether there is any noise.
-    rows : bool
-        Whether the target protects a row of a batch.
-    trusted : bool
-        Whether clients are taken to keep the clip norm, since the target does not clip.
-    accounted : float, optional
-        The epsilon of one round in the target's own account, for the model of `Options.parameters`.
-    figures : tuple of Figures
-        For one round, and for several.
-    faults : tuple of Fault
-        All that were found.
+    The claim is about one round. The law is that of the noise if it passed its test, or else empty. `rows` says that
+    the target protects a row of a batch, and `trusted` that clients are taken to keep the clip norm, since it does not
+    clip. `accounted` is the epsilon of one round in its own account, for the model of `Options.parameters`.
     """
 
     target: str
@@ -122,7 +85,7 @@ class Report:
     @property
     def refuted(self) -> bool:
         """Whether a proved figure exceeds what is claimed beyond chance."""
-        return any(one.proved.verdict is Verdict.EXCEEDS for one in self.figures)
+        return any(figures.proved.verdict is Verdict.EXCEEDS for figures in self.figures)
 
     @property
     def failed(self) -> bool:
@@ -131,17 +94,16 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as JSON has it; an infinite figure is the text "inf"."""
-        found: dict[str, Any] = _finite(asdict(self))
-        for one, fault in zip(found["faults"], self.faults, strict=True):
-            one["mend"] = fault.mend
-        return {**found, "refuted": self.refuted, "failed": self.failed}
+        document: dict[str, Any] = _finite(asdict(self))
+        faults = [{**vars(fault), "mend": fault.mend} for fault in self.faults]
+        return {**document, "faults": faults, "refuted": self.refuted, "failed": self.failed}
 
 
 def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _finite(one) for key, one in value.items()}
+        return {key: _finite(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
+        return [_finite(part) for part in value]
     return "inf" if value == math.inf else value
 
 
@@ -165,38 +127,38 @@ def audit(target: Target, options: Options | None = None) -> Report:
         again.open()
         claim = claim_of(facts, options.epsilon, options.delta, options.clip_norm)
         first = claim.unit * OPENING[None]
-        opening, reopening = (one.run(first, [0] * 4, rounds=2) for one in (worker, again))
+        opening, reopening = (each.run(first, [0] * 4, rounds=2) for each in (worker, again))
         if opening.gone[:, 0].all():
             raise NotApplicableError(f"{target} sends nothing: {opening.errors[0]}", code="attack.target-silent")
         if len(opening.lacking) == len(LAYOUT):
             text = f"{target} sends none of the arrays that it received ({', '.join(opening.lacking)})"
             raise NotApplicableError(f"{text}; keep their names", code="attack.target-renames")
-        length = claim.unit * (BEYOND if facts["clips"] else 1.0)
-        one, all_ = (
-            draw(worker, unit, name, length, options.canaries, options.rounds, options.seed + at)
-            for at, (name, unit) in enumerate(directions(N).items())
+        length = longest_update(claim, facts)
+        along_one, along_all = (
+            draw(worker, direction, length, options.canaries, options.rounds, options.seed + at)
+            for at, direction in enumerate(directions(N))
         )
-        spent = {rounds: worker.run(first, [0], rounds=rounds).spent for rounds in {1, options.rounds}}
+        spent = {rounds: worker.run(first, [0], rounds=rounds).spent for rounds in sorted({1, options.rounds})}
         accounted = _accounted(worker, options.parameters) if options.parameters else None
         if options.epsilon is None and (account := spent[1]) is not None:
             claim = replace(claim, epsilon=account[0], delta=account[1])
         subject = Subject(
-            worker, again, target, claim, facts, (one, all_), opening, reopening, options.canaries, options.clients,
+            worker, again, claim, facts, (along_one, along_all), opening, reopening, options.canaries, options.clients,
             options.seed,
         )  # fmt: skip
         fits = [laws.fit(*line.first, 1 - options.confidence) for line in subject.lines]
         figures = tuple(
-            _figures(subject, fits, rounds, _claimed(claim, options, spent[rounds]), options)
-            for rounds in sorted({1, options.rounds})
+            # An account counts, unless the user claims something else.
+            _figures(
+                subject, fits, rounds, account[0] if account and options.epsilon is None else claim.epsilon, options
+            )
+            for rounds, account in spent.items()
         )
-        faults = [
-            *_of_figures(subject, figures, spent[options.rounds]),
-            *(f for probe in PROBES for f in probe(subject)),
-        ]
-    law = laws.VECTOR if subject.vector else next((one.law for one in fits if one), "")
+        faults = (*_of_figures(subject, figures, counted=spent[options.rounds] is not None), *probe(subject))
+    law = laws.VECTOR if subject.vector else next((fit.law for fit in fits if fit), "")
     return Report(
         str(target), facts["package"], facts["kind"], claim, law, subject.noisy,
-        facts["rows"], not facts["clips"], accounted, figures, tuple(faults),
+        facts["rows"], not facts["clips"], accounted, figures, faults,
     )  # fmt: skip
 
 
@@ -207,11 +169,6 @@ def _accounted(worker: Worker, parameters: int) -> float | None:
     return spent[0] if spent else None
 
 
-def _claimed(claim: Claim, options: Options, spent: tuple[float, float] | None) -> float | None:
-    """Return the epsilon that is claimed after some rounds: by the user, the target's account, or its attributes."""
-    return spent[0] if spent is not None and options.epsilon is None else claim.epsilon
-
-
 def _figures(
     subject: Subject, fits: list[laws.Fit | None], rounds: int, claimed: float | None, options: Options
 ) -> Figures:
@@ -219,95 +176,87 @@ def _figures(
     limit = math.inf if claimed is None else claimed
     # Two lines are looked at: each at half the level.
     confidence = 1 - (1 - options.confidence) / len(subject.lines)
-    bounds = [
-        bound(line.positions[:, :rounds].sum(axis=1), line.coins, claim.delta, limit, confidence)
-        for line in subject.lines
-    ]
+    proved = max(
+        (
+            bound(line.positions[:, :rounds].sum(axis=1), line.coins, claim.delta, limit, confidence)
+            for line in subject.lines
+        ),
+        key=lambda each: each.shown,
+    )
     fitted: tuple[float | None, float | None, float | None] = (None, None, None)
-    if found := _best(fits, claim.delta):
-        value, low, high = (found.epsilon(claim.delta, released, one) for one in (found.apart, found.low, found.high))
+    if fit := _best(fits, claim.delta):
+        value, low, high = (fit.epsilon(claim.delta, released, apart) for apart in (fit.apart, fit.low, fit.high))
         fitted = value, low, high
-    analytic: float | None = math.inf
-    if subject.noisy:
-        known = subject.law(1 - options.confidence)
-        reach = 2 * subject.claim.unit * subject.share
-        if known:
-            analytic = formula(claim, known.law, _stated(subject) or known.least, reach, N, released)
-        elif subject.vector:
-            scale = laws.vector_scale(subject.alike, 1 - options.confidence)
-            analytic = formula(claim, laws.VECTOR, scale, reach, N, released)
-        else:
-            analytic = None
-    return Figures(
-        rounds, claimed, analytic, *fitted, max(bounds, key=lambda one: one.shown),
-        most(judged(options.canaries), confidence),
-    )  # fmt: skip
+    analytic = _formula(subject, released, 1 - options.confidence)
+    return Figures(rounds, claimed, analytic, *fitted, proved, most(judged(options.canaries), confidence))
+
+
+def _formula(subject: Subject, released: int, level: float) -> float | None:
+    """Return the epsilon of so many releases by the accountant; None if the law of the noise is not known."""
+    claim, reach = subject.claim, 2 * subject.claim.unit * subject.share
+    if not subject.noisy:
+        return math.inf
+    if fit := subject.law(level):
+        promised = subject.facts["deviation"]
+        scale = promised if promised and not _disagrees(subject, promised) else fit.least
+        return formula(claim, fit.law, scale, reach, N, released)
+    if subject.vector:
+        return formula(claim, laws.VECTOR, laws.vector_scale(subject.alike, level), reach, N, released)
+    return None
 
 
 def _best(fits: list[laws.Fit | None], delta: float) -> laws.Fit | None:
     """Return the fit with the largest epsilon; a Gaussian law has none at a delta of 0, which only its tails decide."""
-    some = [one for one in fits if one and (delta or one.law == laws.LAPLACE)]
-    return max(some, key=lambda one: one.epsilon(delta), default=None)
+    usable = [fit for fit in fits if fit and (delta or fit.law == laws.LAPLACE)]
+    return max(usable, key=lambda fit: fit.epsilon(delta), default=None)
 
 
-def _stated(subject: Subject) -> float | None:
-    """Return the deviation that the target's attributes tell, if measured noise agrees."""
-    told = subject.facts["deviation"]
-    return None if not told or _disagrees(subject, told) else float(told)
+def _disagrees(subject: Subject, promised: float) -> bool:
+    """Return whether measured noise cannot have the promised deviation."""
+    fit = subject.law(LEVEL)
+    return fit is not None and fit.law == laws.GAUSSIAN and not fit.least <= promised <= fit.greatest
 
 
-def _disagrees(subject: Subject, told: float) -> bool:
-    """Return whether measured noise cannot have the told deviation."""
-    found = subject.law(LEVEL)
-    return found is not None and found.law == laws.GAUSSIAN and not found.least <= told <= found.greatest
-
-
-def _of_figures(subject: Subject, figures: tuple[Figures, ...], spent: tuple[float, float] | None) -> Iterator[Fault]:
-    """Yield the faults that show in figures: too little noise for one round, or for several."""
-    told = subject.facts["deviation"]
-    if told is not None and subject.noisy and _disagrees(subject, told):
-        text = f"attributes promise a deviation of {told:.3g}; measured: {subject.deviation:.3g}"
+def _of_figures(subject: Subject, figures: tuple[Figures, ...], counted: bool) -> Iterator[Fault]:
+    """Yield the faults that show in figures: too little noise for one round, or for several that are not counted."""
+    claim, promised = subject.claim, subject.facts["deviation"]
+    if promised is not None and subject.noisy and _disagrees(subject, promised):
+        text = f"attributes promise a deviation of {promised:.3g}; measured: {subject.deviation:.3g}"
         yield Fault("other-deviation", text)
-    if _claimed_pure(subject):
-        text = f"epsilon {subject.claim.epsilon:.3g} is claimed at delta 0; the noise is gaussian, which has none there"
+    fit, pure = subject.law(LEVEL), claim.epsilon is not None and claim.delta == 0
+    # A vector's noise can look Gaussian in each value.
+    if pure and fit and fit.law == laws.GAUSSIAN and laws.joint(subject.alike) == laws.GAUSSIAN:
+        text = f"epsilon {claim.epsilon:.3g} is claimed at delta 0; the noise is gaussian, which has none there"
         yield Fault("no-pure-epsilon", text)
     little = False
-    for one in figures:
-        if one.claimed is None or not subject.noisy:
+    for each in figures:
+        if each.claimed is None or not subject.noisy:
             continue
-        least, refuted = _least(subject, one.rounds), one.proved.verdict is Verdict.EXCEEDS
-        if least <= one.claimed and not refuted:
+        least, refuted = _least(subject, each.rounds), each.proved.verdict is Verdict.EXCEEDS
+        if least <= each.claimed and not refuted:
             continue
-        shown = f"proved {one.proved.shown:.3g}" if refuted else f"it is at least {least:.3g} by its measured noise"
-        text = f"epsilon {one.claimed:.3g} is claimed at delta {subject.claim.delta:g}; {shown}"
-        if one.rounds == 1 or spent is not None:
-            if not little:
-                yield Fault("too-little-noise", f"{text}, in {_rounds(one.rounds)}")
+        shown = f"proved {each.proved.shown:.3g}" if refuted else f"it is at least {least:.3g} by its measured noise"
+        text = f"epsilon {each.claimed:.3g} is claimed at delta {claim.delta:g}; {shown}, in {rounds_of(each)}"
+        if each.rounds > 1 and not counted:
+            yield Fault("no-composition", f"{text}, which it does not count")
+        elif not little:
             little = True
-        else:
-            yield Fault("no-composition", f"{text}, in {_rounds(one.rounds)}, which it does not count")
-
-
-def _claimed_pure(subject: Subject) -> bool:
-    """Return whether a pure epsilon is claimed for Gaussian noise; a vector's noise can look so in each value."""
-    found, claim = subject.law(LEVEL), subject.claim
-    gaussian = found is not None and found.law == laws.GAUSSIAN
-    return gaussian and claim.epsilon is not None and claim.delta == 0 and laws.joint(subject.alike) == laws.GAUSSIAN
+            yield Fault("too-little-noise", text)
 
 
 def _least(subject: Subject, rounds: int) -> float:
     """Return what epsilon is at least, with noise of the tested law, but for one in 1/`LEVEL`."""
     claim, released = subject.claim, subject.released(rounds)
-    fits = [laws.fit(*line.first, LEVEL) for line in subject.lines]
-    best, known = _best(fits, claim.delta), subject.law(LEVEL)
+    best, fit = _best([laws.fit(*line.first, LEVEL) for line in subject.lines], claim.delta), subject.law(LEVEL)
     least = best.epsilon(claim.delta, released, best.low) if best else 0.0
     # With Laplace noise and a Euclidean clip norm, the formula is not what some two updates reach.
-    if known and (claim.delta if known.law == laws.GAUSSIAN else claim.clip_norm is None):
+    if fit and (claim.delta if fit.law == laws.GAUSSIAN else claim.clip_norm is None):
         # No further apart than the clip norm has it, nor than releases were.
         reach = 2 * min(claim.unit * subject.share, subject.longest_step)
-        least = max(least, formula(claim, known.law, known.greatest, reach, N, released))
+        least = max(least, formula(claim, fit.law, fit.greatest, reach, N, released))
     return least
 
 
-def _rounds(rounds: int) -> str:
-    return "one round" if rounds == 1 else f"{rounds} rounds"
+def rounds_of(figures: Figures) -> str:
+    """Return the number of rounds in words."""
+    return "one round" if figures.rounds == 1 else f"{figures.rounds} rounds"

@@ -12,13 +12,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from umbel_lab.attacks.defences.worker.kinds import Asked, Kind, Refusal, kind_of, maker, required
+from umbel_lab.attacks.defences.worker import Asked, Kind, Refusal, kind_of, maker, required
 
 UPDATE = {"w": np.array([[3.0, 4.0]], np.float32), "b": np.zeros(2, np.float32)}
 
 
 def made(one: Any, **options: Any) -> Kind:
-    return kind_of(lambda: one, options)
+    return kind_of(lambda: one, **options)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def made(one: Any, **options: Any) -> Kind:
 def test_a_function_takes_a_list_a_dictionary_or_a_flat_array(function: Callable[..., Any]) -> None:
     kind = made(function)
     assert kind.name == "function of arrays"
-    left = kind.release(Asked(UPDATE, 1)).arrays
+    left, _ = kind.release(Asked(UPDATE, 1))
     assert {name: value.tolist() for name, value in left.items()} == {"w": [[-3, -4]], "b": [0, 0]}
 
 
@@ -47,10 +47,10 @@ def test_a_mod_needs_three_arguments() -> None:
     assert required(lambda msg, context, call_next: msg) == 3
     assert required(lambda msg, context, call_next, more=1: msg) == 3
     kind = made(lambda msg, context, call_next: call_next(msg, context))
-    found = kind.release(Asked(UPDATE, 2, loss=0.25, examples=9))
+    arrays, numbers = kind.release(Asked(UPDATE, 2, loss=0.25, examples=9))
     assert kind.name == "Flower Mod"
-    assert found.arrays["w"].tolist() == [[3, 4]]
-    assert found.others == {"metrics.train_loss": 0.25, "metrics.num-examples": 9, "client.rows": 9}
+    assert arrays["w"].tolist() == [[3, 4]]
+    assert numbers == {"metrics.train_loss": 0.25, "metrics.num-examples": 9, "client.rows": 9}
 
 
 def test_a_mod_reads_what_the_server_sent() -> None:
@@ -72,7 +72,7 @@ def test_arrays_of_a_list_are_matched_by_position() -> None:
         reply.content["arrays"] = ArrayRecord(reply.content["arrays"].to_numpy_ndarrays())
         return reply
 
-    left = made(mod).release(Asked(UPDATE, 1)).arrays
+    left, _ = made(mod).release(Asked(UPDATE, 1))
     assert {name: value.tolist() for name, value in left.items()} == {"w": [[3, 4]], "b": [0, 0]}
 
 
@@ -81,7 +81,7 @@ def test_an_error_reply_is_a_refusal() -> None:
 
     with pytest.raises(Refusal):  # it finds no clip norm in the message
         made(fixedclipping_mod).release(Asked(UPDATE, 1))
-    left = made(fixedclipping_mod, clip_norm=1.0).release(Asked(UPDATE, 1)).arrays
+    left, _ = made(fixedclipping_mod, clip_norm=1.0).release(Asked(UPDATE, 1))
     np.testing.assert_allclose(left["w"], [[0.6, 0.8]], rtol=1e-6)
 
 
@@ -92,18 +92,18 @@ GIVEN = {"noise_multiplier": 0.0, "clipping_norm": 1.0, "num_sampled_clients": 4
 def test_a_wrapper_wraps_fedavg_and_averages_the_canary_with_others() -> None:
     make, given = maker(WRAPPER, [], GIVEN)
     assert given == [*GIVEN]
-    kind = kind_of(make, {})
+    kind = kind_of(make)
     facts = kind.facts()
     assert (facts["share"], facts["clips"], facts["clip_norm"], facts["deviation"]) == (0.25, False, 1.0, 0.0)
-    left = kind.release(Asked(UPDATE, 1)).arrays
+    left, _ = kind.release(Asked(UPDATE, 1))
     np.testing.assert_allclose(left["w"], [[0.75, 1]], atol=0.01)
 
 
 def test_a_wrappers_clients_run_the_mod() -> None:
     mod = ("flwr.clientapp.mod:fixedclipping_mod", None, {})
-    kind = kind_of(maker(WRAPPER, [], GIVEN)[0], {"mod": mod})
+    kind = kind_of(maker(WRAPPER, [], GIVEN)[0], mod)
     assert kind.facts()["clips"]
-    np.testing.assert_allclose(kind.release(Asked(UPDATE, 1)).arrays["w"], [[0.15, 0.2]], atol=0.01)
+    np.testing.assert_allclose(kind.release(Asked(UPDATE, 1))[0]["w"], [[0.15, 0.2]], atol=0.01)
 
 
 def test_a_filter_sees_a_difference_of_weights(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +140,7 @@ def test_a_filter_sees_a_difference_of_weights(monkeypatch: pytest.MonkeyPatch) 
             return 3.5
 
     kind = made(Clip())
-    left = kind.release(Asked(UPDATE, 1)).arrays
+    left, _ = kind.release(Asked(UPDATE, 1))
     assert kind.facts()["box"] == 2.0
     assert {name: value.tolist() for name, value in left.items()} == {"w": [[2, 2]]}, "b is left out"
     assert kind.spent() == [3.5, 0.0]
@@ -165,4 +165,4 @@ def test_an_optimizer_protects_a_row_of_its_batch() -> None:
     kind = made(Clipping())
     facts = kind.facts()
     assert (facts["share"], facts["rows"], facts["deviation"]) == (0.25, True, 0.125)
-    np.testing.assert_allclose(kind.release(Asked(UPDATE, 1)).arrays["w"], [[0.15, 0.2]], rtol=1e-6)
+    np.testing.assert_allclose(kind.release(Asked(UPDATE, 1))[0]["w"], [[0.15, 0.2]], rtol=1e-6)

@@ -1,0 +1,1 @@
+"""An ordinary Flower app that learns two models from noisy updates."""

@@ -1,0 +1,396 @@
+"""A malicious server, and an app's function that goes wrong, at the gate of an ordinary Flower app.
+
+In each case nothing unsanitised leaves, the ledger is right, and the node goes on serving.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from tests.helpers.examples import examples
+from tests.helpers.flower_apps import Node, answered, arrays, asks, left
+from tests.helpers.messages import refused, wire
+from umbel.mods.gate import Gate
+from umbel.privacy.gate.ledger import Ledger
+
+SECRET = "diagnosis-of-patient-17"
+START = {"w": np.array([1.0, 2.0], np.float32), "b": np.zeros((), np.float32)}
+FAR = 1e6
+"""What a client's own update is: far more than the radius, so that it would be seen."""
+
+
+def honest(msg: Message) -> Message:
+    return answered(msg, lambda value: value + np.float32(FAR), train_loss=0.7, **{"num-examples": 61})
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Node:
+    return Node(Gate(4.0, 1.0, frozen="b"), honest, tmp_path)
+
+
+def hidden(reply: Message) -> bool:
+    """Whether what left lies within the noise of a radius around the start, where the update lies far outside."""
+    return float(np.abs(left(reply)["w"] - START["w"]).max()) < FAR / 1e3
+
+
+def goes_on(node: Node) -> bool:
+    return hidden(node.send(asks(START)))
+
+
+# --- messages
+
+
+def with_array(value: Any, name: str = "w") -> RecordDict:
+    content = asks(START)
+    content["arrays"][name] = value if isinstance(value, Array) else Array(np.asarray(value))
+    return content
+
+
+def raw(data: bytes, dtype: str = "float32", shape: tuple[int, ...] = (2,), stype: str = "numpy.ndarray") -> Array:
+    return Array(dtype, shape, stype, data)
+
+
+def npy(value: Any, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, np.asarray(value), **options)
+    return buffer.getvalue()
+
+
+def header(shape: str) -> bytes:
+    """Return an array that says it has this shape, and has two numbers."""
+    text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".encode()
+    text += b" " * (-(len(text) + 11) % 64) + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(8)
+
+
+def two_records() -> RecordDict:
+    content = asks(START)
+    content["more"] = arrays(START)
+    return content
+
+
+CANNOT_BE: dict[str, Callable[[], RecordDict]] = {
+    "nothing": RecordDict,
+    "no arrays": lambda: RecordDict({"config": ConfigRecord({"server-round": 1})}),
+    "an empty record of arrays": lambda: RecordDict({"arrays": ArrayRecord()}),
+    "two records of arrays": two_records,
+    "only what is frozen": lambda: asks({"b": START["b"]}),
+    "another model without what is frozen": lambda: asks({"w": START["w"]}),
+    "arrays without numbers": lambda: asks({"w": np.zeros((0, 2), np.float32), "b": START["b"]}),
+    "whole numbers": lambda: with_array(np.array([1, 2])),
+    "truth values": lambda: with_array(np.array([True, False])),
+    "complex numbers": lambda: with_array(np.array([1j, 2j])),
+    "numbers of 80 bits": lambda: with_array(np.array([1, 2], np.longdouble)),
+    "text": lambda: with_array(np.array(["a", "b"])),
+    "objects": lambda: with_array(raw(npy(np.array([SECRET, None], object), allow_pickle=True))),
+    "a pickle": lambda: with_array(raw(pickle.dumps([1.0, 2.0]))),
+    "NaN": lambda: with_array(np.array([np.nan, 0], np.float32)),
+    "infinity": lambda: with_array(np.array([np.inf, 0], np.float32)),
+    "no number of 32 bits": lambda: with_array(np.array([1e300, 0])),
+    "infinity of 16 bits": lambda: with_array(np.array([np.inf, 0], np.float16)),
+    "another format": lambda: with_array(raw(npy([1.0, 2.0]), stype="torch")),
+    "an array cut short": lambda: with_array(raw(npy([1.0, 2.0])[:-5])),
+    "no bytes": lambda: with_array(raw(b"")),
+    "more numbers than there are": lambda: with_array(raw(header("(1000000000, 1000000)"))),
+    "a negative shape": lambda: with_array(raw(header("(-2,)"))),
+    "a NumPyClient's parameters": lambda: RecordDict({"fitins.parameters": arrays(START)}),
+}
+
+
+@pytest.mark.parametrize("message", CANNOT_BE)
+def test_a_message_that_cannot_be_is_refused_before_anybody_pays(message: str, site: Node) -> None:
+    reply = site.send(CANNOT_BE[message]())
+    assert refused(reply)
+    assert (site.asked, site.paid) == (0, 0)
+    assert goes_on(site)
+
+
+def test_a_query_is_refused_for_what_it_is_whatever_it_carries(site: Node) -> None:
+    for content in (RecordDict(), asks(START)):
+        assert site.send(content, "query").error.reason == "refused [refused.message-type]"
+
+
+@pytest.mark.parametrize("kind", ["query", "train.steal", "evaluate"])
+def test_other_messages_fetch_no_more(kind: str, site: Node) -> None:
+    """A train function by another name is behind the gate as well; a query and an evaluation are refused."""
+    reply = site.send(asks(START), kind)
+    if kind == "train.steal":
+        assert hidden(reply)
+        assert site.paid == 1
+    else:
+        assert refused(reply)
+        assert (site.asked, site.paid) == (0, 0)
+    assert goes_on(site)
+
+
+ODD_STARTS = {
+    "the largest numbers": np.full(2, np.finfo(np.float32).max),
+    "1e38": np.array([1e38, -1e38], np.float32),
+    "the smallest numbers": np.full(2, np.finfo(np.float32).smallest_subnormal),
+    "the largest of 16 bits": np.full(2, -np.finfo(np.float16).max),
+    "64 bits": np.array([1e38, 1e-300]),
+    "the other order of bytes": np.array([1.0, 2.0], ">f4"),
+}
+
+
+@pytest.mark.parametrize("start", ODD_STARTS)
+def test_from_whatever_start_noise_and_price_are_those_of_the_gate(start: str, site: Node) -> None:
+    """Around numbers of 1e38 a radius of 1 would not be seen at all: 32 bits leave the noise more room there.
+
+    Noise above the largest numbers is cut off, so both stay as they are in a quarter of the releases. That all eight
+    are alike has a chance of 2e-5.
+    """
+    value = ODD_STARTS[start]
+    node, seen = site, set()
+    for _ in range(8):
+        reply = left(node.send(with_array(value)))["w"]
+        assert reply.dtype == value.dtype
+        assert np.isfinite(reply).all()
+        seen.add(reply.tobytes())
+    # 16 bits are coarser than this noise near their largest number: they tell less, not more.
+    assert len(seen) > 1 or value.dtype == np.float16, "there is noise"
+    [(release, times)] = node.account.items()
+    assert (release.n, release.noise_multiplier, times) == (2, 4.0, 8)
+
+
+def test_a_larger_model_costs_more() -> None:
+    node = Node(Gate(4.0, 1.0, budget=1000.0), honest)
+    large = {"w": np.zeros(2001, np.float32)}
+    assert refused(node.send(asks(large))), "2 n / nu is above the budget"
+    assert node.paid == 0
+    assert not refused(node.send(asks({"w": np.zeros(2000, np.float32)})))
+
+
+def test_a_config_that_asks_for_more_gets_no_more(site: Node) -> None:
+    content = asks(START)
+    wishes = {"noise-multiplier": 1e-9, "radius": 1e9, "budget": 1e9, "seed": 3, "frozen": "*", "partition-id": 7}
+    content["config"].update(wishes)
+    content["training"] = ConfigRecord({"noise_multiplier": 0.0, "disclose_choice": True})
+    content["metrics"] = MetricRecord({"num-examples": 3})
+    assert hidden(site.send(content))
+    assert [release.noise_multiplier for release in site.account] == [4.0]
+
+
+def test_a_round_that_cannot_be_is_on_record_as_the_first(site: Node) -> None:
+    for round in (0, -1, 2**62, True, "one", 2.5, [1, 2]):
+        assert hidden(site.send(asks(START, round)))
+    assert site.paid == 7
+    assert {row["round"] for row in Ledger(site.path).rows()} == {1}
+
+
+def test_a_message_sent_again_and_two_of_a_round_are_each_paid_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("UMBEL_BUDGET")
+    node = Node(Gate(4.0, 1.0, budget=3.0), honest, tmp_path)
+    content = asks({"w": START["w"]})
+    assert [refused(node.send(content)) for _ in range(5)] == [False] * 3 + [True] * 2
+    assert (node.asked, node.paid) == (3, 3)
+
+
+# --- an app's function that goes wrong
+
+
+def ends(msg: Message) -> Message:
+    raise SystemExit(SECRET)
+
+
+def raises(msg: Message) -> Message:
+    raise ValueError(SECRET)
+
+
+def runs_out(msg: Message) -> Message:
+    raise MemoryError(SECRET)
+
+
+def replies(**records: Any) -> Callable[[Message], Message]:
+    return lambda msg: Message(RecordDict(records), reply_to=msg)
+
+
+def tampers(msg: Message) -> Message:
+    """Change what came, in the hope that the gate goes by it."""
+    reply = honest(msg)
+    for array in msg.content.array_records["arrays"].values():
+        array.data = npy(np.full(2, FAR, np.float32))
+    msg.content["arrays"] = ArrayRecord()
+    return reply
+
+
+W, B = START["w"] + np.float32(FAR), START["b"]
+BREAKS: dict[str, Callable[[Message], Message]] = {
+    "raises": raises,
+    "ends the process": ends,
+    "runs out of memory": runs_out,
+    "replies an error": lambda msg: Message(Error(17, SECRET), reply_to=msg),
+    "replies nothing": lambda msg: None,  # type: ignore[arg-type,return-value]
+    "returns no arrays": replies(metrics=MetricRecord({"loss": 17.0})),
+    "returns two records": replies(arrays=arrays({"w": W, "b": B}), more=arrays({"w": W, "b": B})),
+    "misses an array": replies(arrays=arrays({"b": B})),
+    "has one too many": replies(arrays=arrays({"w": W, "b": B, SECRET: W})),
+    "calls one otherwise": replies(arrays=arrays({SECRET: W, "b": B})),
+    "returns another shape": replies(arrays=arrays({"w": np.zeros(7, np.float32), "b": B})),
+    "returns whole numbers": replies(arrays=arrays({"w": np.array([17, 18]), "b": B})),
+    "returns what is no array": replies(arrays=ArrayRecord({"w": raw(b"17"), "b": Array(B)})),
+}
+HARMLESS: dict[str, Callable[[Message], Message]] = {
+    "is honest": honest,
+    "returns NaN": replies(arrays=arrays({"w": W * np.float32(np.nan), "b": B})),
+    "returns infinity": replies(arrays=arrays({"w": W * np.float32(np.inf), "b": B})),
+    "returns 64 bits that 32 cannot hold": replies(arrays=arrays({"w": np.array([1e300, 0]), "b": B})),
+    "tells more": replies(
+        arrays=arrays({"w": W, "b": W}),
+        metrics=MetricRecord({SECRET: [17.0] * 17, "num-examples": 17}),
+        more=MetricRecord({"loss": 17.0}),
+        config=ConfigRecord({"rows": SECRET}),
+    ),
+    "leaves out what is frozen": replies(arrays=arrays({"w": W})),
+    "changes what came": tampers,
+}
+
+
+@pytest.mark.parametrize("fault", BREAKS | HARMLESS)
+def test_whatever_goes_wrong_at_a_site_its_reply_is_as_any_other(
+    fault: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, node_log: io.StringIO
+) -> None:
+    """Whether it does may depend on the data: a reply that stayed away, or were longer, would tell."""
+    node = Node(Gate(4.0, 1.0, frozen="b"), (BREAKS | HARMLESS)[fault], tmp_path)
+    reply = node.send(asks(START))
+    assert hidden(reply)
+    assert left(reply)["b"] == START["b"]
+    assert SECRET.encode() not in wire(reply)
+    assert node.paid == 1
+    assert (fault in BREAKS) == ("answers as if it had no update" in node_log.getvalue())
+    other = Node(Gate(4.0, 1.0, frozen="b"), honest, tmp_path_factory.mktemp("other")).send(asks(START))
+    assert [type(record) for record in reply.content.values()] == [type(record) for record in other.content.values()]
+    assert len(wire(reply)) == len(wire(other))
+
+
+class Panic(BaseException):
+    """What a library's code in Rust raises: no `Exception`."""
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+@pytest.mark.parametrize("error", [Panic, asyncio.CancelledError, GeneratorExit])
+def test_what_is_no_exception_to_python_is_a_fault_all_the_same(
+    kind: str, error: type[BaseException], tmp_path: Path
+) -> None:
+    """Otherwise the process would end, and the server learn from its silence that these data make it panic."""
+
+    def panics(msg: Message) -> Message:
+        raise error(SECRET)
+
+    node = Node(Gate(4.0, 1.0, frozen="b", reports=["loss"]), panics, tmp_path, report_noise_multiplier=2.0)
+    assert not refused(node.send(asks(START), kind))
+    assert node.paid == 1
+
+
+def test_who_ends_the_node_ends_it_while_it_computes(tmp_path: Path) -> None:
+    def interrupted(msg: Message) -> Message:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Node(Gate(4.0, 1.0, frozen="b"), interrupted, tmp_path).send(asks(START))
+
+
+@pytest.mark.parametrize("fault", BREAKS)
+def test_in_a_simulation_a_fault_is_seen_by_its_author_and_told_to_nobody_else(
+    fault: str, node_log: io.StringIO
+) -> None:
+    """Nobody's data are there, and a function that never works would otherwise train noise in silence."""
+    reply = Node(Gate(4.0, 1.0, frozen="b"), BREAKS[fault]).send(asks(START))
+    assert refused(reply)
+    assert "umbel refused to answer (train)" in node_log.getvalue()
+    if fault == "raises":
+        assert f"ValueError: {SECRET}" in node_log.getvalue(), "with all of its trace"
+
+
+@pytest.mark.parametrize("fault", HARMLESS)
+def test_in_a_simulation_what_is_no_fault_of_the_apps_is_released(fault: str) -> None:
+    assert hidden(Node(Gate(4.0, 1.0, frozen="b"), HARMLESS[fault]).send(asks(START)))
+
+
+def test_a_function_that_takes_too_long_is_answered_for(tmp_path: Path, node_log: io.StringIO) -> None:
+    def hangs(msg: Message) -> Message:
+        while True:
+            pass
+
+    node = Node(Gate(4.0, 1.0, frozen="b"), hangs, tmp_path, max_seconds=0.05)
+    assert hidden(node.send(asks(START)))
+    assert "max-seconds sets it" in node_log.getvalue()
+
+
+SCORES_BREAK: dict[str, Callable[[Message], Message]] = {
+    "raises": raises,
+    "returns no metrics": replies(),
+    "names another metric": replies(metrics=MetricRecord({"loss": 17.0})),
+    "returns a list": replies(metrics=MetricRecord({"eval_loss": [0.5] * 17})),
+    "returns NaN": replies(metrics=MetricRecord({"eval_loss": float("nan")})),
+    "returns infinity": replies(metrics=MetricRecord({"eval_loss": float("inf")})),
+}
+
+
+@pytest.mark.parametrize("fault", SCORES_BREAK)
+def test_a_report_with_noise_is_as_any_other_whatever_goes_wrong(fault: str, tmp_path: Path) -> None:
+    gate = Gate(4.0, 1.0, reports=["eval_loss"])
+    node = Node(gate, honest, tmp_path, SCORES_BREAK[fault], report_noise_multiplier=2.0)
+    reply = node.send(asks(START), "evaluate")
+    assert set(reply.content["metrics"]) == {"eval_loss", "num-examples"}
+    assert np.isfinite(reply.content["metrics"]["eval_loss"])
+    assert SECRET.encode() not in wire(reply)
+    assert node.paid == 1
+
+
+@pytest.mark.parametrize("fault", ["raises", "returns no metrics", "names another metric", "returns a list"])
+def test_a_validation_site_says_refused_and_no_more(fault: str, tmp_path: Path) -> None:
+    gate = Gate(4.0, 1.0, reports=["eval_loss"])
+    assert refused(Node(gate, honest, tmp_path, SCORES_BREAK[fault], role="validation").send(asks(START), "evaluate"))
+
+
+TYPES = st.sampled_from([np.float16, np.float32, np.float64, np.int64, np.bool_, np.complex64, ">f4", "U2"])
+ANY_ARRAYS = st.dictionaries(
+    st.text(max_size=5),
+    TYPES.flatmap(lambda kind: hnp.arrays(kind, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))),
+    max_size=4,
+)
+ANY_RECORD = st.one_of(
+    ANY_ARRAYS.map(arrays),
+    st.dictionaries(st.text(max_size=5), st.integers(-(2**63), 2**63 - 1) | st.floats()).map(MetricRecord),
+    st.dictionaries(st.text(max_size=14), st.integers(-5, 5) | st.text() | st.booleans() | st.binary()).map(
+        ConfigRecord
+    ),
+)
+
+
+@settings(derandomize=True, max_examples=examples(40))
+@given(
+    st.fixed_dictionaries({"arrays": ANY_ARRAYS.map(arrays)}, optional={"config": ANY_RECORD, "more": ANY_RECORD}),
+    st.sampled_from(["train", "train", "evaluate", "query", "train.steal"]),
+)
+def test_whatever_comes_is_refused_for_nothing_or_answered_and_paid_for(records: dict[str, Any], kind: str) -> None:
+    node = Node(Gate(4.0, 1.0), honest)
+    with np.errstate(all="ignore"):
+        reply = node.send(RecordDict(records), kind)
+    if reply.has_error():
+        assert refused(reply)
+        assert node.paid == 0
+        return
+    assert node.paid == 1
+    assert set(reply.content) == {"arrays", "metrics"}
+    leaves = left(reply)
+    sent = {name: array.numpy() for name, array in records["arrays"].items()}
+    assert [(name, value.dtype, value.shape) for name, value in leaves.items()] == [
+        (name, value.dtype, value.shape) for name, value in sent.items()
+    ]
+    assert all(np.isfinite(value).all() for value in leaves.values())

@@ -1,0 +1,168 @@
+"""A dataset's public facts: the declared range of each column, and made-up clients of such rows.
+
+Rows are never read, and clients' numbers of rows are unknown: every made-up client has the same few.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from umbel.data import Column, Dataset, Manifest, offsets_of
+from umbel.models.fit import look
+from umbel.models.losses import SLOPES
+from umbel.models.model import Model
+from umbel.protocol.errors import ConfigError
+
+_CLIENTS, _ROWS = 8, 10  # made-up clients, and rows of each
+_NUMBERS = ("number", "integer")
+_LEVEL, _SPREAD = 0.65, 0.5  # of numbers without a declared range, which should have units near 1
+_FAR = (-3.0, 3.0)  # years and days of a date that counts from the default date: those of 1970 to 2029
+_MOST_NAMED = 30  # columns that an error lists
+
+
+@dataclass(frozen=True)
+class Span:
+    """Declared facts about a column's numbers, as a model sees them.
+
+    Attributes
+    ----------
+    low, high : float or None
+        Their range; None if it is not declared.
+    declared : bool
+        Whether a range or a scale is declared.
+    """
+
+    name: str
+    low: float | None = None
+    high: float | None = None
+    declared: bool = True
+
+    @property
+    def centre(self) -> float:
+        """The middle of the range; 0 if there is none."""
+        return 0.0 if self.low is None or self.high is None else (self.low + self.high) / 2
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation of a number drawn uniformly from the range."""
+        whole = None if self.low is None or self.high is None else self.high - self.low
+        return whole / math.sqrt(12) if whole else _SPREAD
+
+    def draw(self, rows: int, generator: np.random.Generator) -> NDArray[np.float64]:
+        """Return numbers within the range."""
+        if self.low is None or self.high is None:
+            return generator.normal(0, _SPREAD, rows)
+        if (self.low, self.high) == (0.0, 1.0):
+            return generator.integers(2, size=rows).astype(np.float64)
+        return generator.uniform(self.low, self.high, rows)
+
+
+def feature_spans(manifest: Manifest, width: int) -> list[Span] | None:
+    """Return the declared facts of each of `width` features; None if nothing is known about single features."""
+    stored = manifest.units.get("features", [])
+    if len(stored) != width:
+        return None
+    columns = manifest.layout.features if manifest.layout else []
+    known = {column.name: column for column in columns if column.type in _NUMBERS}
+    far = {f"{column.name}: {part}" for column in columns if column.is_far for part in ("year", "days")}
+    return [
+        _of_numbers(known[one["name"]])
+        if one["name"] in known
+        else Span(one["name"], *(_FAR if one["name"] in far else (0.0, 1.0) if one.get("unit") == "0 or 1" else ()))
+        for one in stored
+    ]
+
+
+def target_span(manifest: Manifest) -> Span:
+    """Return the declared facts about a numeric target."""
+    if manifest.layout is not None and manifest.layout.target.type in _NUMBERS:
+        return _of_numbers(manifest.layout.target)
+    return Span(manifest.target.get("name", "target"))
+
+
+def _of_numbers(column: Column) -> Span:
+    """Return the declared facts about numbers: a scale brings them near 1, and a range describes unscaled numbers."""
+    if (column.scale, column.offset) != (1, 0):
+        return Span(column.name)
+    if column.minimum is None or column.maximum is None:
+        return Span(column.name, declared=False)
+    return Span(column.name, column.minimum, column.maximum)
+
+
+def check_declared(model: Model, dataset: Dataset) -> None:
+    """Raise `ConfigError` if a model takes the columns of a table as they are, and one has no public range."""
+    manifest = dataset.manifest
+    if manifest.layout is None or model.name.partition(" ")[0] not in ("linear", "mlp"):
+        return
+    spans = feature_spans(manifest, dataset.features.shape[-1]) or []
+    if not manifest.target.get("categories"):
+        spans = [*spans, target_span(manifest)]
+    if bare := [span.name for span in spans if not span.declared]:
+        more = f" and {len(bare) - _MOST_NAMED} more columns" if len(bare) > _MOST_NAMED else ""
+        first = shlex.quote(bare[0])
+        raise ConfigError(
+            f"a plan with a guarantee needs the public range of {', '.join(bare[:_MOST_NAMED])}{more}, because it "
+            f"reads no rows. Import the table again with --replace, and give each its range, as --set "
+            f"{first}.minimum=0 --set {first}.maximum=100, or a scale other than 1, as --set {first}.scale=100; in "
+            "simulation, --standardise estimates scales",
+            code="config.no-range",
+        )
+
+
+def estimated_scales(manifest: Manifest) -> list[str]:
+    """Return the line about what the epsilon of a plan does not cover, if anything."""
+    if not (spent := manifest.epsilon_of_scales):
+        return []
+    text = "This epsilon does not cover the scales of the data, which were estimated from rows with epsilon"
+    return [f"{text} {spent} a client."]
+
+
+def made_up(model: Model, dataset: Dataset) -> Dataset:
+    """Return a dataset of made-up clients, with as many features and targets as a dataset's."""
+    generator = np.random.default_rng(0)
+    changes = {"clients": _CLIENTS, "split": {"train": _CLIENTS, "validation": 0}, "groups": [], "truth": []}
+    features, targets = _features(dataset, generator), _targets(model, dataset, generator)
+    manifest = dataset.manifest.model_copy(update=changes)
+    return Dataset(manifest, features, targets, offsets_of([_ROWS] * _CLIENTS))
+
+
+def _features(dataset: Dataset, generator: np.random.Generator) -> NDArray[Any]:
+    shape, manifest, rows = dataset.features.shape[1:], dataset.manifest, _CLIENTS * _ROWS
+    if manifest.tokens:
+        return np.asarray(generator.integers(manifest.tokens, size=(rows, *shape)))
+    spans = feature_spans(manifest, shape[0]) if len(shape) == 1 else None
+    if spans is None:
+        if dataset.features.dtype.kind in "iu" and manifest.feature_scale != 1:
+            limits = np.iinfo(dataset.features.dtype)
+            drawn = generator.integers(limits.min, limits.max, (rows, *shape), dataset.features.dtype, endpoint=True)
+            return np.asarray(drawn)
+        return generator.normal(0, _SPREAD / abs(manifest.feature_scale), (rows, *shape)).astype(np.float32)
+    parts = []
+    for name, columns in groupby(spans, key=lambda span: span.name.rpartition(" = ")[0]):
+        if name:  # a category of a column
+            many = len(list(columns))
+            parts.append(np.eye(many)[generator.integers(many, size=rows)])
+        else:
+            parts += [span.draw(rows, generator)[:, None] for span in columns]
+    return np.concatenate(parts, axis=1).astype(np.float32)
+
+
+def _targets(model: Model, dataset: Dataset, generator: np.random.Generator) -> NDArray[Any]:
+    """Return targets that have nothing to do with features."""
+    shape, rows, span = dataset.targets.shape[1:], _CLIENTS * _ROWS, target_span(dataset.manifest)
+    if model.loss.name in SLOPES:
+        return generator.choice(np.array([-1, 1], np.int8), rows)
+    if model.loss.name == "cross-entropy" or (dataset.targets.dtype.kind in "iu" and not shape):
+        named = dataset.manifest.target.get("categories", [])
+        return generator.integers(
+            len(named) or look(model, dataset.features.shape[1:]).outputs[-1], size=(rows, *shape)
+        )
+    level, spread = (_LEVEL, _SPREAD) if span.low is None else (span.centre, span.spread)
+    return generator.normal(level, spread, (rows, *shape)).astype(np.float32)
