@@ -32,7 +32,7 @@ from umbel.simulation.sweep import (
     made_by,
     sweep,
 )
-from umbel_lab.experiments import centaur, frontier, synthetic
+from umbel_lab.experiments import frontier, synthetic
 from umbel_lab.experiments.__main__ import app
 from umbel_lab.experiments.scaffold import page, resumable, unpack
 
@@ -204,7 +204,7 @@ def test_runs_of_one_name_would_take_each_others_results(in_process: list[str], 
 
 
 def test_so_is_the_module_that_does_the_runs() -> None:
-    assert len({made_by(SPECS[0].config, task)["code"] for task in (finish, frontier.play, centaur.play)}) == 3
+    assert len({made_by(SPECS[0].config, task)["code"] for task in (finish, frontier.play)}) == 2
 
 
 def test_the_code_that_makes_results_is_there() -> None:
