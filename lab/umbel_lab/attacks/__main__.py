@@ -68,16 +68,15 @@ def identify_command(
     victims: Annotated[int, typer.Option(min=1, help="Clients to attack.")] = 20,
     after: Annotated[int, typer.Option(min=0, help="Rounds of honest training first.")] = 30,
     interactions: Annotated[int, typer.Option(min=1, help="Maximum requests to each client.")] = 500,
-    defences: Annotated[bool, typer.Option(help="Repeat the attack behind each defence of a site.")] = True,
     seed: Seed = 0,
     out: Out = None,
 ) -> None:
-    """Steal clients' local parameters from their updates, behind the app's own gate and each defence."""
+    """Steal clients' local parameters from their updates, behind the app's own gate."""
     options = {"victims": victims, "after": after, "interactions": interactions}
     changes = {"model": model, "seed": seed}
     multipliers = tuple(dict.fromkeys(noise_multiplier))
     name = f"identify-{Path(dataset).name}-{model or 'factors'}"
-    _leave(out, name, lambda: identify.audit(dataset, multipliers, defences, options, **changes).page())
+    _leave(out, name, lambda: identify.audit(dataset, multipliers, options, **changes).page())
 
 
 @app.command("audit")

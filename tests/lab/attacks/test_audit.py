@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from scipy import stats
 from typer.testing import CliRunner
 
 from tests.helpers.errors import raises
-from tests.helpers.messages import SIMULATED
 from umbel.privacy.accounting import guarantee
 from umbel.privacy.accounting.guarantee import site_release
 from umbel.privacy.gate import randomness
@@ -26,15 +24,10 @@ from umbel.privacy.mechanisms import Gaussian, Laplace, choice
 from umbel.privacy.mechanisms.base import Mechanism
 from umbel.protocol.errors import ConfigError, FleetError
 from umbel.protocol.release import Clipping, Kind, Release
-from umbel.server.observer import Section
-from umbel.simulation.in_process import play
 from umbel_lab.attacks.__main__ import app as commands
-from umbel_lab.attacks.audit import Audit
 from umbel_lab.attacks.audit.bounds import best_guesses, count_right, lower_bound, most, p_value
 from umbel_lab.attacks.audit.canaries import Setting, watch
 from umbel_lab.attacks.audit.findings import ALARM, Verdict, affordable, audit, standard, training
-
-Config = dict[str, Any]
 
 GAUSSIAN = Gaussian.name
 CHOICE = Setting("choice of 2", training(1, 1e6, 2, 1.0), moves=False)
@@ -355,64 +348,6 @@ class Unknown(Laplace):
 def test_a_mechanism_that_is_not_known_is_audited_by_distances() -> None:
     found = audit(Setting("own", training(1, 1.0, mechanism=f"{__name__}:Unknown")), 10_000)
     assert found.pure.shown > 0.9 * found.pure.claimed
-
-
-# --- as an observer
-
-
-def audited(config: Config, node: Config = SIMULATED, **changes: Any) -> Audit:
-    """Return the audit of a short run in public mode."""
-    observed = {"observers": "umbel_lab.attacks.audit:Audit canaries=1000 participations=3"}
-    formal = {"clipping": "public", "rounds": 4, "restarts": 1, "choice-epsilon": 1.0, "noise-multiplier": 4.0}
-    asked = {name.replace("_", "-"): value for name, value in changes.items()}
-    watching = play(config | formal | observed | asked, node_configs=[node]).observers
-    (observer,) = (one for one in watching if isinstance(one, Audit))
-    return observer
-
-
-def said(observer: Audit) -> Section:
-    section = observer.section()
-    assert section is not None
-    return section
-
-
-def test_a_run_audits_its_own_mechanism(run_config: Config) -> None:
-    observer = audited(run_config, clip_norm=0.5, clients_per_round=100)
-    both = "update and choice"
-    names = ["choice alone", both, f"{both}, random directions", f"{both}, 3 times"]
-    assert [found.setting.name for found in observer.findings] == names
-    joint = observer.findings[1]
-    assert joint.setting.release == replace(training(2, 4.0, 2, 1.0), radius=0.5)
-    assert joint.pure.claimed == 2
-    assert said(observer).title == "Claimed beside audited"
-    assert "claimed epsilon 2 at delta 1e-05" in said(observer).paragraphs[2]
-
-
-def test_a_run_of_one_hypothesis_and_another_mechanism_audits_that(run_config: Config) -> None:
-    observer = audited(run_config, strategy="fedavg", mechanism=GAUSSIAN, rounds=1)
-    assert [found.setting.name for found in observer.findings] == ["update", "update, random directions"]
-    assert "claimed pure none" in said(observer).paragraphs[1]
-
-
-def test_a_run_is_not_lost_where_the_audit_cannot_be_made_or_nothing_is_claimed(
-    run_config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The run's own node has an entry of its own, the audit's has the environment's."""
-    monkeypatch.setenv("UMBEL_MAX_HYPOTHESES", "1")
-    node = {"partition-id": 0, "num-partitions": 1, "max-hypotheses": 2}
-    for changes, reason in (
-        ({}, "the gate refused"),
-        ({"clipping": "update"}, "each update is clipped to its own norm"),
-    ):
-        observer = audited(run_config, node, **changes)
-        assert observer.findings == []
-        assert reason in said(observer).paragraphs[0]
-
-
-def test_what_exceeds_the_claim_is_said_aloud(run_config: Config, faulty: pytest.MonkeyPatch) -> None:
-    half_the_noise(faulty)
-    many = "umbel_lab.attacks.audit:Audit canaries=10000"
-    assert "EXCEED" in said(audited(run_config, strategy="fedavg", observers=many)).paragraphs[0]
 
 
 # --- as a command

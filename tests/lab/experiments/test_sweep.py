@@ -163,7 +163,7 @@ def test_two_sweeps_do_not_share_a_folder(in_process: list[str], tmp_path: Path)
         ("loss", "umbel_test_variant:absolute"),
         ("metric", "umbel_test_variant:close"),
         ("mechanism", "umbel_test_variant:Coordinates"),
-        ("observers", "umbel_lab.attacks.audit:Audit canaries=400; umbel_test_variant:Watch"),
+        ("observers", "umbel_lab.attacks.pac_attack:PacAttack; umbel_test_variant:Watch"),
     ],
 )
 def test_what_is_the_users_own_is_part_of_the_code(
