@@ -86,7 +86,7 @@ def audit_command(
         typer.Argument(
             help="Such as 'parameters=7 noise-multiplier=20', and: mechanism=laplace, gaussian, discrete-gaussian, or "
             "package.module:Class; hypotheses=k and choice-epsilon; release=client or site; participations of each "
-            "canary; report-noise-multiplier, with which canaries also report.",
+            "canary.",
             show_default="standard settings",
         ),
     ] = "",

@@ -161,11 +161,10 @@ class SettingOptions:
     choice_epsilon: Annotated[float, Field(ge=0)] = 0.0
     release: Literal["client", "site"] = "client"
     participations: Annotated[int, Field(ge=1)] = 1
-    report_noise_multiplier: Annotated[float, Field(ge=0)] = 0.0
 
     def settings(self) -> list[Setting]:
         """Return the settings to audit, once and several times."""
-        n, report, times = self.parameters, self.report_noise_multiplier, self.participations
+        n, times = self.parameters, self.participations
         release = training(n, self.noise_multiplier, self.hypotheses, self.choice_epsilon, self.mechanism)
         release = site_release(release) if self.release == "site" else release
         found, what = [], "update and choice" if release.chooses else "update"
@@ -176,11 +175,8 @@ class SettingOptions:
         found.append(Setting(what, release))
         if n > 1:
             found.append(Setting(f"{what}, random directions", release, random=True))
-        if report:
-            found.append(Setting("report", None, report))
-            found.append(Setting(f"{what} and report", release, report))
         if times > 1:
-            found.append(Setting(f"{what}, {times} times", release, report, times))
+            found.append(Setting(f"{what}, {times} times", release, times))
         return found
 
 
@@ -197,8 +193,6 @@ def standard() -> list[Setting]:
         ),
         Setting("update and choice, n = 2, nu = 4, k = 2, choice-epsilon 1", joint),
         Setting("the same with nu = 16, choice-epsilon 0.25, 8 times", often, times=8),
-        Setting("report, nu = 1", None, 1.0),
-        Setting("update and choice as above, and report, nu = 2", joint, 2.0),
         Setting("site, laplace, n = 1, nu = 1", site_release(training(1, 1.0))),
         Setting("site, laplace, n = 2, nu = 4, k = 2, choice-epsilon 1", site_release(joint)),
         Setting("site, gaussian, n = 2, nu = 2.5, k = 2", site_release(training(2, 2.5, 2, mechanism=Gaussian.name))),
@@ -214,7 +208,6 @@ def deployed() -> list[Setting]:
         Setting("gaussian, n = 2, nu = 2.5", training(2, 2.5, mechanism=Gaussian.name)),
         Setting("choice of 2, choice-epsilon 1", training(1, _ALL_NOISE, 2, 1.0), moves=False),
         Setting("update and choice, n = 2, nu = 4, k = 2, choice-epsilon 1, twice", joint, times=2),
-        Setting("update and choice as above, and report, nu = 2", joint, 2.0),
         Setting("site, laplace, n = 1, nu = 1", site_release(training(1, 1.0))),
     ]
 
