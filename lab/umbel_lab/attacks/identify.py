@@ -115,14 +115,9 @@ class Audit:
         clients = [
             {"nu": result.nu, "attack": result.attack, **victim} for result in self.attacked for victim in result.stolen
         ]
-        notes = Section("", "\n\n".join(self.notes()))
-        return Page("What a server can steal", [*sections, notes], clients, file="clients.csv")
-
-    def notes(self) -> list[str]:
-        """Return the explanation of the tables."""
         victims = self.attacked[0].stolen
         against = sum(victim["likes"] >= 0.5 for victim in victims)
-        return [
+        notes = [
             f"Assumption 1 of the paper, p < 1/2, does not hold for {against} of {len(victims)} victims. More frequent "
             f"over the whole population: {self.lean}, from which the sign by rate follows.",
             "A vector is stolen if it errs on few items under the better of both signs; one known preference reveals "
@@ -135,14 +130,14 @@ class Audit:
             f"{PAPER} is the paper's attack. The others ask for one step on all rows at once, and read the direction "
             "in which updates are longest: of items that are almost zeros, or of the honest ones.",
         ]
+        sections.append(Section("", "\n\n".join(notes)))
+        return Page("What a server can steal", sections, clients, file="clients.csv")
 
 
 def strongest(attacked: Sequence[Attacked]) -> list[Attacked]:
     """Return the strongest attack at each noise multiplier."""
-    by_nu: dict[float, list[Attacked]] = {}
-    for result in attacked:
-        by_nu.setdefault(result.nu, []).append(result)
-    return [max(results, key=lambda result: result.strength) for results in by_nu.values()]
+    nus = dict.fromkeys(result.nu for result in attacked)
+    return [max((one for one in attacked if one.nu == nu), key=lambda one: one.strength) for nu in nus]
 
 
 def audit(dataset: str, multipliers: Sequence[float], options: Mapping[str, Any], **changes: Any) -> Audit:

@@ -25,9 +25,9 @@ from umbel.privacy.mechanisms.base import Mechanism
 from umbel.protocol.errors import ConfigError, FleetError
 from umbel.protocol.release import Clipping, Kind, Release
 from umbel_lab.attacks.__main__ import app as commands
-from umbel_lab.attacks.audit.bounds import best_guesses, count_right, lower_bound, most, p_value
+from umbel_lab.attacks.audit.bounds import ALARM, Verdict, best_guesses, count_right, lower_bound, most, p_value
 from umbel_lab.attacks.audit.canaries import Setting, watch
-from umbel_lab.attacks.audit.findings import ALARM, Verdict, affordable, audit, standard, training
+from umbel_lab.attacks.audit.findings import affordable, audit, standard, training
 
 GAUSSIAN = Gaussian.name
 CHOICE = Setting("choice of 2", training(1, 1e6, 2, 1.0), moves=False)

@@ -21,8 +21,9 @@ from umbel.privacy.mechanisms import Gaussian
 from umbel.privacy.mechanisms.base import NoiseSource
 from umbel.simulation.grid import InProcessGrid
 from umbel_lab.attacks.audit import canaries
+from umbel_lab.attacks.audit.bounds import Verdict
 from umbel_lab.attacks.audit.canaries import Setting, watch
-from umbel_lab.attacks.audit.findings import Verdict, affordable, audit, deployed, site_release, training
+from umbel_lab.attacks.audit.findings import affordable, audit, deployed, site_release, training
 from umbel_lab.attacks.audit.site import SiteHerd
 
 pytestmark = pytest.mark.rest(twin="tests/lab/attacks/test_audit.py::test_what_is_at_fault_is_found")

@@ -100,8 +100,8 @@ def test_the_strongest_attack_steals_most_and_of_these_the_fastest() -> None:
 
 
 def test_the_notes_count_who_breaks_assumption_1() -> None:
-    first, *_ = Audit("films", "likes", [Attacked(1.0, PAPER, FOUND, 0.05)]).notes()
-    assert "2 of 3 victims" in first
+    *_, notes = Audit("films", "likes", [Attacked(1.0, PAPER, FOUND, 0.05)]).page().sections
+    assert "2 of 3 victims" in notes.text
 
 
 def test_an_audit_leaves_a_page_and_a_row_a_client_and_attack(tmp_path: Path) -> None:

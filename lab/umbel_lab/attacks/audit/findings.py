@@ -5,10 +5,8 @@ The scores of one canary in four decide how many coins to guess; the bound uses 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -17,20 +15,13 @@ from umbel.privacy.accounting.guarantee import DELTA, amount, guarantee, site_re
 from umbel.privacy.mechanisms import Gaussian
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import LAPLACE, Clipping, Kind, Release
-from umbel_lab.attacks.audit.bounds import best_guesses, count_right, lower_bound, p_value
+from umbel_lab.attacks.audit.bounds import CONFIDENCE, PILOTS, Bound, Verdict, best_guesses, prove
 from umbel_lab.attacks.audit.canaries import Herd, Seen, Setting, watch
 from umbel_lab.attacks.audit.site import SiteHerd
 from umbel_lab.output import Page, Section
 
-CONFIDENCE = 0.95
-"""Confidence of each lower bound."""
-
-ALARM = 1e-6
-"""A claim counts as refuted if the right guesses have a probability below this under it."""
-
 CANARIES = 50_000
 
-_PILOTS = 4  # one canary in this many
 _FEWEST = 100  # canaries
 _NUMBERS = 200_000_000  # that all canaries of a setting release at most, for the time that takes
 _TRAINED, _NUMBERS_OF_SITE = 10_000, 20_000_000  # that a site trains, one client at a time, and their data
@@ -38,42 +29,11 @@ _MESSAGES, _MESSAGES_OF_SITE = 4_000, 1_000  # of canaries in separate sites, ea
 _ALL_NOISE = 1e6  # nu a parameter, beside which a choice is all that a release tells
 
 
-class Verdict(StrEnum):
-    """The verdict of a lower bound on a claim."""
-
-    WITHIN = "within the claim"
-    CHANCE = "above, perhaps by chance"
-    EXCEEDS = "EXCEEDS THE CLAIM"
-
-
-@dataclass(frozen=True)
-class Bound:
-    """The claim at a delta, infinite for none, and the lower bound that right guesses about canaries give.
-
-    `chance` bounds the probability of so many right guesses if the claim is true.
-    """
-
-    delta: float
-    claimed: float
-    shown: float
-    guesses: int
-    right: int
-    chance: float
-
-    @property
-    def verdict(self) -> Verdict:
-        """The verdict."""
-        if self.shown <= self.claimed:
-            return Verdict.WITHIN
-        return Verdict.EXCEEDS if self.chance < ALARM else Verdict.CHANCE
-
-
 @dataclass(frozen=True)
 class Finding:
-    """A setting, the number of canaries behind the bounds, and the bounds at delta = 0 and at the given delta."""
+    """A setting, and the bounds at delta = 0 and at the given delta."""
 
     setting: Setting
-    canaries: int
     pure: Bound
     at_delta: Bound
 
@@ -120,7 +80,6 @@ def audit(
     assert claimed is not None, "no setting is without a guarantee"
     return Finding(
         setting,
-        len(seen.coins) - len(seen.coins) // _PILOTS,
         _bound(seen, claimed.pure, 0.0, confidence),
         _bound(seen, claimed.epsilon, delta, confidence),
     )
@@ -137,12 +96,9 @@ def affordable(setting: Setting, canaries: int, as_site: bool = False) -> int:
 
 
 def _bound(seen: Seen, claimed: float, delta: float, confidence: float) -> Bound:
-    pilots = len(seen.coins) // _PILOTS
-    scores, coins = seen.scores[pilots:], seen.coins[pilots:]
-    guesses = best_guesses(seen.scores[:pilots], len(coins), delta, confidence)
-    right = count_right(scores, coins, guesses)
-    chance = 1.0 if math.isinf(claimed) else p_value(len(coins), guesses, right, claimed, delta)
-    return Bound(delta, claimed, lower_bound(len(coins), guesses, right, delta, confidence), guesses, right, chance)
+    pilots = len(seen.coins) // PILOTS
+    guesses = best_guesses(seen.scores[:pilots], len(seen.coins) - pilots, delta, confidence)
+    return prove(seen.scores[pilots:], seen.coins[pilots:], guesses, claimed, delta, confidence)
 
 
 def training(n: int, nu: float, k: int = 1, choice_epsilon: float = 0.0, mechanism: str = LAPLACE) -> Release:
