@@ -142,13 +142,13 @@ RUNS: Table = {
     "list": ("umbel.cli.commands.runs:list_runs", "Print all runs under $UMBEL_HOME/runs, oldest first."),
     "show": ("umbel.cli.commands.runs:show", "Print a run's settings, results and cost in privacy, or several beside."),
     "report": ("umbel.simulation.report:app", "Write a run's report."),
-    "export": ("umbel.cli.commands.export:app", "Write a run's hypotheses as files for other programs."),
+    "export": ("umbel.cli.commands.runs:export", "Write a run's hypotheses as files for other programs."),
     "rm": ("umbel.cli.commands.runs:rm", "Delete the folders of runs permanently."),
 }
 SERVER: Table = {
     "start": ("umbel.deploy.server:start", "Start Flower's SuperLink behind umbel's guard."),
     "status": (
-        "umbel.cli.commands.status:app",
+        "umbel.cli.commands.runs:status",
         "Print a run's round, its sites, why some are missing, and the time left.",
     ),
     "login": ("umbel.deploy.server:login", "Store the operator's secret for a connection of flwr."),
@@ -156,16 +156,16 @@ SERVER: Table = {
 SITE: Table = {
     "start": ("umbel.deploy.node:app", "Start a site's node on one machine: a SuperNode, and umbel's executor."),
     "check": ("umbel.client.commands:check", "Explain a site's configuration, and check it."),
-    "policy": ("umbel.cli.commands.policy:app", "Explain a site's policy in words, and check its file."),
-    "requests": ("umbel.cli.commands.requests:requests", "List the requests that wait for approval."),
-    "approve": ("umbel.cli.commands.requests:approve", "Approve a request."),
-    "refuse": ("umbel.cli.commands.requests:refuse", "Refuse a request."),
+    "policy": ("umbel.cli.commands.site:policy", "Explain a site's policy in words, and check its file."),
+    "requests": ("umbel.cli.commands.site:requests", "List the requests that wait for approval."),
+    "approve": ("umbel.cli.commands.site:approve", "Approve a request."),
+    "refuse": ("umbel.cli.commands.site:refuse", "Refuse a request."),
     "journal": (
-        "umbel.cli.commands.journal:journal",
+        "umbel.cli.commands.site:journal",
         "Check a site's ledger and log, and print what clients have spent.",
     ),
-    "log": ("umbel.cli.commands.log:app", "Print what servers asked, and what the site decided."),
-    "backup": ("umbel.cli.commands.journal:backup", "Copy the ledger and its log, also while the site runs."),
+    "log": ("umbel.cli.commands.site:log", "Print what servers asked, and what the site decided."),
+    "backup": ("umbel.cli.commands.site:backup", "Copy the ledger and its log, also while the site runs."),
 }
 PARTS: Table = {
     "supernode": ("umbel.deploy.supernode:app", "Start only a site's SuperNode, for an executor in another container."),

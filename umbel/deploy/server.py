@@ -31,10 +31,9 @@ from umbel.deploy.connections import LOOP, BoundedConnection
 from umbel.deploy.database import Database
 from umbel.deploy.flower import SUPEREXEC, run_superlink
 from umbel.deploy.guard import Guard, Rules, look_up, parse_networks, read_secret
-from umbel.deploy.listening import check_port, option
+from umbel.deploy.listening import check_port, check_validity, option
 from umbel.deploy.programs import THROUGH
 from umbel.deploy.ready import Asgi
-from umbel.deploy.validity import check_validity
 from umbel.nodes.words import told
 from umbel.protocol import logs
 from umbel.protocol.cli import PASSES_ON, command_line, errors_in_one_line

@@ -24,9 +24,8 @@ import typer
 from umbel.client.checks import entries_of, file_checks
 from umbel.deploy.flower import run_supernode
 from umbel.deploy.link import Link
-from umbel.deploy.listening import check_port, option
+from umbel.deploy.listening import check_port, check_validity, option
 from umbel.deploy.ready import Fault
-from umbel.deploy.validity import check_validity
 from umbel.privacy.gate.policy_file import POLICY_FILE
 from umbel.privacy.gate.site import Site
 from umbel.protocol import logs

@@ -93,7 +93,7 @@ class RunConfig(Settings):
         "observers": "Watching",
         "min-nodes": "Waiting",
     }
-    """Titles of the sections of pyproject.toml's table, by first key (`umbel.protocol.pyproject`)."""
+    """Titles of the sections of pyproject.toml's table, by first key (`tools/defaults.py`)."""
 
     strategy: str = Field(
         "group-privacy",

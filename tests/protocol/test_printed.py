@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 
-from umbel.protocol.flower import FLOWER_LOGGER, log
-from umbel.simulation.lines import printed
+from umbel.protocol.flower import log
+from umbel.protocol.logs import printed
 
 
 def test_a_text_is_said_without_flowers_form_and_a_refusal_once_with_its_traceback() -> None:
     said: list[str] = []
-    before = FLOWER_LOGGER.handlers
+    before = logging.getLogger("flwr").handlers
     with printed(said.append):
         log(logging.INFO, "round %d/3  validation RMSE 3.4018", 1)
         log(logging.INFO, "")
@@ -32,4 +32,4 @@ def test_a_text_is_said_without_flowers_form_and_a_refusal_once_with_its_traceba
         "RuntimeError: no such layer",
         "RuntimeError: no other layer",
     ]
-    assert FLOWER_LOGGER.handlers is before
+    assert logging.getLogger("flwr").handlers is before
