@@ -396,6 +396,20 @@ def test_made_up_clients_fit_the_model(umbel_home: Path, model: str, loss: str, 
     assert len(np.unique(found.targets)) > 1
 
 
+def test_models_with_local_parameters_and_of_tokens_are_planned(umbel_home: Path, undrowned: None) -> None:
+    """Rows of a recommender cannot be made up, so its clip norm is the usual one."""
+    planned = values_of("", {"dataset": "preferences"}, Wanted(epsilon=8)).values
+    assert planned["clip-norm"] == RunConfig().clip_norm
+    words = np.random.default_rng(0).integers(0, 11, (400, 6))
+    data = umbel.from_arrays(
+        words, None, client=np.arange(400) // 4, tokens=11, model="tests.helpers.strangers:TiedWriter"
+    )
+    data.write("words")
+    planned = values_of("words", {"loss": "cross-entropy"}, Wanted(epsilon=8)).values
+    assert planned["clip-norm"] > 0
+    assert spent(planned, 1e-5)[1] <= 8
+
+
 def test_scales_that_were_estimated_are_told(umbel_home: Path) -> None:
     generator = np.random.default_rng(0)
     rows = pd.DataFrame({"who": np.arange(4000) % 400, "x": generator.uniform(0, 1000, 4000)})

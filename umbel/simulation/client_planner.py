@@ -261,7 +261,7 @@ def _entries(goal: Goal, planned: Schedule, setup: Setup, dataset: Dataset) -> d
     start, decay = run.clip_norm, run.clip_norm_decay
     if "clip-norm-decay" not in kept:
         decay = float(f"{last ** (1 / (rounds - 1)):.3g}") if rounds > 1 else 1.0
-    if "clip-norm" not in kept:
+    if "clip-norm" not in kept and not setup.model.local_shapes:  # else made-up rows may be none of the model's
         path += goal.hypotheses > 1
         share = min(1.0, path / sum(decay**number for number in range(rounds)))
         start = float(f"{share * first_update(run, setup.model, made_up(setup.model, dataset)):.3g}")

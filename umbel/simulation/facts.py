@@ -127,8 +127,7 @@ def estimated_scales(manifest: Manifest) -> list[str]:
 def made_up(model: Model, dataset: Dataset) -> Dataset:
     """Return a dataset of made-up clients, with as many features and targets as a dataset's."""
     generator = np.random.default_rng(0)
-    split = {"train": _CLIENTS, "validation": 0}
-    changes = {"clients": _CLIENTS, "split": split, "groups": [], "truth": []}
+    changes = {"clients": _CLIENTS, "split": {"train": _CLIENTS, "validation": 0}, "groups": [], "truth": []}
     features, targets = _features(dataset, generator), _targets(model, dataset, generator)
     manifest = dataset.manifest.model_copy(update=changes)
     return Dataset(manifest, features, targets, offsets_of([_ROWS] * _CLIENTS))
@@ -162,6 +161,8 @@ def _targets(model: Model, dataset: Dataset, generator: np.random.Generator) -> 
         return generator.choice(np.array([-1, 1], np.int8), rows)
     if model.loss.name == "cross-entropy" or (dataset.targets.dtype.kind in "iu" and not shape):
         named = dataset.manifest.target.get("categories", [])
-        return generator.integers(len(named) or look(model, dataset.features.shape[1:]).outputs[-1], size=rows)
+        return generator.integers(
+            len(named) or look(model, dataset.features.shape[1:]).outputs[-1], size=(rows, *shape)
+        )
     level, spread = (_LEVEL, _SPREAD) if span.low is None else (span.centre, span.spread)
     return generator.normal(level, spread, (rows, *shape)).astype(np.float32)

@@ -25,7 +25,6 @@ from umbel_lab.experiments import scaffold
 from umbel_lab.output import Page, numbers
 
 SEEDS = 3
-CONFIG = "qmnist-features-epsilon-2"
 _DATA = scaffold.read("centaur")
 
 Arm = tuple[str, str, float | None]  # what is learnt, who by, and epsilon
@@ -36,7 +35,7 @@ def arms(quick: bool, _of: str) -> dict[Arm, dict[str, Any]]:
     few = {"rounds": 1, "local-epochs": 1, "clients-per-round": 4} if quick else {}
     arms = {}
     for name, changes in _DATA["arms"].items():
-        config = run_config(CONFIG)
+        config = run_config("qmnist-features-epsilon-2")
         for part in ("plain", *changes["parts"]):
             config |= _DATA["parts"][part]
         arms[_arm(name)] = config | {key: value for key, value in changes.items() if key != "parts"} | few

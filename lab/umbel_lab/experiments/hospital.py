@@ -216,16 +216,15 @@ def judged(losses: Losses) -> list[tuple[str, str, str]]:
     answers = []
     for claim, (measure, differences) in CLAIMS.items():
         values = measure(losses).tolist()
-        names = map(str, HYPOTHESES) if len(values) == len(HYPOTHESES) else (f"{a} to {b}" for a, b in _PAIRS)
+        names = (
+            map(str, HYPOTHESES) if len(values) == len(HYPOTHESES) else (f"{a} to {b}" for a, b in pairwise(HYPOTHESES))
+        )
         shown = ", ".join(f"{name}: {value:,.0f}" for name, value in zip(names, values, strict=True))
         found = np.array([differences(measure(sample)) for sample in samples])
         # One of several differences is below 0 by chance more often than one alone.
         low, high = (np.quantile(found, q, axis=0).min() for q in (0.025, 1 - 0.025 / found.shape[1]))
         answers.append((claim, shown, verdict(low, high, 0.0)))
     return answers
-
-
-_PAIRS = [*pairwise(HYPOTHESES)]
 
 
 def _level(losses: Losses, *nus: float) -> Losses:

@@ -42,8 +42,7 @@ TASKS = _DATA["tasks"]
 
 NONE, CLIENT, SITE, SECURE, ROWS = "no noise", "client", "site", "secure", "rows"
 RELEASES = (NONE, CLIENT, SITE, SECURE, ROWS)
-ONE, MR_MTL, ALGORITHM, IFCA, CFL = "one model", "MR-MTL", "Algorithm 1", "IFCA", "CFL"
-ALONE = "alone"
+ALONE, ONE, MR_MTL, ALGORITHM, IFCA, CFL = "alone", "one model", "MR-MTL", "Algorithm 1", "IFCA", "CFL"
 SPLITTING = "umbel_lab.strategies:ClusteredFL"
 AT_HOME = {
     "Ditto": "umbel_lab.personal:ditto", "APFL": "umbel_lab.personal:apfl", "FedRep": "umbel_lab.personal:fedrep",

@@ -169,10 +169,7 @@ def _theorem_1(trials: int, seed: int) -> Part:
     return scaffold.section("Theorem 1", _DATA, "theorem_1", rows, **words), rows
 
 
-Bound = Callable[[Trials, float, float], NDArray[np.int64]]
-
-
-def _noisy(trials: int, seed: int, name: str, update: LocalUpdate, bound: Bound) -> Part:
+def _noisy(trials: int, seed: int, name: str, update: LocalUpdate, bound: Callable[..., NDArray[np.int64]]) -> Part:
     """Noisy messages (Eq. 3): Protocol 1 for Theorem 2, Protocol 3 with E = 1 for Theorem 3."""
     rows: list[Row] = []
     for p in track(RATES[:2], name.capitalize(), transient=True):

@@ -75,8 +75,8 @@ def source(name: str) -> Path:
 def digest(name: str) -> str:
     """Return a digest of an experiment's settings, of its recipes' settings, and of the numbers of training.
 
-    Settings are the entries of TOML files, and the constants of modules and recipes. Recipes' own tests pin their
-    results.
+    Settings are the entries of TOML files, the constants of modules, and the literal constants of recipes. Recipes' own
+    tests pin their results.
     """
     pinned = source(_PINNED)  # missing in an installed umbel
     content = hashlib.sha256(pinned.read_bytes() if pinned.exists() else b"")
@@ -91,8 +91,13 @@ def _settings(file: Path) -> list[Any]:
     text = file.read_text(encoding="utf-8")
     if file.suffix == ".toml":
         return sorted(item for item in tomllib.loads(text).items() if item[0] not in _STATED)
-    nodes = [node for node in ast.parse(text).body if isinstance(node, ast.Assign | ast.AnnAssign)]
-    return [ast.unparse(node) for node in nodes if not isinstance(getattr(node.value, "value", None), str)]
+    nodes = [node for node in ast.parse(text).body if isinstance(node, ast.Assign | ast.AnnAssign) and node.value]
+    values = [node for node in nodes if not isinstance(getattr(node.value, "value", None), str)]
+    return [ast.unparse(node) for node in values if file.parent.name != "datasets" or _is_literal(node)]
+
+
+def _is_literal(node: ast.Assign | ast.AnnAssign) -> bool:
+    return not any(isinstance(part, ast.Attribute | ast.Call) for part in ast.walk(node))
 
 
 def stamp(name: str, folder: Path, command: str, seeds: Iterable[int], commit: str) -> None:

@@ -17,6 +17,7 @@ import umbel.simulation.sweep
 from tests.helpers.datasets import manifest
 from tests.lab.experiments.conftest import read_csv
 from umbel.data import offsets_of, write_dataset
+from umbel.server.rounds import _Rounds
 from umbel.simulation.in_process import run_config
 from umbel.simulation.sweep import Result
 from umbel_lab.experiments import femnist_full
@@ -127,17 +128,15 @@ def test_a_run_that_is_killed_goes_on_and_ends_as_if_it_had_not_been(
     class Killed(BaseException):
         pass
 
-    from umbel.server import rounds
+    plain, times = _Rounds.before_round, []
 
-    plain, times = rounds._run_round, []
-
-    def run_round(*arguments: Any, **options: Any) -> Any:
-        times.append(arguments[1])
-        if arguments[1] == 40 and times.count(40) == 1:
+    def before_round(self: _Rounds, round: int, arrays: Any) -> None:
+        times.append(round)
+        if round == 40 and times.count(40) == 1:
             raise Killed
-        return plain(*arguments, **options)
+        plain(self, round, arrays)
 
-    monkeypatch.setattr(rounds, "_run_round", run_round)
+    monkeypatch.setattr(_Rounds, "before_round", before_round)
     with pytest.raises(Killed):
         resumable(config)
     resumed = resumable(config)
