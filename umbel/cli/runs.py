@@ -233,7 +233,7 @@ def export(
     folder : Path
         Made if it does not exist.
     form : str
-        "safetensors", or "onnx" (`umbel.client.onnx_files`), which needs the extra ``export`` and data from a table: an
+        "safetensors", or "onnx" (`umbel.client.exports`), which needs the extra ``export`` and data from a table: an
         ONNX file takes raw columns and gives the target in its unit.
     client : int or str, optional
         A client of the run's dataset, by its number or name: write its own predictor, as ONNX. No guarantee covers that

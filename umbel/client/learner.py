@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from umbel.client import dp_sgd
-from umbel.client.cohort import Cohort, LocalUpdate, Schedule
+from umbel.client.cohort import Cohort, LocalUpdate, Schedule, seeded
 from umbel.client.row_gradients import RowGradients, gradients_of
-from umbel.client.steps import seeded
 from umbel.models.fit import CPU_CHUNK_BYTES, Look, look, one_line, training_bytes
 from umbel.models.model import Model, Parameters
 from umbel.privacy.gate.randomness import RowSource

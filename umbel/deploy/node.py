@@ -26,8 +26,8 @@ import typer
 from umbel.client.checks import entries_of
 from umbel.client.readiness import Readiness
 from umbel.deploy import supernode
-from umbel.deploy.link import ended
 from umbel.deploy.listening import option
+from umbel.deploy.supernode import ended
 from umbel.privacy.gate.site import NODE_CONFIG, SERVER_CA
 from umbel.protocol import logs
 from umbel.protocol.cli import PASSES_ON, command_line, errors_in_one_line

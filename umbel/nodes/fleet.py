@@ -32,7 +32,6 @@ from umbel.nodes.transport import transport_of
 from umbel.nodes.words import Names, code_in, told
 from umbel.protocol.arrays import Arrays, Labels, Matrix, Vectors, as_matrix
 from umbel.protocol.clients import ClientInRun, ClientOnNode
-from umbel.protocol.durations import at_time, in_time
 from umbel.protocol.errors import FleetError
 from umbel.protocol.flower import ErrorCode, log
 from umbel.protocol.messages import (
@@ -51,6 +50,7 @@ from umbel.protocol.release import ReleaseBy
 from umbel.protocol.releases import Releases, Scores, Sums, Total
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import EvaluationSpec, Hosting, TrainingSpec
+from umbel.protocol.words import at_time, in_time
 
 # Keys that separate the server's draws for different purposes.
 _SAMPLE_TRAIN, _SAMPLE_VALIDATION = 1, 2

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from umbel.data import Dataset
 from umbel.models.model import Model
 from umbel.privacy.accounting.guarantee import stated
-from umbel.privacy.accounting.plan import rounded_up, usual_choice
-from umbel.privacy.accounting.row_plan import RowPlan, RowTask, row_plan_for
+from umbel.privacy.accounting.plan import RowPlan, RowTask, rounded_up, row_plan_for, usual_choice
 from umbel.privacy.accounting.rows import needed_budget, row_guarantee
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Clipping, Protect, ReleaseBy

@@ -18,8 +18,7 @@ from umbel.data import find_dataset, open_dataset
 from umbel.models.optimizers import descent_of
 from umbel.nodes.differences import prior_of
 from umbel.privacy.accounting.guarantee import DELTA
-from umbel.privacy.accounting.plan import Task, plan_for, usual_choice
-from umbel.privacy.accounting.row_plan import RowTask, row_plan_for
+from umbel.privacy.accounting.plan import RowTask, Task, plan_for, row_plan_for, usual_choice
 from umbel.privacy.gate.policy import Personal
 from umbel.privacy.mechanisms.discrete_gaussian import DiscreteGaussian
 from umbel.protocol.release import LAPLACE

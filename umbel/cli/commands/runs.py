@@ -18,10 +18,9 @@ from rich.text import Text
 from umbel.data import find_dataset, read_manifest
 from umbel.nodes.presence import Presence
 from umbel.protocol.cli import command_line, console, errors_in_one_line, printable
-from umbel.protocol.durations import at_time, in_time
 from umbel.protocol.errors import ConfigError, UmbelError
 from umbel.protocol.run_config import RunConfig
-from umbel.protocol.words import count_of
+from umbel.protocol.words import at_time, count_of, in_time
 from umbel.server.run_folder import RunFolder
 from umbel.server.runs import LAST, all_runs, find_run, home_of_runs, reading
 from umbel.server.status import SiteStatus, Status

@@ -14,7 +14,7 @@ from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.learner import Learner, best_hypothesis
 from umbel.client.local import LocalParameters
 from umbel.client.node import Node
-from umbel.client.personal.make import make_own
+from umbel.client.personal import make_own
 from umbel.client.personal.own import Own
 from umbel.client.trial import try_out
 from umbel.models.prior import Prior

@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from umbel.privacy.accounting.guarantee import amount, pure_cost
 from umbel.privacy.gate import randomness
 from umbel.privacy.gate.charges import Account, Charge
-from umbel.privacy.gate.hypotheses import check_hypotheses
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.memory_ledger import MemoryLedger
+from umbel.privacy.gate.refusals import check_hypotheses
 from umbel.privacy.gate.releases import Sanitiser
 from umbel.privacy.gate.runs import Runs
 from umbel.privacy.gate.secure_sums import (

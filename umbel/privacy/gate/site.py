@@ -27,9 +27,8 @@ from umbel.protocol.errors import Refused, SiteError
 from umbel.protocol.home import umbel_home
 from umbel.protocol.logs import FORM
 from umbel.protocol.plugins import TRUST
-from umbel.protocol.prices import exact
 from umbel.protocol.project import ENGINE
-from umbel.protocol.release import Protect, Release
+from umbel.protocol.release import Protect, Release, exact
 from umbel.protocol.run_config import MAX_HYPOTHESES, RunConfig
 from umbel.protocol.signatures import server_of
 from umbel.protocol.simulated import runs_in_simulation
