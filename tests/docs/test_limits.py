@@ -28,8 +28,7 @@ from umbel.simulation.baselines import LOCAL_EPOCHS
 from umbel.simulation.client_planner import DROWNED
 from umbel.simulation.client_planner import SMALL as FEW_PARAMETERS
 from umbel.simulation.worth import MOST_CLIENTS
-from umbel.simulation.worth.pooled import _FEWEST, _STARTS
-from umbel.simulation.worth.ways import SMALL, SMALLER
+from umbel.simulation.worth.ways import _FEWEST, _STARTS, SMALL, SMALLER
 from umbel_lab.attacks.defences import probes, report
 
 

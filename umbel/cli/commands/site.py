@@ -19,8 +19,7 @@ from rich.text import Text
 
 from umbel.client.checks import entries_of
 from umbel.console.books import Books, plan, prices
-from umbel.console.explained import explained
-from umbel.console.page import render
+from umbel.console.page import explained, render
 from umbel.privacy.accounting.guarantee import DELTA
 from umbel.privacy.gate.consent import decide
 from umbel.privacy.gate.ledger import Ledger

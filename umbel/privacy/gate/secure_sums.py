@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
@@ -51,7 +51,7 @@ _RECORD = "umbel.secure"
 
 @dataclass(frozen=True)
 class SecureSanitiser:
-    """A site's numbers for a secure sum: like `umbel.privacy.gate.site_releases.SiteSanitiser`, without the noise."""
+    """A site's numbers for a secure sum: like `umbel.privacy.gate.releases.SiteSanitiser`, without the noise."""
 
     task: TrainingSpec
     hypotheses: Matrix
@@ -166,7 +166,10 @@ def party_of(site: Site, seed: int | None, state: RecordDict, terms: Terms) -> P
     record = state.get(_RECORD)
     secret, turn = b"", Turn()
     if isinstance(record, ConfigRecord) and record.get("terms") == terms.digest:
-        secret, turn = cast(bytes, record["secret"]), _turn(record)
+        kept: dict[str, Any] = dict(record.items())
+        members, survivors = tuple(kept["members"]), tuple(kept["survivors"])
+        turn = Turn(kept["round"], members, kept["parties"], kept["turn"], survivors, kept["opened"])
+        secret = kept["secret"]
     secret = secret or _random(site, seed, 0)(32)
     return Party(terms, identity.name, identity.keys, identity.sign, secret, turn, _random(site, seed, turn.round + 1))
 
@@ -217,12 +220,6 @@ def reply(site: Site, seed: int | None, state: RecordDict, asked: Request) -> Co
             raise Refused("numbers for a secure sum are asked for with a round's training", code="refused.secure-round")
     remember(site, state, party)
     return found
-
-
-def _turn(record: ConfigRecord) -> Turn:
-    found: dict[str, Any] = dict(record.items())
-    members, survivors = tuple(found["members"]), tuple(found["survivors"])
-    return Turn(found["round"], members, found["parties"], found["turn"], survivors, found["opened"])
 
 
 def _random(site: Site, seed: int | None, round: int) -> Callable[[int], bytes]:

@@ -124,8 +124,10 @@ class Site:
     @classmethod
     def serving(cls, policy: Policy) -> Site:
         """Return the site that serves its own data by a policy; raise `SiteError` if the policy is not fit for that."""
-        first, step = _place(policy)
-        site = cls(policy, _path(DATA_PATH, policy.data_path), first, step)
+        first, _, step = policy.place.partition("/")
+        if not (first.isdecimal() and step.isdecimal() and int(first) < int(step)):
+            raise SiteError(f'place must be "i/n" with i from 0 to n - 1, got {policy.place!r}', code="site.place")
+        site = cls(policy, _path(DATA_PATH, policy.data_path), int(first), int(step))
         site._check_own()
         return site
 
@@ -261,14 +263,6 @@ def _app_keys(entries: Mapping[str, Any]) -> list[str]:
     if taken := sorted({*Policy.names()}.intersection(named)):
         raise SiteError(f"app-keys names {taken[0]}, an entry of umbel; rename the app's entry", code="site.app-keys")
     return named
-
-
-def _place(policy: Policy) -> tuple[int, int]:
-    """Return i and n of ``place = "i/n"``."""
-    first, _, step = policy.place.partition("/")
-    if not (first.isdecimal() and step.isdecimal() and int(first) < int(step)):
-        raise SiteError(f'place must be "i/n" with i from 0 to n - 1, got {policy.place!r}', code="site.place")
-    return int(first), int(step)
 
 
 def _path(key: str, text: str) -> Path | None:
