@@ -8,10 +8,9 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from umbel.data.data import offsets_of
+from umbel.data.data import Manifest, offsets_of
 from umbel.data.files import write_dataset
 from umbel.data.find import find_typed, open_dataset
-from umbel.data.manifest import Manifest
 from umbel.protocol.cli import command_line, errors_in_one_line
 from umbel.protocol.errors import DatasetError
 

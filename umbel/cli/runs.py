@@ -22,7 +22,7 @@ from umbel.client.prediction import (
     read_run,
 )
 from umbel.data import Dataset, Schema, digest_of, find_dataset, find_typed, open_dataset
-from umbel.data.manifest import encoded_alike
+from umbel.data.data import encoded_alike
 from umbel.protocol.errors import ConfigError, DatasetError
 from umbel.protocol.flower import log
 from umbel.protocol.plugins import distrust, trust
