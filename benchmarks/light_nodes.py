@@ -117,7 +117,7 @@ def join(address: str, ca: bytes, key: Path) -> None:
 
 def main(address: str, ca: str, *keys: str) -> None:
     """Start a node a key."""
-    watch_calls(Link(address))  # whose heartbeats go on after one that a busy SuperLink fails
+    watch_calls(Link(address))  # whose heartbeats continue after one that a busy SuperLink fails
     # Flower takes the certificate as bytes in place of a path; here it is read once.
     threads = [Thread(target=join, args=(address, Path(ca).read_bytes(), Path(key)), daemon=True) for key in keys]
     for thread in threads:

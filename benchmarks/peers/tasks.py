@@ -73,15 +73,15 @@ def brief_of(config: Mapping[str, Any], cores: int = 1) -> Brief:
     """Return a run config's task as its peers get it: the clients that umbel draws, its initial hypotheses."""
     start = Laps(lambda run: run.state.hypotheses)
     run = play({**config, "rounds": 1}, observers=[start])
-    hypotheses, own, strategy, dataset = start.notes[0], run.setup.config, run.strategy, run.setup.open_dataset()
+    hypotheses, own, fleet, dataset = start.notes[0], run.setup.config, run.fleet, run.setup.open_dataset()
     assert dataset is not None
     arrays, task = to_array_record(hypotheses), run.setup.task().to_record()
     train, validate = [], []
     for number in range(1, int(config["rounds"]) + 2):
         # One node hosts all clients, so that it counts them as the dataset does.
-        (message,) = strategy.configure_train(number, arrays, task, run.grid)
+        (message,) = fleet.ask_training(number, arrays, task, run.grid)
         training = training_in(message.content)
-        (message,) = strategy.configure_evaluate(number, arrays, task, run.grid)
+        (message,) = fleet.ask_evaluation(number, arrays, task, run.grid)
         evaluation = evaluation_in(message.content)
         assert training is not None
         assert evaluation is not None

@@ -42,6 +42,11 @@ def test_a_value_that_cannot_be_used_is_named_before_anything_starts(
     assert not (umbel_home / "runs").exists()
 
 
+def test_a_simulation_without_nodes_is_refused() -> None:
+    with raises(ConfigError, "config.nodes"):
+        umbel.run(nodes=0, baselines=False)
+
+
 def test_values_may_be_numpys_numbers() -> None:
     run = umbel.run({"hypotheses": np.int64(1)}, rounds=np.int64(2), step_size=np.float32(0.5), baselines=False)
     assert len(run.history) == 3, "two rounds, and the last validation"

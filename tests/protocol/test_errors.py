@@ -23,7 +23,7 @@ def is_exception(name: str) -> bool:
     return name in known or built_in or name.endswith(("Error", "Exception", "Exit"))
 
 
-ALONE = ROOT / LAB / "attacks" / "defences" / "worker"
+ALONE = ROOT / "lab" / "umbel_lab" / "attacks" / "defences" / "worker.py"
 """Runs in environments without umbel."""
 
 

@@ -10,7 +10,8 @@ from umbel.protocol.logs import printed
 
 def test_a_text_is_said_without_flowers_form_and_a_refusal_once_with_its_traceback() -> None:
     said: list[str] = []
-    before = logging.getLogger("flwr").handlers
+    logger = logging.getLogger("flwr")
+    before = logger.handlers
     with printed(said.append):
         log(logging.INFO, "round %d/3  validation RMSE 3.4018", 1)
         log(logging.INFO, "")
@@ -32,4 +33,4 @@ def test_a_text_is_said_without_flowers_form_and_a_refusal_once_with_its_traceba
         "RuntimeError: no such layer",
         "RuntimeError: no other layer",
     ]
-    assert logging.getLogger("flwr").handlers is before
+    assert logger.handlers is before

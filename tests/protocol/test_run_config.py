@@ -120,7 +120,7 @@ def rows(**changes: float) -> dict[str, Any]:
         ({"max-participations": 1, "per-node": "share=0.5"}, ("max-participations", "per-node")),
         ({"local-epochs": 0}, ("local-epochs", "local-steps")),
         ({"rows": "clip=1 noise=1 rate=0.1 batch=5"}, ("rows", "protect")),
-        ({"protect": "rows", "noise-multiplier": 0.0}, ("rows", "umbel plan --rows")),
+        ({"protect": "rows", "noise-multiplier": 0.0}, ("rows", "umbel plan --row-epsilon")),
         (rows(batch=0.0), ("rows", "batch")),
         (ROWS | {"rows": "clip=1 noise=1 rate=0.1"}, ("rows lacks batch",)),
         ({"pause": "until=3"}, ("pause", "until")),

@@ -26,7 +26,7 @@ _PARTS = re.compile(r"One participation alone has [^.]*\.[^.]*\.|randomised, wit
 def stated(values: dict[str, Any], words: list[str], caplog: pytest.LogCaptureFixture) -> set[str]:
     """Do a run, and return every epsilon that a person reads; its report's settings and heuristics are left out."""
     with caplog.at_level("INFO", "flwr"):
-        path = in_this_process(values, 0, baselines=False)
+        path = in_this_process(values, 1, baselines=False)
     page = re.sub(
         r"<style.*?</style>|<svg.*?</svg>", "", (path / "report.html").read_text(encoding="utf-8"), flags=re.S
     )

@@ -191,7 +191,7 @@ def run(
         In place of `epsilon`: the wanted guarantee between two data sets of a client that differ by one row, and the
         number of rows of a typical client, which decides the batch. Noise in training is planned for it.
     nodes : int
-        Simulated nodes. Beyond rounding, the result depends on it only if sites release sums.
+        Simulated nodes, at least 1. Beyond rounding, the result depends on it only if sites release sums.
     baselines : bool
         Whether to measure the run's worth at the end (`Run.worth`).
     **values

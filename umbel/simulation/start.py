@@ -130,6 +130,8 @@ def in_this_process(values: Mapping[str, Any], nodes: int = 1, baselines: bool =
     """
     if os.environ.get("RAY_ADDRESS"):
         log(WARNING, "umbel run works in this process and ignores RAY_ADDRESS; flwr run uses the Ray cluster")
+    if nodes < 1:
+        raise ConfigError(f"a simulation has at least 1 node, not {nodes}", code="config.nodes")
     check(values)
     _make_home()
     # Errors are reported before these imports.

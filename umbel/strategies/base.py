@@ -147,7 +147,7 @@ class HypothesisStrategy(Strategy):
     """Federated training of k hypotheses (group privacy paper, Algorithm 1).
 
     Averages are unweighted, as in the paper. The parameters that Flower's `FedAvg` has too mean what they mean there,
-    but nobody is asked to evaluate unless `fraction_evaluate` says so, and a run of one node does not wait for more.
+    but no client is asked to evaluate unless `fraction_evaluate` says so, and a run of one node does not wait for more.
 
     Parameters
     ----------
