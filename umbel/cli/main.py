@@ -119,7 +119,7 @@ COMMANDS: Table = {
     "runs": ("umbel.cli.main:runs", "List, show, compare, export and remove runs."),
     "data": ("umbel.cli.commands.data:app", "List and show datasets, and make more from recipes and tables."),
     "config": (
-        "umbel.cli.commands.config:app",
+        "umbel.cli.commands.config:explain",
         "Explain the keys of the run config, or the entries of a site's policy.",
     ),
     "init": ("umbel.cli.commands.init:app", "Write a Flower app in a new folder, ready for your model."),
@@ -129,7 +129,7 @@ COMMANDS: Table = {
     "bundle": ("umbel.client.bundle:app", "Print the hash that identifies this umbel, and write its bundle."),
     "server": ("umbel.cli.main:server", "Start the server, sign in to it, and print a run's status."),
     "certs": ("umbel.deploy.certs:app", "Make the certificates, secrets and keys of a server and its sites."),
-    "sign": ("umbel.cli.commands.sign:app", "Sign a run's settings, for sites that list their researchers."),
+    "sign": ("umbel.cli.commands.config:sign_config", "Sign a run's settings, for sites that list their researchers."),
 }
 PANELS = {
     **dict.fromkeys(("run", "plan", "predict", "runs", "data", "config", "init", "doctor", "demo"), "Everyday"),
@@ -168,7 +168,10 @@ SITE: Table = {
     "backup": ("umbel.cli.commands.site:backup", "Copy the ledger and its log, also while the site runs."),
 }
 PARTS: Table = {
-    "supernode": ("umbel.deploy.supernode:app", "Start only a site's SuperNode, for an executor in another container."),
+    "supernode": (
+        "umbel.deploy.node:supernode",
+        "Start only a site's SuperNode, for an executor in another container.",
+    ),
     "executor": ("umbel.deploy.executor:command", "Start only a site's executor, which runs the site's own app."),
     "metrics": ("umbel.console.metrics:app", "Print a site's metrics for Prometheus, or serve them."),
     "server-metrics": ("umbel.deploy.metrics:app", "Print a server's metrics for Prometheus, or serve them."),

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import vmap
 
-from umbel.client.attention import unfused_attention
 from umbel.client.cohort import Cohort, Schedule, Steps
+from umbel.client.layout import unfused_attention
 from umbel.client.learner import ALL_ROWS, Learner
 from umbel.client.row_gradients import RowGradients, gradients_of
 from umbel.models.model import Parameters

@@ -285,7 +285,7 @@ class Learner(ABC):
 
     def _scoring_bytes(self, cohort: Cohort, k: int) -> NDArray[np.int64]:
         """Return the memory for each client while k hypotheses are scored together."""
-        return cohort.lengths * (4 * k * self._activations(cohort))
+        return cohort.lengths * (4 * k * self._look(cohort).activations)
 
     def _chunk_bytes(self) -> int:
         if self.device.type != "cuda":
@@ -297,9 +297,6 @@ class Learner(ABC):
         while limit > free > 0:
             limit /= 2
         return int(limit)
-
-    def _activations(self, cohort: Cohort) -> int:
-        return self._look(cohort).activations
 
     def _look(self, cohort: Cohort) -> Look:
         return look(self.model, tuple(cohort.features.shape[1:]))

@@ -95,7 +95,11 @@ class Site:
             weakens a policy.
         """
         environment, node_config = Policy.current(_environment()), Policy.current(node_config)
-        ignored = {*_PARTITION, *_app_keys(environment | dict(node_config))}
+        app_keys = str((environment | dict(node_config)).get("app-keys", "")).split()
+        if taken := sorted({*Policy.names()}.intersection(app_keys)):
+            text = f"app-keys names {taken[0]}, an entry of umbel; rename the app's entry"
+            raise SiteError(text, code="site.app-keys")
+        ignored = {*_PARTITION, *app_keys}
         own = {key: value for key, value in node_config.items() if key not in ignored}
         # The site's own path comes first: real nodes may have a partition-id as well.
         simulated = runs_in_simulation()
@@ -255,14 +259,6 @@ def _environment() -> dict[str, Any]:
             raise SiteError(f"{name}: write it as {name.upper().replace('-', '_')}", code="site.variable")
         entries[name.removeprefix(_PREFIX).replace("_", "-").lower()] = os.environ[name]
     return entries
-
-
-def _app_keys(entries: Mapping[str, Any]) -> list[str]:
-    """Return the entries that are only for an app of the site."""
-    named = str(entries.get("app-keys", "")).split()
-    if taken := sorted({*Policy.names()}.intersection(named)):
-        raise SiteError(f"app-keys names {taken[0]}, an entry of umbel; rename the app's entry", code="site.app-keys")
-    return named
 
 
 def _path(key: str, text: str) -> Path | None:
