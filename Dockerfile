@@ -44,7 +44,7 @@ COPY . .
 # The programs load once, so that the bytecode of what they load is there, and no other.
 RUN printf '#!/bin/sh\nPYTHONPATH=/app exec python -m umbel "$@"\n' > /usr/local/bin/umbel && chmod +x /usr/local/bin/umbel \
  && PYTHONPATH=/app FLWR_HOME=/tmp/flwr python -c \
-      "import umbel.cli.main, umbel.deploy.executor, umbel.deploy.server, umbel.deploy.supernode, umbel.server.app" \
+      "import umbel.cli.main, umbel.deploy.executor, umbel.deploy.server, umbel.deploy.node, umbel.server.app" \
  && for program in flower-superlink flower-supernode flower-superexec flwr-serverapp; do \
       PYTHONPATH=/app FLWR_HOME=/tmp/flwr FLWR_DISABLE_UPDATE_CHECK=1 python -m umbel.deploy.programs "$program" --help \
         > /dev/null || exit; \

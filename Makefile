@@ -72,7 +72,7 @@ check: $(READY) ## Lint, check types, language, workflows, imports, the size of 
 	$(BIN)/zizmor --offline --no-progress --quiet .github
 
 config: $(READY) ## Write the run config's defaults into pyproject.toml, after a change in umbel/protocol/run_config.py
-	$(BIN)/python -m umbel.protocol.pyproject pyproject.toml
+	$(BIN)/python tools/defaults.py pyproject.toml
 
 pins: $(READY) ## Write constraints.txt and requirements/, with hashes: make pins, or make pins UPGRADE=--upgrade
 	$(LOCK) pyproject.toml --all-extras $(UPGRADE) $(NO_CUDA) --output-file constraints.txt
@@ -100,7 +100,7 @@ certs: $(RUNTIME) ## Make certificates and node keys: make certs NAMES=umbel.exa
 	$(BIN)/umbel certs --server "$(NAMES)" $(NODES:%=--node %)
 
 compose-demo: $(RUNTIME) ## Hospital payments over three sites in containers
-	$(BIN)/python tools/compose_demo.py
+	$(BIN)/python -m tools.compose_demo
 
 clean: ## Remove the virtual environment and caches
 	rm -rf .venv $(NEWEST) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage docs/_build docs/reference/api

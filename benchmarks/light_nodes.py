@@ -29,7 +29,7 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supernode import fleet_http_connection
 
 from umbel.deploy.flower import watch_calls
-from umbel.deploy.link import Link
+from umbel.deploy.node import Link
 from umbel.protocol.messages import (
     evaluation_in,
     evaluation_reply,

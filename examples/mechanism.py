@@ -12,8 +12,8 @@ import numpy as np
 import umbel
 from umbel.privacy.mechanisms import Mechanism
 from umbel.privacy.mechanisms.base import each
-from umbel.privacy.mechanisms.loss import RandomisedResponse
-from umbel.protocol.prices import quotient
+from umbel.privacy.mechanisms.choice import RandomisedResponse
+from umbel.protocol.release import quotient
 
 
 class Coordinates(Mechanism):

@@ -3,7 +3,7 @@
 A server and three sites talk over TLS. Each site has its hospitals, a key, a ledger and a policy. At the end everything
 is taken down except the volumes with the ledgers: the next run continues to charge them.
 
-    python tools/compose_demo.py
+    python -m tools.compose_demo
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from pathlib import Path
 import tomli_w
 import typer
 
+from tools.split import split
 from umbel.client.bundle import unpack
 from umbel.data import find_dataset
-from umbel.data.split import split
 from umbel.deploy import certs
 from umbel.deploy.guard import read_secret
 from umbel.deploy.health import healthy

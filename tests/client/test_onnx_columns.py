@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from umbel.client.onnx_columns import LACKING, STRANGE, Input
+from umbel.client.exports import LACKING, STRANGE, Input
 from umbel.data import Column
 from umbel.data.table import seen
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from umbel import models
-from umbel.client.onnx_files import _Graph
+from umbel.client.exports import _Graph
 from umbel.data import Schema
 from umbel.models.fit import look
 

@@ -9,9 +9,8 @@ import pytest
 from tests.helpers.paper import ACCEPTED
 from umbel.client.readiness import Readiness
 from umbel.privacy.gate.ledger import Ledger
-from umbel.privacy.gate.reserve import Reserve
 from umbel.privacy.gate.site_log import Entry, SiteLog
-from umbel.privacy.gate.store import beside
+from umbel.privacy.gate.store import Reserve, beside
 
 
 @pytest.fixture
@@ -48,7 +47,7 @@ def test_it_is_ready_while_its_files_are_whole_and_again_once_they_are(
 
 def test_a_full_disk_is_a_reason_until_there_is_room(ledger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     readiness, free = Readiness(ledger), [1 << 40]
-    monkeypatch.setattr("umbel.privacy.gate.reserve.free_space", lambda _: free[0])
+    monkeypatch.setattr("umbel.privacy.gate.store.free_space", lambda _: free[0])
     assert code(readiness) == ""
     assert Reserve(ledger).path.stat().st_size == 1 << 20
     free[0] = 0
@@ -106,7 +105,7 @@ def test_a_site_that_makes_its_ledger_itself_needs_none_before_the_first_message
 
 def test_a_full_disk_is_a_reason_also_before_the_first_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UMBEL_HOME", str(tmp_path))
-    monkeypatch.setattr("umbel.privacy.gate.reserve.free_space", lambda _: 0)
+    monkeypatch.setattr("umbel.privacy.gate.store.free_space", lambda _: 0)
     readiness = Readiness.of({"data-path": str(tmp_path)})
     assert readiness
     assert code(readiness) == "disk.full"
@@ -114,7 +113,7 @@ def test_a_full_disk_is_a_reason_also_before_the_first_message(tmp_path: Path, m
 
 def test_another_process_looks_and_writes_nothing(ledger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looking, free = Readiness(ledger, keeps=False), [1 << 40]
-    monkeypatch.setattr("umbel.privacy.gate.reserve.free_space", lambda _: free[0])
+    monkeypatch.setattr("umbel.privacy.gate.store.free_space", lambda _: free[0])
     assert code(looking) == ""
     assert [file.name for file in ledger.parent.iterdir()] == [ledger.name]
     free[0] = (2 << 20) - 1  # too little to keep room, and as much besides

@@ -31,8 +31,7 @@ from umbel.client.node import Node
 from umbel.client.trial import try_training
 from umbel.data import offsets_of, write_dataset
 from umbel.privacy.gate.ledger import Ledger
-from umbel.privacy.gate.releases import Sanitiser
-from umbel.privacy.gate.site_releases import SiteSanitiser
+from umbel.privacy.gate.releases import Sanitiser, SiteSanitiser
 from umbel.privacy.mechanisms.sampled_gaussian import most_drawn
 from umbel.protocol.clients import ClientInDataset
 from umbel.protocol.errors import ModelError, OutOfTime, Refused, SiteError

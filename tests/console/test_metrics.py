@@ -119,7 +119,7 @@ def test_they_follow_the_policys_file(site: Site) -> None:
 
 
 def test_a_full_disk_makes_the_site_not_ready(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("umbel.privacy.gate.reserve.free_space", lambda _: 0)
+    monkeypatch.setattr("umbel.privacy.gate.store.free_space", lambda _: 0)
     found = of(site)
     assert found["umbel_site_ready"] == {(): 0}
     assert found["umbel_site_releases_total"] == {(): 3}, "its ledger can still be read"

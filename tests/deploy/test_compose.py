@@ -22,8 +22,8 @@ from typer.testing import CliRunner
 from tools.compose_demo import CONFIG, POLICY, SITES
 from umbel.cli.main import app
 from umbel.deploy import server as guarded
-from umbel.deploy.database import Database
 from umbel.deploy.guard import Rules, parse_networks
+from umbel.deploy.server import Database
 from umbel.privacy.gate.site import Site
 from umbel.protocol.flower import build_bundle
 from umbel.server.setup import Setup

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from fastapi import HTTPException
 
-from umbel.deploy.database import Database
+from umbel.deploy.server import Database
 
 
 def test_a_disk_counts_as_full_for_a_minute_after_a_write_that_failed(

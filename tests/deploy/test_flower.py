@@ -47,7 +47,7 @@ def test_a_change_that_only_saves_time_is_left_out_where_flower_has_changed(capl
     assert not hasattr(module, "part")
 
 
-@pytest.mark.parametrize("process", ["umbel.deploy.executor", "umbel.deploy.supernode", "umbel.deploy.programs"])
+@pytest.mark.parametrize("process", ["umbel.deploy.executor", "umbel.deploy.node", "umbel.deploy.programs"])
 def test_parts_of_a_message_that_are_missing_are_looked_for_soon(process: str) -> None:
     code = f"""
 import {process}

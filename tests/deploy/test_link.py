@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from umbel.deploy.link import Link
+from umbel.deploy.node import Link
 
 NOW = 1_800_000_000.0
 

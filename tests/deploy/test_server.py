@@ -39,8 +39,8 @@ from typer.testing import CliRunner
 from tests.helpers.errors import ended
 from umbel.cli.main import app as umbel
 from umbel.deploy import certs, guard
-from umbel.deploy.database import Database
 from umbel.deploy.programs import THROUGH
+from umbel.deploy.server import Database
 
 SECRET = "0123456789abcdef" * 4
 STATE = SimpleNamespace(get_valid_message_ins=lambda _: {"dst_node_id": 7, "group_id": "3"})

@@ -16,8 +16,8 @@ from tests.helpers.errors import ended
 from tests.helpers.ports import free_port
 from umbel.cli.main import app as umbel
 from umbel.cli.main import parts
-from umbel.deploy import supernode
-from umbel.deploy.link import Link
+from umbel.deploy import node as supernode
+from umbel.deploy.node import Link
 
 
 def test_flower_waits_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers.errors import raises
 from umbel.deploy import certs
-from umbel.deploy.validity import check_validity
+from umbel.deploy.listening import check_validity
 from umbel.protocol.errors import CertificateError
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.sources import ROOT
-from umbel.cli.commands import sign
+from umbel.cli.commands.config import _sign
 from umbel.client import dp_sgd
 from umbel.client.personal.auto import CLASS_PREFERENCES, PREFERENCES
 from umbel.client.row_gradients import SLACK
@@ -28,8 +28,7 @@ from umbel.simulation.baselines import LOCAL_EPOCHS
 from umbel.simulation.client_planner import DROWNED
 from umbel.simulation.client_planner import SMALL as FEW_PARAMETERS
 from umbel.simulation.worth import MOST_CLIENTS
-from umbel.simulation.worth.pooled import _FEWEST, _STARTS
-from umbel.simulation.worth.ways import SMALL, SMALLER
+from umbel.simulation.worth.ways import _FEWEST, _STARTS, SMALL, SMALLER
 from umbel_lab.attacks.defences import probes, report
 
 
@@ -69,7 +68,7 @@ SAID: list[tuple[str, str]] = [
     ("how/privacy.md", f"stops at a pure ε of {default('budget').epsilon:g} per client"),
     ("how/privacy.md", f"A run's {default('max_evaluations'):,} losses (`max-evaluations`)"),
     ("how/privacy.md", f"At most {runs._MOST_WAITING} requests wait, of {runs._LONGEST_REQUEST >> 10} KiB each"),
-    ("how/privacy.md", f"It ends after {option(sign.main, 'days')} days, or `--days`"),
+    ("how/privacy.md", f"It ends after {option(_sign, 'days')} days, or `--days`"),
     ("guides/privacy-basics.md", f"a site stops at a pure ε of {default('budget').epsilon:g} for each client"),
     ("guides/gate.md", f"between 0 and `report-bound`, by default {default('report_bound'):g}"),
     ("how/guarantee.md", f"Sums of more than {dp_sgd.AT_ONCE} rows are added in 64 bits"),

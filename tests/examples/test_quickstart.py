@@ -18,7 +18,7 @@ from flwr.serverapp import ServerApp
 
 from tests.helpers.sources import ROOT
 from umbel.privacy.accounting.guarantee import guarantee
-from umbel.privacy.gate.memory_ledger import MemoryLedger
+from umbel.privacy.gate.ledger import MemoryLedger
 from umbel.protocol.release import Clipping, Kind, Release
 from umbel.simulation.grid import InProcessGrid
 

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from tests.helpers.messages import arrived
 from umbel.mods.gate import Gate
-from umbel.privacy.gate.ledger import Ledger
-from umbel.privacy.gate.memory_ledger import MemoryLedger
+from umbel.privacy.gate.ledger import Ledger, MemoryLedger
 from umbel.protocol.release import Release
 from umbel.simulation.grid import InProcessGrid
 

@@ -9,8 +9,7 @@ from flwr.app import Context
 
 from umbel.privacy.accounting.guarantee import DELTA, Guarantee, guarantee
 from umbel.privacy.gate.charges import paper_spent
-from umbel.privacy.gate.ledger import Ledger
-from umbel.privacy.gate.memory_ledger import MemoryLedger
+from umbel.privacy.gate.ledger import Ledger, MemoryLedger
 from umbel.protocol.home import umbel_home
 from umbel.protocol.release import Release
 

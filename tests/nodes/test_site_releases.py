@@ -21,7 +21,7 @@ from tests.nodes.test_hostile import spoilt
 from umbel.nodes.bounds import furthest, furthest_sum, near
 from umbel.nodes.exchange import Answer
 from umbel.nodes.fleet import Fleet, _released
-from umbel.privacy.gate.site_releases import SiteSanitiser
+from umbel.privacy.gate.releases import SiteSanitiser
 from umbel.privacy.mechanisms import Gaussian, Laplace
 from umbel.privacy.mechanisms.base import Mechanism
 from umbel.privacy.mechanisms.sanitise import sanitise

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.protocol.prices import exact, quotient
-from umbel.protocol.release import Clipping, ClipSchedule, Kind, NoisePer, Release, ReleaseBy
+from umbel.protocol.release import Clipping, ClipSchedule, Kind, NoisePer, Release, ReleaseBy, exact, quotient
 
 
 def release(n: int, noise_multiplier: float, mode: Clipping = Clipping.UPDATE) -> Release:

@@ -35,8 +35,7 @@ from tests.helpers.models import write_module
 from tests.helpers.paper import paper_run
 from tests.helpers.runs import AppRun, run_app
 from umbel.data import BUNDLED, Manifest, offsets_of, open_dataset, write_dataset
-from umbel.privacy.gate.ledger import Ledger
-from umbel.privacy.gate.memory_ledger import MemoryLedger
+from umbel.privacy.gate.ledger import Ledger, MemoryLedger
 from umbel.protocol.arrays import flatten
 from umbel.protocol.errors import ConfigError, DiskError, FleetError
 from umbel.protocol.messages import asks

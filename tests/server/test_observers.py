@@ -14,8 +14,8 @@ import pytest
 
 from tests.helpers.errors import raises
 from tests.helpers.scripted import Scripted, run_of
-from umbel.protocol.durations import in_time
 from umbel.protocol.errors import DiskError
+from umbel.protocol.words import in_time
 from umbel.server import observers, run_folder
 from umbel.server.history import State
 from umbel.server.observer import Observer, Run

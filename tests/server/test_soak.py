@@ -14,7 +14,7 @@ from flwr.app import Error, Message
 import umbel.client.app
 from tests.helpers.ledgers import participations
 from tests.helpers.scripted import After
-from umbel.privacy.gate.memory_ledger import MemoryLedger
+from umbel.privacy.gate.ledger import MemoryLedger
 from umbel.protocol.flower import ErrorCode
 from umbel.server.history import State
 from umbel.server.observer import Run

@@ -27,8 +27,7 @@ from umbel.server.worth import FILE, LABELS, LeftOut, Level, Way
 from umbel.simulation import in_process
 from umbel.simulation.baselines import halves, validation_cohort
 from umbel.simulation.worth import Appraisal, _measured, appraise, judge
-from umbel.simulation.worth.pooled import fit_pooled
-from umbel.simulation.worth.ways import Row, Ways
+from umbel.simulation.worth.ways import Row, Ways, fit_pooled
 
 BASE = {"strategy": "fedavg", "hypotheses": 1, "noise-multiplier": 0.0, "clipping": "update", "choice-epsilon": 0.0}
 

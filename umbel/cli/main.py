@@ -119,7 +119,7 @@ COMMANDS: Table = {
     "runs": ("umbel.cli.main:runs", "List, show, compare, export and remove runs."),
     "data": ("umbel.cli.commands.data:app", "List and show datasets, and make more from recipes and tables."),
     "config": (
-        "umbel.cli.commands.config:app",
+        "umbel.cli.commands.config:explain",
         "Explain the keys of the run config, or the entries of a site's policy.",
     ),
     "init": ("umbel.cli.commands.init:app", "Write a Flower app in a new folder, ready for your model."),
@@ -129,7 +129,7 @@ COMMANDS: Table = {
     "bundle": ("umbel.client.bundle:app", "Print the hash that identifies this umbel, and write its bundle."),
     "server": ("umbel.cli.main:server", "Start the server, sign in to it, and print a run's status."),
     "certs": ("umbel.deploy.certs:app", "Make the certificates, secrets and keys of a server and its sites."),
-    "sign": ("umbel.cli.commands.sign:app", "Sign a run's settings, for sites that list their researchers."),
+    "sign": ("umbel.cli.commands.config:sign_config", "Sign a run's settings, for sites that list their researchers."),
 }
 PANELS = {
     **dict.fromkeys(("run", "plan", "predict", "runs", "data", "config", "init", "doctor", "demo"), "Everyday"),
@@ -142,13 +142,13 @@ RUNS: Table = {
     "list": ("umbel.cli.commands.runs:list_runs", "Print all runs under $UMBEL_HOME/runs, oldest first."),
     "show": ("umbel.cli.commands.runs:show", "Print a run's settings, results and cost in privacy, or several beside."),
     "report": ("umbel.simulation.report:app", "Write a run's report."),
-    "export": ("umbel.cli.commands.export:app", "Write a run's hypotheses as files for other programs."),
+    "export": ("umbel.cli.commands.runs:export", "Write a run's hypotheses as files for other programs."),
     "rm": ("umbel.cli.commands.runs:rm", "Delete the folders of runs permanently."),
 }
 SERVER: Table = {
     "start": ("umbel.deploy.server:start", "Start Flower's SuperLink behind umbel's guard."),
     "status": (
-        "umbel.cli.commands.status:app",
+        "umbel.cli.commands.runs:status",
         "Print a run's round, its sites, why some are missing, and the time left.",
     ),
     "login": ("umbel.deploy.server:login", "Store the operator's secret for a connection of flwr."),
@@ -156,19 +156,22 @@ SERVER: Table = {
 SITE: Table = {
     "start": ("umbel.deploy.node:app", "Start a site's node on one machine: a SuperNode, and umbel's executor."),
     "check": ("umbel.client.commands:check", "Explain a site's configuration, and check it."),
-    "policy": ("umbel.cli.commands.policy:app", "Explain a site's policy in words, and check its file."),
-    "requests": ("umbel.cli.commands.requests:requests", "List the requests that wait for approval."),
-    "approve": ("umbel.cli.commands.requests:approve", "Approve a request."),
-    "refuse": ("umbel.cli.commands.requests:refuse", "Refuse a request."),
+    "policy": ("umbel.cli.commands.site:policy", "Explain a site's policy in words, and check its file."),
+    "requests": ("umbel.cli.commands.site:requests", "List the requests that wait for approval."),
+    "approve": ("umbel.cli.commands.site:approve", "Approve a request."),
+    "refuse": ("umbel.cli.commands.site:refuse", "Refuse a request."),
     "journal": (
-        "umbel.cli.commands.journal:journal",
+        "umbel.cli.commands.site:journal",
         "Check a site's ledger and log, and print what clients have spent.",
     ),
-    "log": ("umbel.cli.commands.log:app", "Print what servers asked, and what the site decided."),
-    "backup": ("umbel.cli.commands.journal:backup", "Copy the ledger and its log, also while the site runs."),
+    "log": ("umbel.cli.commands.site:log", "Print what servers asked, and what the site decided."),
+    "backup": ("umbel.cli.commands.site:backup", "Copy the ledger and its log, also while the site runs."),
 }
 PARTS: Table = {
-    "supernode": ("umbel.deploy.supernode:app", "Start only a site's SuperNode, for an executor in another container."),
+    "supernode": (
+        "umbel.deploy.node:supernode",
+        "Start only a site's SuperNode, for an executor in another container.",
+    ),
     "executor": ("umbel.deploy.executor:command", "Start only a site's executor, which runs the site's own app."),
     "metrics": ("umbel.console.metrics:app", "Print a site's metrics for Prometheus, or serve them."),
     "server-metrics": ("umbel.deploy.metrics:app", "Print a server's metrics for Prometheus, or serve them."),

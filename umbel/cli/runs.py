@@ -22,7 +22,7 @@ from umbel.client.prediction import (
     read_run,
 )
 from umbel.data import Dataset, Schema, digest_of, find_dataset, find_typed, open_dataset
-from umbel.data.manifest import encoded_alike
+from umbel.data.data import encoded_alike
 from umbel.protocol.errors import ConfigError, DatasetError
 from umbel.protocol.flower import log
 from umbel.protocol.plugins import distrust, trust
@@ -233,7 +233,7 @@ def export(
     folder : Path
         Made if it does not exist.
     form : str
-        "safetensors", or "onnx" (`umbel.client.onnx_files`), which needs the extra ``export`` and data from a table: an
+        "safetensors", or "onnx" (`umbel.client.exports`), which needs the extra ``export`` and data from a table: an
         ONNX file takes raw columns and gives the target in its unit.
     client : int or str, optional
         A client of the run's dataset, by its number or name: write its own predictor, as ONNX. No guarantee covers that

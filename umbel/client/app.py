@@ -24,10 +24,9 @@ from umbel.client.personal.keep import models_to_keep, write_models
 from umbel.models.prior import Prior
 from umbel.privacy.gate import secure_sums
 from umbel.privacy.gate.consent import check_admitted, check_allowed, check_strategy
-from umbel.privacy.gate.hypotheses import check_hypotheses
 from umbel.privacy.gate.own_app import RoundGate, local_report, local_result, node_in
 from umbel.privacy.gate.randomness import noise, row_sources, streams
-from umbel.privacy.gate.refusals import guard
+from umbel.privacy.gate.refusals import check_hypotheses, guard
 from umbel.privacy.gate.runs import Runs
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.undisclosed import Some, log_failure, time_limit, undisclosed

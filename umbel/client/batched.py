@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import vmap
 
-from umbel.client.attention import unfused_attention
-from umbel.client.cohort import Cohort, Schedule
+from umbel.client.cohort import Cohort, Schedule, Steps
+from umbel.client.layout import unfused_attention
 from umbel.client.learner import ALL_ROWS, Learner
 from umbel.client.row_gradients import RowGradients, gradients_of
-from umbel.client.steps import Steps
 from umbel.models.model import Parameters
 from umbel.models.networks import Linear, Units
 from umbel.privacy.gate.undisclosed import check_time

@@ -144,13 +144,6 @@ def _disk(ledger: Path) -> str:
 
 
 def _key(path: Path) -> str:
-    _private(path)
-    if stat.S_IMODE(path.stat().st_mode) & 0o077:
-        raise SiteError(f"other users can read the key {path}; close it: chmod 600 {path}", code="site.permissions")
-    return f"a private key; its public half is in {path}.pub"
-
-
-def _private(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = load_ssh_private_key(path.read_bytes(), None)
     except OSError as error:
@@ -161,7 +154,9 @@ def _private(path: Path) -> ec.EllipticCurvePrivateKey:
         ) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise SiteError(f"{path} is no key of an elliptic curve; make one: umbel certs --node NAME", code="site.key")
-    return key
+    if stat.S_IMODE(path.stat().st_mode) & 0o077:
+        raise SiteError(f"other users can read the key {path}; close it: chmod 600 {path}", code="site.permissions")
+    return f"a private key; its public half is in {path}.pub"
 
 
 def _authority(path: Path) -> str:
@@ -209,7 +204,10 @@ def _look(address: str, ca: Path | None) -> _Look:
 
 def connection_fault(address: str, error: Exception) -> SiteError:
     """Return the error for a server that cannot be reached."""
-    if isinstance(cause := _cause(error), ssl.SSLCertVerificationError):
+    cause: BaseException = error
+    while before := cause.__cause__ or cause.__context__:
+        cause = before
+    if isinstance(cause, ssl.SSLCertVerificationError):
         remedy = "use the operator's ca.crt and a name that the certificate has"
         if cause.verify_code == _EXPIRED:
             remedy = "check this machine's clock, and have the operator renew it: umbel certs, then restart the server"
@@ -226,13 +224,6 @@ def _context(ca: Path) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=str(ca))
     except OSError:  # an error of SSL is one too
         raise SiteError(f"{ca} holds no certificate; get ca.crt from the operator", code="site.certificate") from None
-
-
-def _cause(error: BaseException) -> BaseException:
-    """Return the first error of a chain."""
-    while before := error.__cause__ or error.__context__:
-        error = before
-    return error
 
 
 def _server(address: str, look: _Look) -> str:

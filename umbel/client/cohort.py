@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from umbel.data import Dataset, held_out
+from umbel.models.model import Parameters
 from umbel.models.optimizers import PLAIN, Descent
 from umbel.protocol.release import RowPrivacy
 
@@ -231,3 +233,43 @@ def _send(rows: NDArray[Any], device: torch.device) -> Tensor:
     """Return rows on a device. A GPU copies them from pinned memory by itself."""
     tensor = torch.from_numpy(rows)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+class Steps:
+    """Steps of some clients by an optimizer other than plain descent, which starts with an empty state.
+
+    One optimizer has the parameters of all clients, and a separate state for each client. A client without a gradient
+    does not change.
+
+    The trained parameters of each of `clients` change in place. The proximal term concerns the `shared` parameters.
+    """
+
+    def __init__(
+        self, descent: Descent, step_size: float, clients: Sequence[Parameters], shared: Collection[str]
+    ) -> None:
+        self._descent, self._clients = descent, clients
+        self._optimizer = descent.make((value for own in clients for value in own.values()), step_size)
+        self._anchors: list[Parameters] = [
+            {name: value.detach().clone() for name, value in own.items() if descent.proximal and name in shared}
+            for own in clients
+        ]
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[Mapping[str, Tensor] | None]) -> None:
+        """Make a step along the gradient of each client; a client with None stays unchanged."""
+        for own, anchors, gradient in zip(self._clients, self._anchors, gradients, strict=True):
+            for name, value in own.items():
+                value.grad = None if gradient is None else gradient[name]
+                if value.grad is not None and name in anchors:
+                    value.grad = value.grad.add(value - anchors[name], alpha=self._descent.proximal)
+            if gradient is not None and self._descent.clip_gradient:
+                torch.nn.utils.clip_grad_norm_(list(own.values()), self._descent.clip_gradient)
+        self._optimizer.step()
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed PyTorch's own generators, from which layers draw, inside the block; restore their state afterwards."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield

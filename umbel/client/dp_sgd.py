@@ -8,9 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from umbel.client.cohort import Cohort, LocalUpdate
+from umbel.client.cohort import Cohort, LocalUpdate, Steps
 from umbel.client.row_gradients import RowGradients
-from umbel.client.steps import Steps
 from umbel.models.model import Parameters
 from umbel.privacy.gate.randomness import RowSource
 from umbel.privacy.gate.undisclosed import check_time

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from umbel.models.fit import look
 from umbel.models.model import Model
@@ -35,3 +37,15 @@ def _channels_last(value: Tensor) -> Tensor:
 
 def _as_it_is(value: Tensor) -> Tensor:
     return value
+
+
+@contextmanager
+def unfused_attention() -> Iterator[None]:
+    """Have PyTorch compute attention in single steps: vmap takes fused ones apart, one client after the other."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)

@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from umbel.client import dp_sgd
-from umbel.client.cohort import Cohort, LocalUpdate, Schedule
+from umbel.client.cohort import Cohort, LocalUpdate, Schedule, seeded
 from umbel.client.row_gradients import RowGradients, gradients_of
-from umbel.client.steps import seeded
 from umbel.models.fit import CPU_CHUNK_BYTES, Look, look, one_line, training_bytes
 from umbel.models.model import Model, Parameters
 from umbel.privacy.gate.randomness import RowSource
@@ -286,7 +285,7 @@ class Learner(ABC):
 
     def _scoring_bytes(self, cohort: Cohort, k: int) -> NDArray[np.int64]:
         """Return the memory for each client while k hypotheses are scored together."""
-        return cohort.lengths * (4 * k * self._activations(cohort))
+        return cohort.lengths * (4 * k * self._look(cohort).activations)
 
     def _chunk_bytes(self) -> int:
         if self.device.type != "cuda":
@@ -298,9 +297,6 @@ class Learner(ABC):
         while limit > free > 0:
             limit /= 2
         return int(limit)
-
-    def _activations(self, cohort: Cohort) -> int:
-        return self._look(cohort).activations
 
     def _look(self, cohort: Cohort) -> Look:
         return look(self.model, tuple(cohort.features.shape[1:]))

@@ -7,7 +7,7 @@ the ledger, so that they survive a restart of the node.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -104,29 +104,19 @@ class LocalParameters:
         self._save()
 
     def _load(self) -> Arrays:
-        if self._file is not None:
-            return self._load_file(self._file) if self._file.exists() else {}
-        found = record_in(self._state, _RECORD, ArrayRecord) if _RECORD in self._state else None
-        return {} if found is None else dict(from_array_record(found))
-
-    def _load_file(self, path: Path) -> Arrays:
-        with safe_open(path, "np") as file:
+        if self._file is None:
+            found = record_in(self._state, _RECORD, ArrayRecord) if _RECORD in self._state else None
+            return {} if found is None else dict(from_array_record(found))
+        if not self._file.exists():
+            return {}
+        with safe_open(self._file, "np") as file:
             names, about = file.keys(), file.metadata() or {}
             kept: Arrays = {name: file.get_tensor(name) for name in names}
-        if _HIDDEN in kept and kept[_HIDDEN].any() and not self._charged(about):
-            kept[_HIDDEN] = np.zeros_like(kept[_HIDDEN])
+        if _HIDDEN in kept and kept[_HIDDEN].any():
+            number, hashed = (about.get(key, "") for key in _CHARGE)
+            if self._ledger is None or not hashed or not has_charge(self._ledger, int(number), hashed):
+                kept[_HIDDEN] = np.zeros_like(kept[_HIDDEN])
         return kept
-
-    def _last_charge(self) -> dict[str, str]:
-        """Return number and hash of the ledger's last charge; empty without a ledger."""
-        if self._ledger is None or not self._ledger.exists():
-            return {}
-        return dict(zip(_CHARGE, map(str, Store(self._ledger).hash_of()), strict=True))
-
-    def _charged(self, about: Mapping[str, str]) -> bool:
-        """Return whether the ledger has the charge that a file names."""
-        number, hashed = (about.get(key, "") for key in _CHARGE)
-        return self._ledger is not None and bool(hashed) and has_charge(self._ledger, int(number), hashed)
 
     def _save(self) -> None:
         kept = {_CLIENTS: self._clients, _HIDDEN: self._hidden, **self._values}
@@ -137,7 +127,9 @@ class LocalParameters:
         # Only the site may read them, as with the ledger.
         for folder in (self._file.parent.parent, self._file.parent):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        about = self._last_charge() if self._hidden.any() else None
+        about = None
+        if self._hidden.any() and self._ledger is not None and self._ledger.exists():
+            about = dict(zip(_CHARGE, map(str, Store(self._ledger).hash_of()), strict=True))
         write_atomically(self._file, safetensors.numpy.save(kept, about), private=True)
         if new:
             _forget_old_runs(self._file)

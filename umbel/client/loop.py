@@ -10,10 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from umbel.client.cohort import Cohort, LocalUpdate, Schedule
+from umbel.client.cohort import Cohort, LocalUpdate, Schedule, Steps, seeded
 from umbel.client.layout import arrangement
 from umbel.client.learner import Learner
-from umbel.client.steps import Steps, seeded
 from umbel.models.model import Parameters
 from umbel.privacy.gate.undisclosed import check_time
 

@@ -20,8 +20,8 @@ from umbel.client.learner import Learner, best_hypothesis
 from umbel.client.personal import Own, make_own
 from umbel.client.trial import try_out
 from umbel.data import Dataset, Manifest
+from umbel.data.data import encoded_alike
 from umbel.data.files import read_manifest_of_run
-from umbel.data.manifest import encoded_alike
 from umbel.models.fit import misfit
 from umbel.models.model import Model
 from umbel.models.optimizers import descent_of

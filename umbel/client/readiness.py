@@ -65,8 +65,11 @@ class Readiness:
         try:
             site_log = SiteLog(beside(self._ledger))
             site = self._site and self._site()
-            if site:
-                _check_data(site)
+            data = site and site.data_path
+            if site and data and not (site.policy.reader or site.policy.app or data.exists()):
+                # As where a disk is not mounted; a site's own reader may need no file.
+                text = f"there are no data at {data}; mount their disk, or set data-path"
+                return SiteError(text, code="site.no-data")
             # Once the site has answered, a ledger that is gone is a lost one.
             if site and not self._ledger.exists() and may_begin(site, self._ledger):
                 site_log.reserve.look()
@@ -88,13 +91,6 @@ class Readiness:
             text = f"this user cannot write beside the ledger {self._ledger}: {error}; make it the owner: chown"
             return SiteError(text, code="site.permissions")
         return None
-
-
-def _check_data(site: Site) -> None:
-    """Raise if the site's data are gone, as where a disk is not mounted; a site's own reader may need no file."""
-    path, policy = site.data_path, site.policy
-    if path and not (policy.reader or policy.app or path.exists()):
-        raise SiteError(f"there are no data at {path}; mount their disk, or set data-path", code="site.no-data")
 
 
 def check_usable(*paths: Path) -> None:

@@ -21,9 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from umbel.client.attention import unfused_attention
-from umbel.client.layout import arrangement
-from umbel.client.steps import seeded
+from umbel.client.cohort import seeded
+from umbel.client.layout import arrangement, unfused_attention
 from umbel.models.fit import look
 from umbel.models.model import Model, Parameters
 from umbel.protocol.errors import ModelError

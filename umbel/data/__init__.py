@@ -14,10 +14,9 @@ Folders are memory-mapped, so that the cost depends on the clients that are read
 clients come first, validation clients after them.
 """
 
-from umbel.data.data import Dataset, check, held_out, offsets_of
+from umbel.data.data import Dataset, Manifest, check, held_out, offsets_of
 from umbel.data.files import check_out, write_dataset, write_leaf
 from umbel.data.find import BUNDLED, digest_of, find_dataset, find_typed, open_dataset, read_manifest
-from umbel.data.manifest import Manifest
 from umbel.data.schema import Column, Schema
 from umbel.protocol.errors import DatasetError
 

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from umbel.data.data import Dataset, as_array, check, offsets_of
-from umbel.data.manifest import Manifest, check_printable
+from umbel.data.data import Dataset, Manifest, as_array, check, check_printable, offsets_of
 from umbel.protocol.errors import DatasetError
 from umbel.protocol.home import make_folder, special_file, sync, told_if_full, write_atomically
 

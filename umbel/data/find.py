@@ -20,9 +20,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 
-from umbel.data.data import Dataset, check
+from umbel.data.data import Dataset, Manifest, check
 from umbel.data.files import open_folder, open_leaf, read_json
-from umbel.data.manifest import Manifest
 from umbel.protocol.errors import DatasetError
 from umbel.protocol.home import umbel_home
 

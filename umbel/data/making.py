@@ -9,9 +9,8 @@ from typing import Annotated
 
 import typer
 
-from umbel.data.data import Dataset
+from umbel.data.data import Dataset, Manifest
 from umbel.data.files import check_out, write_dataset, write_leaf
-from umbel.data.manifest import Manifest
 from umbel.protocol.cli import errors_in_one_line
 from umbel.protocol.errors import DatasetError
 from umbel.protocol.home import umbel_home

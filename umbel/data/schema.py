@@ -275,7 +275,7 @@ class Schema(Entries):
 
     @property
     def units(self) -> dict[str, Any]:
-        """Units of stored numbers, for a manifest (`umbel.data.manifest.Manifest.units`)."""
+        """Units of stored numbers, for a manifest (`umbel.data.data.Manifest.units`)."""
         what = {"categories": self.target.classes} if self.target.classes else {"scale": self.target.scale}
         target: dict[str, Any] = {"name": self.target.name, "unit": self.target.unit, **what}
         return {"target": target, "features": [one for column in self.features for one in column.stored]}

@@ -22,9 +22,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from umbel.data.data import Dataset, check, offsets_of
+from umbel.data.data import Dataset, Manifest, check, offsets_of
 from umbel.data.hints import Syntax
-from umbel.data.manifest import Manifest
 from umbel.data.schema import OTHER, Column, Schema, repeated
 from umbel.protocol.errors import DatasetError, SiteError
 from umbel.protocol.words import count_of

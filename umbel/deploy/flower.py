@@ -344,7 +344,7 @@ def _more_than(most: int, tree: Any) -> bool:
 
 
 class Link(Protocol):
-    """A node's reactions to its calls to the server; see `umbel.deploy.link.Link`."""
+    """A node's reactions to its calls to the server; see `umbel.deploy.node.Link`."""
 
     def works(self) -> None:
         """Note a call that the server answered."""

@@ -17,7 +17,7 @@ from umbel.privacy.gate.randomness import SecureGenerator
 from umbel.privacy.mechanisms.choice import OWN, draw
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ConfigError, OutOfTime, ProtocolError
-from umbel.protocol.prices import MAX_CHOICE_EPSILON
+from umbel.protocol.release import MAX_CHOICE_EPSILON
 
 Loss = Callable[[ArrayRecord, Context], float]
 """The loss of one model on the client's own rows."""

@@ -143,7 +143,11 @@ class Gate:
                     f"an app behind umbel's gate answers to train and evaluate, not to {what[:50]!r}",
                     code="refused.message-type",
                 )
-            name, sent = _sent(msg.content)
+            name, record = _only(msg.content, ArrayRecord)
+            if name.startswith(("fitins", "evaluateins")):
+                text = "the app is a NumPyClient; umbel.Gate is for the Message API"
+                raise Refused(text, code="refused.numpy-client")
+            sent = from_array_record(record)
             k = hypotheses_in(msg.content)
             if k and self._choose is None:
                 text = "the message has several hypotheses: give umbel.Gate a loss to choose by, choose=loss"
@@ -273,14 +277,6 @@ def _check_fit(site: Site) -> None:
             raise SiteError(f"{key} works only in umbel's own app; leave it out", code="site.not-here")
     if policy.role is Role.SPLIT:
         raise SiteError("role split is for umbel's own datasets; set role to train or validation", code="site.role")
-
-
-def _sent(content: RecordDict) -> tuple[str, Arrays]:
-    """Return the only record of arrays in a message, and its name."""
-    name, record = _only(content, ArrayRecord)
-    if name.startswith(("fitins", "evaluateins")):
-        raise Refused("the app is a NumPyClient; umbel.Gate is for the Message API", code="refused.numpy-client")
-    return name, from_array_record(record)
 
 
 def _only(content: RecordDict, kind: type[Any]) -> tuple[str, Any]:

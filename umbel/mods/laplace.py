@@ -21,7 +21,7 @@ from umbel.privacy.mechanisms.sanitise import check_noise, columns_of, min_radiu
 from umbel.protocol.arrays import flatten
 from umbel.protocol.errors import ConfigError, Refused
 from umbel.protocol.model_record import ModelRecord
-from umbel.protocol.prices import exact, quotient
+from umbel.protocol.release import exact, quotient
 
 _FLOOR = 0.01  # smallest norm to which the noise is scaled, where that is the update's own
 _NORMS = "umbel-norms"  # in the node's own state

@@ -11,9 +11,9 @@ from flwr.app import Message
 
 from umbel.nodes.transport import Transport
 from umbel.nodes.words import Names
-from umbel.protocol.durations import in_time
 from umbel.protocol.flower import ErrorCode, log
 from umbel.protocol.polling import pause
+from umbel.protocol.words import in_time
 
 # Number of messages without a reply to remember, from rounds that are over.
 _REMEMBERED = 1000

@@ -32,7 +32,6 @@ from umbel.nodes.transport import transport_of
 from umbel.nodes.words import Names, code_in, told
 from umbel.protocol.arrays import Arrays, Labels, Matrix, Vectors, as_matrix
 from umbel.protocol.clients import ClientInRun, ClientOnNode
-from umbel.protocol.durations import at_time, in_time
 from umbel.protocol.errors import FleetError
 from umbel.protocol.flower import ErrorCode, log
 from umbel.protocol.messages import (
@@ -51,6 +50,7 @@ from umbel.protocol.release import ReleaseBy
 from umbel.protocol.releases import Releases, Scores, Sums, Total
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import EvaluationSpec, Hosting, TrainingSpec
+from umbel.protocol.words import at_time, in_time
 
 # Keys that separate the server's draws for different purposes.
 _SAMPLE_TRAIN, _SAMPLE_VALIDATION = 1, 2
@@ -178,7 +178,7 @@ class Fleet:
         if clients is None:
             clients = self._draw(roster, round)
         placed, self.task = roster.place(TRAIN, clients), task
-        self.sent, packed = self._open(hypotheses)
+        self.sent, packed = self.opened(hypotheses)
         rows = None if task.release_by is ReleaseBy.CLIENT else len(next(iter(self.sent.values())))
         self._training = _asked(clients, placed, roster.names, task.disclose_choice, rows)
         self._furthest = furthest(task, as_matrix(self.sent), self.run.limits.update_norm)
@@ -264,7 +264,7 @@ class Fleet:
             return []
         placed = roster.place(VALIDATION, clients)
         self._evaluation = _asked(clients, placed, roster.names)
-        _, packed = self._open(hypotheses)
+        _, packed = self.opened(hypotheses)
         asked = {node: task.asking(round, locals_) for node, (_, locals_) in placed.items()}
         return [
             Message(round_request(packed, evaluation=one), node, "evaluate", group_id=group or str(round))
@@ -277,15 +277,11 @@ class Fleet:
         self._remember(record, hypotheses)
         return record
 
-    def arrays_in(self, record: ArrayRecord) -> Arrays:
-        """Return the hypotheses in a record of `record`, or another."""
-        return self._open(record)[0]
-
     def _remember(self, record: ArrayRecord, hypotheses: Arrays) -> None:
         packed = pack(hypotheses)
         self._opened = dict(record.items()), unpack(packed), packed
 
-    def _open(self, hypotheses: ArrayRecord) -> tuple[Arrays, ArrayRecord]:
+    def opened(self, hypotheses: ArrayRecord) -> tuple[Arrays, ArrayRecord]:
         """Return the hypotheses as arrays and as they travel; done once for a round's training and evaluation."""
         known = self._opened[0]
         # Compared by arrays: a strategy may put others into the same record.
@@ -513,10 +509,11 @@ class Fleet:
         if self.run.quorum >= 1:
             return False
         own = [answer for answer in answers if answer.kind != "query" and not answer.reply.has_error()]
-        for part, (asked, count) in enumerate(((self._training, _released), (self._evaluation, _reported))):
+        counts = (self._training, number_released), (self._evaluation, number_reported)
+        for part, (asked, count) in enumerate(counts):
             if asked is None or not any(asks(message.content)[part] for message in messages):
                 continue
-            if sum(count(one, asked) for one in own) < self.run.quorum * len(asked.clients):
+            if sum(_counted(count, one, asked) for one in own) < self.run.quorum * len(asked.clients):
                 return False
         return True
 
@@ -557,20 +554,12 @@ def _asked(
     return Asked(clients, positions, disclose, rows, names)
 
 
-def _released(answer: Answer, asked: Asked) -> int:
-    """Return how many of the clients asked to train have released, according to a reply."""
+def _counted(count: Callable[..., int], answer: Answer, asked: Asked) -> int:
+    """Return how many of the asked clients have released, or reported, according to a reply."""
+    rows = () if asked.rows is None else (asked.rows,)
     try:
-        return number_released(answer.reply.content, len(asked.positions.get(answer.node, ())), asked.rows)
+        return count(answer.reply.content, len(asked.positions.get(answer.node, ())), *rows)
     except Exception:  # it is read once more after the round, and then the reason is logged
-        return 0
-
-
-def _reported(answer: Answer, asked: Asked) -> int:
-    """Return how many of the clients asked to report have scores in a reply."""
-    number = len(asked.positions.get(answer.node, ()))
-    try:
-        return number_reported(answer.reply.content, number)
-    except Exception:  # as above
         return 0
 
 

@@ -18,14 +18,13 @@ from umbel.nodes.exchange import Answer, Exchange
 from umbel.nodes.presence import Absence, NodeState, Presence
 from umbel.nodes.words import PASSING, Names, code_in, moves, told
 from umbel.protocol.clients import ClientOnNode
-from umbel.protocol.durations import at_time
 from umbel.protocol.errors import ConfigError, FleetError, ProtocolError
 from umbel.protocol.flower import log
 from umbel.protocol.messages import hosting_in, query
 from umbel.protocol.polling import pause
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import Hosting
-from umbel.protocol.words import count_of
+from umbel.protocol.words import at_time, count_of
 
 TRAIN, VALIDATION = "training", "validation"
 MORE_NODES = "umbel run --nodes, or num-supernodes in Flower's --federation-config"

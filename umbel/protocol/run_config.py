@@ -12,8 +12,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from umbel.protocol.errors import ConfigError, ProtocolError
 from umbel.protocol.plugins import distrust, parse_options
-from umbel.protocol.prices import MAX_CHOICE_EPSILON
-from umbel.protocol.release import LAPLACE, Clipping, ClipSchedule, NoisePer, Protect, Release
+from umbel.protocol.release import LAPLACE, MAX_CHOICE_EPSILON, Clipping, ClipSchedule, NoisePer, Protect, Release
 from umbel.protocol.rules import Settings
 from umbel.protocol.signatures import SIGNATURE
 from umbel.protocol.tasks import TrainingSpec
@@ -93,7 +92,7 @@ class RunConfig(Settings):
         "observers": "Watching",
         "min-nodes": "Waiting",
     }
-    """Titles of the sections of pyproject.toml's table, by first key (`umbel.protocol.pyproject`)."""
+    """Titles of the sections of pyproject.toml's table, by first key (`tools/defaults.py`)."""
 
     strategy: str = Field(
         "group-privacy",

@@ -13,15 +13,16 @@ from flwr.app import ConfigRecord, MetricRecord
 from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.flower import filled
-from umbel.protocol.prices import MAX_CHOICE_EPSILON, exact
 from umbel.protocol.release import (
     LAPLACE,
+    MAX_CHOICE_EPSILON,
     Clipping,
     ClipSchedule,
     NoisePer,
     Release,
     ReleaseBy,
     RowPrivacy,
+    exact,
     participation,
 )
 

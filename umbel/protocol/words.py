@@ -1,6 +1,8 @@
-"""Numbers of things in words, for logs, errors and reports."""
+"""Numbers, durations and times in words, for logs, errors and reports."""
 
 from __future__ import annotations
+
+import time
 
 
 def count_of(number: int, one: str, many: str = "") -> str:
@@ -11,3 +13,18 @@ def count_of(number: int, one: str, many: str = "") -> str:
 def one_line(text: str) -> str:
     """Return text that may be another's, with escapes for all that would begin a line or act on a terminal."""
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
+def in_time(seconds: float) -> str:
+    """Return a duration as text, in its two largest units."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def at_time(seconds: float) -> str:
+    """Return a time, in seconds since 1970, as text: the date and the minute on this machine's clock."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))

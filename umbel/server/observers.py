@@ -15,11 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umbel.protocol.arrays import Arrays
-from umbel.protocol.durations import in_time
 from umbel.protocol.errors import FleetError, UmbelError
 from umbel.protocol.flower import log
 from umbel.protocol.home import LAST_ROOM, LEAST_ROOM, check_room
-from umbel.protocol.words import count_of
+from umbel.protocol.words import count_of, in_time
 from umbel.server.history import State, collapsed, last_rounds
 from umbel.server.observer import Observer, Run, load_observers
 from umbel.server.report.alarms import why_collapsed

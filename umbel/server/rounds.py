@@ -27,7 +27,7 @@ from umbel.protocol.flower import log
 from umbel.protocol.records import to_array_record
 from umbel.protocol.releases import Scores
 from umbel.protocol.words import count_of
-from umbel.server.history import Round, State
+from umbel.server.history import Round
 from umbel.server.observer import Observer, Run
 from umbel.server.setup import Setup
 from umbel.strategies.base import Outcome
@@ -172,7 +172,11 @@ class _Rounds(Stop):
         self._evaluated = True
         self._scores = None if metrics is None else _scores_in(metrics)
         if self._scores is not None:
-            _keep_best(state, self._scores.loss, round + 1)
+            if self._scores.loss < state.best_loss:
+                state.best, state.best_loss, state.stale = state.hypotheses, self._scores.loss, 0
+                state.best_round = round + 1
+            else:
+                state.stale += 1
             if self._begun is not None and 0 < patience <= state.stale:
                 state.stopped = f"no better hypotheses in {count_of(patience, 'validation')}"
         else:
@@ -183,7 +187,7 @@ class _Rounds(Stop):
     def after_train(self, round: int, arrays: ArrayRecord, metrics: MetricRecord | None) -> None:
         """Take the round's outcome from the strategy; of one that keeps none, from what it returned."""
         known, counts = self.run.strategy.history, cast(dict[str, Any], metrics or {})
-        following = None if arrays is self._begun else self.run.fleet.arrays_in(arrays)
+        following = None if arrays is self._begun else self.run.fleet.opened(arrays)[0]
         if known and known[-1].round == round:
             self._outcome = replace(known[-1], following=following)
             return
@@ -275,11 +279,3 @@ def _median(spent: NDArray[np.int64]) -> float:
         return 0.0
     upto = np.cumsum(np.bincount(spent))  # whole numbers, and few different ones
     return float(upto.searchsorted([(len(spent) - 1) // 2, len(spent) // 2], side="right").mean())
-
-
-def _keep_best(state: State, loss: float, number: int) -> None:
-    """Keep the hypotheses that were just evaluated if they are the best so far."""
-    if loss < state.best_loss:
-        state.best, state.best_loss, state.best_round, state.stale = state.hypotheses, loss, number, 0
-    else:
-        state.stale += 1

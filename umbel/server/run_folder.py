@@ -220,7 +220,11 @@ class RunFolder:
         # The comparison makes this quick if few of very many clients have released.
         clients = np.flatnonzero(participations != 0)
         often = participations[clients].tolist()
-        spent = {times: f"{times},{_spent(release, times)}" for times in set(often)}
+        cost, spent = pure_cost(release), {}
+        for times in set(often):
+            figures = (cost * times, release.paper_spend(times))
+            words = ("none" if value == math.inf else f"{float(value):.10g}" for value in figures)
+            spent[times] = f"{times},{','.join(words)}"
         # One format string for all rows, tens of thousands in a long run, takes half the time of one for each.
         values: list[Any] = [None] * (2 * len(often))
         values[::2], values[1::2] = clients.tolist(), [spent[times] for times in often]
@@ -379,11 +383,11 @@ class RunFolder:
 
     def read_kept(self) -> Arrays:
         """Return the strategy's state after the last round; errors as for `read`."""
-        return _kept(self._arrays("latest"))
+        return _kept(self._opened("latest")[0])
 
     def read_best(self) -> Arrays:
         """Return the best hypotheses; errors as for `read`."""
-        return self._arrays("hypotheses")
+        return self._opened("hypotheses")[0]
 
     def write_nodes(self, nodes: Sequence[tuple[int, Hosting]]) -> None:
         """Save the nodes and their accounts, in the order in which their clients are numbered."""
@@ -400,9 +404,6 @@ class RunFolder:
 
     def _text(self, name: str) -> str:
         return (self.path / name).read_text(encoding="utf-8")
-
-    def _arrays(self, name: str) -> Arrays:
-        return self._opened(name)[0]
 
     def _opened(self, name: str) -> tuple[Arrays, dict[str, str]]:
         """Return arrays and metadata of the same version of a file: a run replaces it while others read."""
@@ -455,13 +456,6 @@ def _digest(arrays: Arrays, rounds: str) -> str:
         digest.update(f"{name} {value.dtype} {value.shape}".encode())
         digest.update(np.ascontiguousarray(value).data)
     return digest.hexdigest()
-
-
-def _spent(release: Release, times: int) -> str:
-    """Return pure epsilon and paper's budget of so many releases."""
-    cost = pure_cost(release)
-    epsilon, paper = cost * times, release.paper_spend(times)
-    return ",".join("none" if value == math.inf else f"{float(value):.10g}" for value in (epsilon, paper))
 
 
 def _kept(latest: Arrays) -> Arrays:

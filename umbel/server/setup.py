@@ -145,7 +145,10 @@ class Setup:
             )
         try:
             check_hypotheses(found, self.model.shapes, MAX_HYPOTHESES)
-            _check_length(found)
+            longest, most = (flatten(found) ** 2).sum(axis=1).max(), np.finfo(np.float32).max
+            if longest > most:  # training computes with such squares
+                text = f"a hypothesis has norm {longest**0.5:.2g}, and computing with norms above"
+                raise ValueError(f"{text} {most**0.5:.2g} overflows")
         except ValueError as error:
             raise ConfigError(
                 f"start-from: no run can start from the content of {path}: {error}; name another run",
@@ -201,15 +204,6 @@ def check_hypotheses(hypotheses: Arrays, shapes: Mapping[str, tuple[int, ...]], 
             raise ValueError(f"{name} of the hypotheses is {value.dtype}, not float32")
         if not all_finite(value):
             raise ValueError(f"{name} of the hypotheses is not finite")
-
-
-def _check_length(hypotheses: Arrays) -> None:
-    """Raise `ValueError` for vectors whose squared length is no float32: training computes with such squares."""
-    longest, most = (flatten(hypotheses) ** 2).sum(axis=1).max(), np.finfo(np.float32).max
-    if longest > most:
-        raise ValueError(
-            f"a hypothesis has norm {longest**0.5:.2g}, and computing with norms above {most**0.5:.2g} overflows"
-        )
 
 
 def _open(run: RunConfig) -> Dataset | None:

@@ -133,18 +133,6 @@ def in_this_process(values: Mapping[str, Any], nodes: int = 1, baselines: bool =
     if nodes < 1:
         raise ConfigError(f"a simulation has at least 1 node, not {nodes}", code="config.nodes")
     check(values)
-    _make_home()
-    # Errors are reported before these imports.
-    from umbel.simulation import in_process
-
-    if not baselines:
-        return in_process.run(values, nodes)
-    from umbel.simulation.worth import Appraisal
-
-    return in_process.run(values, nodes, [Appraisal()])
-
-
-def _make_home() -> None:
     home = home_of_runs()
     try:
         make_folder(home)
@@ -153,6 +141,14 @@ def _make_home() -> None:
         raise ConfigError(text, code="config.home") from None
     if not os.access(home, os.W_OK):
         raise ConfigError(f"{home} cannot be written to; set UMBEL_HOME to a folder of yours", code="config.home")
+    # Errors are reported before these imports.
+    from umbel.simulation import in_process
+
+    if not baselines:
+        return in_process.run(values, nodes)
+    from umbel.simulation.worth import Appraisal
+
+    return in_process.run(values, nodes, [Appraisal()])
 
 
 def _dataset_of(name: str) -> str | None:

@@ -266,14 +266,9 @@ def _save(spec: Spec, finished: Finished | None, error: str, folder: Path, task:
     document = {"made_by": by, "config": spec.config, "measures": finished.measures}
     write_atomically(path / RESULT, json.dumps(document, indent=1).encode())
     failure.unlink(missing_ok=True)
-    _forget(finished)
-    return Result(spec, finished.measures, path, code=by["code"])
-
-
-def _forget(finished: Finished) -> None:
-    """Remove what a run would need to resume."""
-    if finished.saved_in is not None:
+    if finished.saved_in is not None:  # what the run would need to resume
         shutil.rmtree(finished.saved_in, ignore_errors=True)
+    return Result(spec, finished.measures, path, code=by["code"])
 
 
 def _read(spec: Spec, folder: Path, task: Task, keep: bool) -> Result | None:

@@ -313,19 +313,14 @@ class HypothesisStrategy(Strategy):
                 longest[j] = distances(vectors, hypotheses[j], rows).max()
             self.nodes.look(self.state, vectors, labels, hypotheses)
             moved = np.asarray(self.reshape(round, moved, hypotheses, vectors, labels))
-            self._check_shape(moved, hypotheses)
+            n, least, most = hypotheses.shape[1], 1 if self.may_resize else k, max(k, self.hypotheses)
+            if moved.ndim != 2 or moved.shape[1] != n or not least <= len(moved) <= most:
+                text = f"{type(self).__name__}.reshape must return {least} to {most} hypotheses of {n} parameters"
+                raise ConfigError(f"{text}, not an array of shape {moved.shape}", code="config.reshape")
             following = moved_to(moved, sent, round)
         drawn = vectors.astype(np.float64) if vectors.shape[1] == _DRAWN else None
         asked, lost = releases.asked, releases.lost_nodes
         return Outcome(round, releases.clients, labels, counts, drawn, asked, lost, following, longest)
-
-    def _check_shape(self, moved: Matrix, hypotheses: Matrix) -> None:
-        """Raise unless there are as many hypotheses as before, or as many as the strategy says that there may be."""
-        k, n = hypotheses.shape
-        least, most = 1 if self.may_resize else k, max(k, self.hypotheses)
-        if moved.ndim != 2 or moved.shape[1] != n or not least <= len(moved) <= most:
-            text = f"{type(self).__name__}.reshape must return {least} to {most} hypotheses of {n} parameters"
-            raise ConfigError(f"{text}, not an array of shape {moved.shape}", code="config.reshape")
 
     def reshape(self, round: int, moved: Matrix, hypotheses: Matrix, releases: Vectors, labels: Labels) -> Matrix:
         """Return the next hypotheses (l, n); l may differ from k, up to the `hypotheses` of the run.
@@ -340,14 +335,6 @@ class HypothesisStrategy(Strategy):
             From `assign`.
         """
         return moved if self.how_many is None else self.how_many.look(self.state, round, moved, hypotheses, labels)
-
-    def _check_state(self) -> None:
-        """Raise unless the run's folder can keep the state."""
-        for name, value in self.state.items():
-            kind = value.dtype if isinstance(value, np.ndarray | np.generic) else type(value).__name__
-            if kind not in _KEPT or not isinstance(name, str):
-                text = f"{type(self).__name__}.state must hold arrays of numbers by name, so that a run can resume"
-                raise ConfigError(f"{text}; {name!r} is of type {kind}", code="config.state")
 
     # --- Flower's methods
 
@@ -393,7 +380,11 @@ class HypothesisStrategy(Strategy):
         """
         self.nodes = nodes or self.nodes
         if first_round == 1:
-            self._check_number(initial_arrays)
+            k = number_in(initial_arrays)
+            self.hypotheses = self.hypotheses or k
+            if k != self.first_hypotheses and not self.may_resize:
+                text = f"{type(self).__name__} trains {self.first_hypotheses} hypotheses, but the first arrays hold {k}"
+                raise ConfigError(f"{text}; make as many, or leave hypotheses out", code="config.hypotheses")
         known, self.may_differ = self.may_differ, True
         try:
             return run_rounds(
@@ -402,14 +393,6 @@ class HypothesisStrategy(Strategy):
             )  # fmt: skip
         finally:
             self.may_differ = known
-
-    def _check_number(self, arrays: ArrayRecord) -> None:
-        """Take k from the first hypotheses; raise `ConfigError` if the strategy has another."""
-        k = number_in(arrays)
-        self.hypotheses = self.hypotheses or k
-        if k != self.first_hypotheses and not self.may_resize:
-            text = f"{type(self).__name__} trains {self.first_hypotheses} hypotheses, but the first arrays hold {k}"
-            raise ConfigError(f"{text}; make as many, or leave hypotheses out", code="config.hypotheses")
 
     @property
     def merges(self) -> bool:
@@ -454,7 +437,11 @@ class HypothesisStrategy(Strategy):
         self, outcome: Outcome, metrics: Mapping[str, Any] | None = None
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Keep the outcome of a round, and return it as `aggregate_train` does."""
-        self._check_state()
+        for name, value in self.state.items():
+            kind = value.dtype if isinstance(value, np.ndarray | np.generic) else type(value).__name__
+            if kind not in _KEPT or not isinstance(name, str):
+                text = f"{type(self).__name__}.state must hold arrays of numbers by name, so that a run can resume"
+                raise ConfigError(f"{text}; {name!r} is of type {kind}", code="config.state")
         self.history.append(outcome)
         counts = {"asked": outcome.asked, "releases": len(outcome.clients), "lost-nodes": outcome.lost_nodes}
         told = MetricRecord({**(metrics or {}), **counts, "groups": outcome.counts.tolist()})

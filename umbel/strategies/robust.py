@@ -9,7 +9,7 @@ import numpy as np
 
 from umbel.protocol.arrays import Labels, Matrix, Vectors, distances, in_blocks
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.prices import exact
+from umbel.protocol.release import exact
 from umbel.strategies.group_privacy import GroupPrivacy, nearest
 
 if TYPE_CHECKING:

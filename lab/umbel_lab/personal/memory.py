@@ -17,8 +17,7 @@ from torch import Tensor
 from umbel.client.cohort import Cohort
 from umbel.client.learner import Learner
 from umbel.client.personal.calibrate import numbers
-from umbel.client.personal.own import FACTOR, OFFSET, WEIGHTS, Own, mixed, row_scores, sums
-from umbel.client.personal.task import Task
+from umbel.client.personal.own import FACTOR, OFFSET, WEIGHTS, Own, Task, mixed, row_scores, sums
 from umbel.models.losses import Loss, Score
 from umbel.models.model import Model
 from umbel.privacy.gate.undisclosed import check_time

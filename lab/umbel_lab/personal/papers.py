@@ -9,8 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from umbel.client.personal.own import Own
-from umbel.client.personal.task import Task
+from umbel.client.personal.own import Own, Task
 from umbel.client.personal.tune import tuned, wide
 
 PROXIMAL = 0.1

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from umbel.cli.main import app
-from umbel.console.explained import explained
+from umbel.console.page import explained
 from umbel.privacy.gate.policy import Policy
 from umbel.privacy.mechanisms import MECHANISMS
 

@@ -19,7 +19,7 @@ from umbel.privacy.accounting import guarantee
 from umbel.privacy.accounting.guarantee import site_release
 from umbel.privacy.gate import randomness
 from umbel.privacy.gate.charges import Charge
-from umbel.privacy.gate.memory_ledger import MemoryLedger
+from umbel.privacy.gate.ledger import MemoryLedger
 from umbel.privacy.mechanisms import Gaussian, Laplace, choice
 from umbel.privacy.mechanisms.base import Mechanism
 from umbel.protocol.errors import ConfigError, FleetError

@@ -30,10 +30,10 @@ from tests.privacy.mechanisms.reference import (
 from umbel.privacy.accounting import accountant
 from umbel.privacy.accounting.accountant import compose
 from umbel.privacy.mechanisms import Gaussian, Laplace
-from umbel.privacy.mechanisms.base import Matrix
+from umbel.privacy.mechanisms.base import Loss, Matrix
+from umbel.privacy.mechanisms.choice import RandomisedResponse
 from umbel.privacy.mechanisms.gaussian import GaussianLoss
 from umbel.privacy.mechanisms.laplace_loss import LaplaceLoss
-from umbel.privacy.mechanisms.loss import Loss, RandomisedResponse
 
 DELTA = 1e-5
 # Shifts at which one release is neither free nor hopeless.

@@ -30,10 +30,10 @@ from umbel.privacy.accounting.guarantee import (
     within_budget,
 )
 from umbel.privacy.accounting.odometer import clients_to_date
+from umbel.privacy.mechanisms.choice import RandomisedResponse
 from umbel.privacy.mechanisms.discrete_gaussian import ConcentratedLoss
 from umbel.privacy.mechanisms.gaussian import GaussianLoss
 from umbel.privacy.mechanisms.laplace import Laplace
-from umbel.privacy.mechanisms.loss import RandomisedResponse
 from umbel.protocol.release import Clipping, Kind, Release
 
 

@@ -12,10 +12,11 @@ from scipy import stats
 
 from umbel.privacy.accounting.accountant import compose
 from umbel.privacy.accounting.odometer import ORDERS, Curve, clients_to_date, to_date, within
+from umbel.privacy.mechanisms.base import Loss
+from umbel.privacy.mechanisms.choice import RandomisedResponse
 from umbel.privacy.mechanisms.discrete_gaussian import ConcentratedLoss
 from umbel.privacy.mechanisms.gaussian import GaussianLoss
 from umbel.privacy.mechanisms.laplace import Laplace
-from umbel.privacy.mechanisms.loss import Loss, RandomisedResponse
 from umbel.privacy.mechanisms.sampled_gaussian import SampledGaussianLoss
 from umbel.protocol.release import Clipping, Kind, Release
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.errors import raises
-from umbel.privacy.accounting.row_plan import RowTask, row_plan, row_plan_for
+from umbel.privacy.accounting.plan import RowTask, row_plan, row_plan_for
 from umbel.privacy.accounting.rows import row_guarantee
 from umbel.privacy.mechanisms.gaussian import calibrate
 from umbel.protocol.errors import ConfigError

@@ -14,7 +14,7 @@ from dp_accounting.rdp import RdpAccountant
 
 from umbel.privacy.accounting.accountant import compose
 from umbel.privacy.accounting.guarantee import guarantee, secure_report, site_release
-from umbel.privacy.accounting.row_plan import RowTask, row_plan, row_plan_for
+from umbel.privacy.accounting.plan import RowTask, row_plan, row_plan_for
 from umbel.privacy.accounting.rows import (
     LEAST_PRICE,
     needed_budget,

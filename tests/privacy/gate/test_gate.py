@@ -45,8 +45,7 @@ from tests.helpers.messages import (
 from tests.helpers.noise import rounding, sanitise
 from umbel.privacy.gate import randomness
 from umbel.privacy.gate.gate import LocalResult
-from umbel.privacy.gate.ledger import Ledger
-from umbel.privacy.gate.memory_ledger import MemoryLedger
+from umbel.privacy.gate.ledger import Ledger, MemoryLedger
 from umbel.privacy.gate.own_app import RoundGate, local_result
 from umbel.privacy.gate.randomness import SecureGenerator, streams
 from umbel.privacy.gate.refusals import guard

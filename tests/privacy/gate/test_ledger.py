@@ -20,8 +20,7 @@ from tests.helpers.errors import raises
 from tests.helpers.forks import forks
 from tests.helpers.ledgers import spent
 from umbel.privacy.gate.charges import Charge, Limits
-from umbel.privacy.gate.ledger import Ledger
-from umbel.privacy.gate.memory_ledger import MemoryLedger
+from umbel.privacy.gate.ledger import Ledger, MemoryLedger
 from umbel.privacy.gate.runs import Runs
 from umbel.privacy.gate.store import Names, digest_of_totals
 from umbel.protocol.clients import ClientInDataset

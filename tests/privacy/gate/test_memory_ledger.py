@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.helpers.examples import examples
 from tests.helpers.ledgers import participations, spent
 from umbel.privacy.gate.charges import Charge
-from umbel.privacy.gate.memory_ledger import MemoryLedger
+from umbel.privacy.gate.ledger import MemoryLedger
 from umbel.protocol.release import Clipping, Kind, Release
 
 

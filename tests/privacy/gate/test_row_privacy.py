@@ -17,8 +17,7 @@ from tests.helpers.sites import own, simulated
 from umbel.privacy.accounting.guarantee import secure_release, site_release
 from umbel.privacy.accounting.rows import by_steps
 from umbel.privacy.gate.charges import Charge, Limits, priced, read, written
-from umbel.privacy.gate.ledger import Ledger
-from umbel.privacy.gate.memory_ledger import MemoryLedger
+from umbel.privacy.gate.ledger import Ledger, MemoryLedger
 from umbel.privacy.gate.own_app import local_result
 from umbel.protocol.errors import Refused, SiteError
 from umbel.protocol.release import Clipping, Kind, Release, ReleaseBy, RowPrivacy

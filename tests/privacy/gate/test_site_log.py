@@ -540,7 +540,7 @@ class Disk:
     def __init__(self, log: SiteLog, monkeypatch: pytest.MonkeyPatch) -> None:
         self.full, self._reserve, self._write = False, log.reserve.path, os.write
         monkeypatch.setattr("umbel.privacy.gate.site_log.os.write", self.write)
-        monkeypatch.setattr("umbel.privacy.gate.reserve.free_space", lambda _: 0 if self.full else 1 << 40)
+        monkeypatch.setattr("umbel.privacy.gate.store.free_space", lambda _: 0 if self.full else 1 << 40)
 
     def write(self, file: int, text: bytes) -> int:
         if self.full and self._reserve.exists():

@@ -40,11 +40,10 @@ from tests.helpers.messages import (
 from tests.helpers.sites import own, simulated
 from umbel.privacy.accounting.guarantee import gap, guarantee, pure_cost, site_release, within_budget
 from umbel.privacy.gate.charges import Charge, Limits, read, written
-from umbel.privacy.gate.ledger import Ledger
-from umbel.privacy.gate.memory_ledger import MemoryLedger
+from umbel.privacy.gate.ledger import Ledger, MemoryLedger
 from umbel.privacy.gate.own_app import local_result
 from umbel.privacy.gate.randomness import noise
-from umbel.privacy.gate.site_releases import SiteSanitiser
+from umbel.privacy.gate.releases import SiteSanitiser
 from umbel.privacy.mechanisms import Laplace
 from umbel.privacy.mechanisms.base import Matrix, Mechanism
 from umbel.privacy.mechanisms.gaussian import GaussianLoss

@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from umbel.privacy.mechanisms.choice import OWN, draw, keep_probability
-from umbel.privacy.mechanisms.loss import RandomisedResponse
+from umbel.privacy.mechanisms.choice import OWN, RandomisedResponse, draw, keep_probability
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,10 @@ from scipy import integrate, stats
 
 from tests.privacy.mechanisms.reference import laplace_delta
 from umbel.privacy.mechanisms import Gaussian, Laplace, Mechanism
+from umbel.privacy.mechanisms.base import Loss
+from umbel.privacy.mechanisms.choice import RandomisedResponse
 from umbel.privacy.mechanisms.gaussian import GaussianLoss, calibrate
 from umbel.privacy.mechanisms.laplace_loss import LaplaceLoss
-from umbel.privacy.mechanisms.loss import Loss, RandomisedResponse
 
 
 def delta(loss: Loss, epsilon: float) -> float:

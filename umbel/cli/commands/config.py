@@ -1,25 +1,28 @@
-"""``umbel config``: every setting, with its default, its range and its meaning."""
+"""``umbel config`` explains every setting, and ``umbel sign`` signs a run's."""
 
 from __future__ import annotations
 
 import difflib
+import tomllib
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Annotated
 
+import tomli_w
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from umbel.protocol.cli import errors_in_one_line
+from umbel.protocol.cli import command_line, errors_in_one_line
 from umbel.protocol.errors import ConfigError
+from umbel.protocol.home import write_atomically
 from umbel.protocol.rules import Settings
 from umbel.protocol.run_config import RunConfig
+from umbel.protocol.signatures import SIGNATURE, server_of, sign
 
-app = typer.Typer(add_completion=False)
 
-
-@app.command()
-def command(
+def _explain(
     words: Annotated[
         list[str] | None, typer.Argument(metavar="[WORD...]", help="Only keys with one of these words in name or text.")
     ] = None,
@@ -51,3 +54,35 @@ def command(
             text.append(f"\n{rule}", style="dim")
         table.add_row(Text(name, style="bold"), Text(default), text)
     Console().print(table)
+
+
+explain = command_line(_explain)
+
+
+def _sign(
+    config: Annotated[Path, typer.Argument(help="TOML file with the run's settings.", exists=True, dir_okay=False)],
+    key: Annotated[Path, typer.Option(help="Your private SSH key.")],
+    root_certificates: Annotated[
+        Path, typer.Option(help="The certificate authority's certificate of the server that will run it, ca.crt.")
+    ],
+    days: Annotated[int, typer.Option(min=1, max=366, help="Days for which the signature is valid.")] = 30,
+    out: Annotated[Path | None, typer.Option(help="File to write.", show_default="CONFIG, signed.toml")] = None,
+) -> None:
+    """Sign a run's settings, and write all of them with the signature into a new file, for flwr run.
+
+    The signature covers every setting, those with default values too, and is for one run at one server. A site that
+    lists your public key answers that run. Change no setting afterwards.
+    """
+    with errors_in_one_line():
+        try:
+            given = tomllib.loads(config.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ConfigError(f"{config} is no TOML file: {error}", code="config.unreadable") from None
+        whole = RunConfig.parse(given, str(config))
+        signature = sign(whole.unsigned(), key, datetime.now(UTC) + timedelta(days=days), server_of(root_certificates))
+        path = out or config.with_suffix(".signed.toml")
+        write_atomically(path, tomli_w.dumps(whole.entries() | {SIGNATURE: signature}).encode())
+    typer.echo(path)
+
+
+sign_config = command_line(_sign)

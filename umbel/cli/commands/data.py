@@ -285,10 +285,12 @@ def _words(text: str) -> list[str]:
 
 def _show(data: Dataset) -> None:
     manifest, lengths = data.manifest, data.lengths
+    low, middle, high = int(lengths.min()), float(np.median(lengths)), int(lengths.max())
+    spread = f"{low:,}" if low == high else f"{low:,} to {high:,}, median {middle:,.10g}"
     lines: dict[str, str] = {
         "name": manifest.name,
         "clients": f"{manifest.split['train']:,} training, {manifest.split['validation']:,} validation",
-        "rows": f"{len(data.targets):,}; {_spread(lengths)} a client",
+        "rows": f"{len(data.targets):,}; {spread} a client",
         "features": f"{data.features.dtype} {data.features.shape[1:]}"
         + (f", tokens of a vocabulary of {manifest.tokens:,}" if manifest.tokens else ""),
         "target": _target(data),
@@ -303,16 +305,12 @@ def _show(data: Dataset) -> None:
     terminal = console()
     terminal.print(table)
     if manifest.layout is not None:
-        terminal.print(_columns_of(manifest.layout))
-
-
-def _columns_of(schema: Schema) -> Table:
-    table = Table("column", "role", "type", "holds", "a model sees", box=None)
-    roles = [*((column, "feature") for column in schema.features), (schema.target, "target")]
-    for column, role in [*([(schema.client, "client")] if schema.client else []), *roles]:
-        # A name or a unit may have brackets, which are no markup.
-        table.add_row(*map(Text, (column.name, role, column.type, _holds(column), _seen(column, role))))
-    return table
+        schema, table = manifest.layout, Table("column", "role", "type", "holds", "a model sees", box=None)
+        roles = [*((column, "feature") for column in schema.features), (schema.target, "target")]
+        for column, role in [*([(schema.client, "client")] if schema.client else []), *roles]:
+            # A name or a unit may have brackets, which are no markup.
+            table.add_row(*map(Text, (column.name, role, column.type, _holds(column), _seen(column, role))))
+        terminal.print(table)
 
 
 def _holds(column: Column) -> str:
@@ -346,11 +344,6 @@ def _target(data: Dataset) -> str:
     shape = f" {data.targets.shape[1:]}" if data.targets.ndim > 1 else ""
     told = [str(target.get("name", "")), str(target.get("unit", "")), ", ".join(target.get("categories", []))]
     return "; ".join([*filter(None, told), f"{data.targets.dtype}{shape}"])
-
-
-def _spread(lengths: Any) -> str:
-    low, middle, high = int(lengths.min()), float(np.median(lengths)), int(lengths.max())
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}, median {middle:,.10g}"
 
 
 def _hints(data: Dataset, standardised: bool) -> list[str]:

@@ -33,8 +33,8 @@ def command() -> None:
     """Learn hospital payments from 2,062 hospitals in several ways, and measure each way on other hospitals."""
     # These imports load PyTorch; --help need not wait for it.
     from umbel.cli.runs import Run
+    from umbel.protocol.logs import printed
     from umbel.server.run_folder import RunFolder
-    from umbel.simulation.lines import printed
     from umbel.simulation.start import in_this_process, read_values
 
     with errors_in_one_line():

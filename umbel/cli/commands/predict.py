@@ -52,7 +52,14 @@ def command(
     """
     with errors_in_one_line(ValueError):
         if out is not None:
-            _check_out(out.expanduser().absolute())
+            file = out.expanduser().absolute()
+            # Before the work, in case its result could not be written.
+            if not file.parent.is_dir():
+                text = f"{file} cannot be written: its folder is missing; make it first"
+                raise DatasetError(text, code="data.no-folder")
+            if (file.exists() and not file.is_file()) or not os.access(file.parent, os.W_OK):
+                text = f"{file} cannot be written; give a file in a writable folder"
+                raise DatasetError(text, code="data.not-writable")
         path = find_run(run)
         made = Run(path).predict_with_notes(rows, client or None, personalise, schema)
     found, notes = made.rows, [*made.notes, *([f"Warning: {made.warning}"] if made.warning else [])]
@@ -69,14 +76,6 @@ def command(
         typer.echo(f"{count_of(len(found), 'row')} predicted by {path.name}: {out}", err=True)
     for note in notes:
         typer.echo(printable(note), err=True)
-
-
-def _check_out(file: Path) -> None:
-    """Raise early, before the work, if its result could not be written."""
-    if not file.parent.is_dir():
-        raise DatasetError(f"{file} cannot be written: its folder is missing; make it first", code="data.no-folder")
-    if (file.exists() and not file.is_file()) or not os.access(file.parent, os.W_OK):
-        raise DatasetError(f"{file} cannot be written; give a file in a writable folder", code="data.not-writable")
 
 
 _NUMBERS = ["prediction", "target"]

@@ -12,8 +12,8 @@ import typer
 from umbel.privacy.accounting.guarantee import DELTA
 from umbel.protocol.cli import errors_in_one_line
 from umbel.protocol.errors import ConfigError, WorthError
+from umbel.protocol.logs import printed
 from umbel.server.run_folder import RunFolder
-from umbel.simulation.lines import printed
 from umbel.simulation.start import in_this_process, resumed, values_of
 from umbel.simulation.wanted import NOTHING, Wanted
 

@@ -1,11 +1,13 @@
-"""``umbel runs``: list, show, compare and remove runs."""
+"""``umbel runs``: list, show, compare, export and remove runs; and ``umbel server status``, of one at real sites."""
 
 from __future__ import annotations
 
 import math
 import shutil
+import time
 from contextlib import ExitStack
 from datetime import datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -14,11 +16,14 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from umbel.data import find_dataset, read_manifest
+from umbel.nodes.presence import Presence
 from umbel.protocol.cli import command_line, console, errors_in_one_line, printable
 from umbel.protocol.errors import ConfigError, UmbelError
 from umbel.protocol.run_config import RunConfig
+from umbel.protocol.words import at_time, count_of, in_time
 from umbel.server.run_folder import RunFolder
-from umbel.server.runs import all_runs, find_run, home_of_runs, reading
+from umbel.server.runs import LAST, all_runs, find_run, home_of_runs, reading
+from umbel.server.status import SiteStatus, Status
 
 _COLUMNS = ("rounds", "last loss", "best loss", "ended")
 
@@ -148,3 +153,97 @@ def _outcome(path: Path) -> tuple[int, str]:
 
 
 list_runs, show, rm = command_line(_list), command_line(_show), command_line(_remove)
+
+
+Format = StrEnum("Format", {"SAFETENSORS": "safetensors", "ONNX": "onnx"})
+"""File format of a hypothesis; see `umbel.cli.runs.export`."""
+
+
+def _export(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run: its name, its path, or last.")],
+    folder: Annotated[Path, typer.Argument(help="Folder to write to.")],
+    format: Annotated[
+        Format,
+        typer.Option(
+            help="File format. onnx is for data from a table: it takes raw columns and predicts in the target's unit."
+        ),
+    ] = Format.SAFETENSORS,
+    client: Annotated[
+        str,
+        typer.Option(
+            help="A client of the run's dataset, by its name or number: write its predictor as onnx, to client-N. No "
+            "guarantee covers that file."
+        ),
+    ] = "",
+    personalise: Annotated[
+        str,
+        typer.Option(help="How the client personalises the hypotheses.", show_default="as umbel predict"),
+    ] = "",
+) -> None:
+    """Write a run's best hypotheses, one file each: hypothesis-0, hypothesis-1, ..."""
+    with errors_in_one_line(), reading(run):
+        if personalise and not client:
+            raise ConfigError("--personalise needs --client; name one", code="config.no-client")
+        path = find_run(run)
+        # The import loads PyTorch; a missing run is reported before.
+        from umbel.cli import runs as python
+
+        how = {"personalise": personalise} if personalise else {}
+        for file in python.export(
+            python.Run(path), folder.expanduser().absolute(), format.value, client=client or None, **how
+        ):
+            typer.echo(file)
+
+
+export = command_line(_export)
+
+
+def _state(site: SiteStatus) -> Text:
+    since = f" since {at_time(site.since)}" if site.since else ""
+    return Text(f"{site.presence}{since}", style="" if site.presence is Presence.ONLINE else "bold")
+
+
+def _status(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run: its name, its path, or last.")] = LAST,
+) -> None:
+    """Print a run's round, the time left, and its sites: who is there, what they released, and why they refused."""
+    with errors_in_one_line(), reading(run):
+        folder = RunFolder(find_run(run))
+        status = folder.read_status()
+        table = Table("", "", title=Text(printable(folder.path.name)), show_header=False)
+        for name, value in _lines(folder, status):
+            table.add_row(name, Text(value))
+        console().print(table, _sites(status))
+
+
+def _sites(status: Status) -> Table:
+    table = Table("site", "state", "last reply", "training", "validation", "releases", "refusals")
+    for site in status.sites:
+        counts = (str(one) for one in (site.training, site.validation, site.releases))
+        seen = at_time(site.seen) if site.seen else ""
+        refused = (f"{times} x {printable(code) or 'no reason told'}" for code, times in site.refusals.items())
+        table.add_row(Text(printable(site.name)), _state(site), seen, *counts, Text(", ".join(refused)))
+    return table
+
+
+def _lines(folder: RunFolder, status: Status) -> list[tuple[str, str]]:
+    there = sum(site.presence is Presence.ONLINE for site in status.sites)
+    history = folder.read_history()
+    ended = folder.read_outcome()
+    lines = [
+        ("rounds", f"{min(status.round - 1, status.rounds)} of {status.rounds} done"),
+        ("sites", f"{there} of {len(status.sites)} can be asked; a round needs {count_of(status.pause_below, 'site')}"),
+        ("as of", at_time(status.written)),
+    ]
+    if ended:
+        return [*lines, ("ended", printable(ended))]
+    if status.paused:
+        waits = f"since {at_time(status.paused)}, at most until {at_time(status.ends)}"
+        return [*lines, ("paused", waits)]
+    if history:
+        left = (status.rounds - len(history)) * sum(one.seconds for one in history) / len(history)
+        lines.append(("time left", f"about {in_time(max(0.0, left - (time.time() - status.written)))}"))
+    return lines
+
+
+status = command_line(_status)

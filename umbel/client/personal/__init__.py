@@ -6,7 +6,6 @@
 
 from umbel.client.personal.bayes import as_regression, closed_form
 from umbel.client.personal.make import make_own, method
-from umbel.client.personal.own import Own
-from umbel.client.personal.task import Generators, Task
+from umbel.client.personal.own import Generators, Own, Task
 
 __all__ = ["Generators", "Own", "Task", "as_regression", "closed_form", "make_own", "method"]

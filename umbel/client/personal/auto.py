@@ -14,8 +14,7 @@ import numpy as np
 from umbel.client.cohort import Cohort
 from umbel.client.personal.bayes import bayes, closed_form
 from umbel.client.personal.calibrate import calibrate, log_likelihood, mixture
-from umbel.client.personal.own import Floats, Own, row_scores, sums
-from umbel.client.personal.task import Task
+from umbel.client.personal.own import Floats, Own, Task, row_scores, sums
 from umbel.client.personal.tune import as_it_is, between, tuned
 from umbel.models.losses import squared_error
 

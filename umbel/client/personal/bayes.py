@@ -21,8 +21,7 @@ from torch import nn
 from umbel.client.cohort import Cohort
 from umbel.client.learner import Learner
 from umbel.client.personal.calibrate import numbers
-from umbel.client.personal.own import Floats, Own, hypothesis_outputs, sums
-from umbel.client.personal.task import Task
+from umbel.client.personal.own import Floats, Own, Task, hypothesis_outputs, sums
 from umbel.client.personal.tune import tuned
 from umbel.models.losses import squared_error
 from umbel.models.model import Model

@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from umbel.client.cohort import Cohort
-from umbel.client.personal.own import Floats, Own, mixed, same_for, sums
-from umbel.client.personal.task import Task
+from umbel.client.personal.own import Floats, Own, Task, mixed, same_for, sums
 from umbel.models.losses import squared_error
 
 FACTOR_RIDGE = 0.1

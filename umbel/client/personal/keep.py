@@ -14,7 +14,7 @@ from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.learner import Learner, best_hypothesis
 from umbel.client.local import LocalParameters
 from umbel.client.node import Node
-from umbel.client.personal.make import make_own
+from umbel.client.personal import make_own
 from umbel.client.personal.own import Own
 from umbel.client.trial import try_out
 from umbel.models.prior import Prior
@@ -38,7 +38,9 @@ def models_to_keep(
     prior : Prior, optional
         The differences of clients around each hypothesis, from the server.
     """
-    clients, learner = sorted({*node.training, *node.validation}), _learner(node)
+    clients, learner = sorted({*node.training, *node.validation}), node.learner
+    if not node.site.simulated:  # these files are computed together, since they do not leave the node
+        learner = try_out(node.model, node.dataset, node.run.device)
     if not node.model.local_shapes:
         own = _made(node, learner, hypotheses, clients, prior)
         return {client: own.arrays(i) for i, client in enumerate(clients)}
@@ -63,11 +65,6 @@ def write_models(folder: Path, models: Mapping[int, Arrays]) -> None:
     for client, arrays in models.items():
         own = {name: np.ascontiguousarray(value) for name, value in arrays.items()}
         write_atomically(folder / f"client-{client}.safetensors", safetensors.numpy.save(own), private=True)
-
-
-def _learner(node: Node) -> Learner:
-    """Return the learner of these files, which are computed together, since they do not leave the node."""
-    return node.learner if node.site.simulated else try_out(node.model, node.dataset, node.run.device)
 
 
 def _made(node: Node, learner: Learner, hypotheses: Arrays, clients: Sequence[int], prior: Prior | None) -> Own:

@@ -9,8 +9,7 @@ from umbel.client.learner import Learner
 from umbel.client.personal.auto import auto
 from umbel.client.personal.bayes import bayes
 from umbel.client.personal.calibrate import calibrate, mixture
-from umbel.client.personal.own import Own
-from umbel.client.personal.task import Generators, Task
+from umbel.client.personal.own import Generators, Own, Task
 from umbel.client.personal.tune import as_it_is, fine_tune, interpolate
 from umbel.models.prior import Prior
 from umbel.privacy.gate.policy import Personal

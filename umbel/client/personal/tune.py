@@ -11,8 +11,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from umbel.client.personal.own import Floats, Own
-from umbel.client.personal.task import Task
+from umbel.client.personal.own import Floats, Own, Task
 from umbel.protocol.arrays import Arrays, all_finite
 
 SHARES = np.linspace(0, 1, 11)

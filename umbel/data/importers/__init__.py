@@ -4,10 +4,9 @@ Each function returns a `ClientData`, whose ``write("mine")`` makes the dataset 
 """
 
 from umbel.data.importers.arrays import from_arrays, from_image_folder
-from umbel.data.importers.client_data import ClientData
+from umbel.data.importers.client_data import ClientData, Dirichlet, Partitioner, Uniform
 from umbel.data.importers.frames import from_dataframe
 from umbel.data.importers.hub import from_datasets
-from umbel.data.importers.partition import Dirichlet, Partitioner, Uniform
 
 __all__ = [
     "ClientData",

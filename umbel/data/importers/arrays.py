@@ -12,8 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from PIL import Image, UnidentifiedImageError
 
 from umbel.data.data import as_array
-from umbel.data.importers.client_data import ClientData, split_into_clients
-from umbel.data.importers.partition import Partitioner, names_dealt
+from umbel.data.importers.client_data import ClientData, Partitioner, names_dealt, split_into_clients
 from umbel.protocol.errors import DatasetError
 from umbel.protocol.plugins import trust
 

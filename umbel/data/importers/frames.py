@@ -13,11 +13,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from umbel.data import Column, Schema
+from umbel.data.data import check_printable
 from umbel.data.hints import Syntax
-from umbel.data.importers.client_data import ClientData, Share, split_into_clients
-from umbel.data.importers.partition import Partitioner, names_dealt
+from umbel.data.importers.client_data import ClientData, Partitioner, Share, names_dealt, split_into_clients
 from umbel.data.importers.ranges import scaled
-from umbel.data.manifest import check_printable
 from umbel.data.table import FALSE, ISO_DATE, TRUE, Rows, as_numbers, as_texts, encode, missing_in
 from umbel.protocol.errors import DatasetError
 from umbel.protocol.plugins import trust

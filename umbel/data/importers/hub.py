@@ -9,9 +9,8 @@ import numpy as np
 import pandas as pd
 
 from umbel.data.importers.arrays import from_arrays
-from umbel.data.importers.client_data import ClientData
+from umbel.data.importers.client_data import ClientData, numbered
 from umbel.data.importers.frames import columns_there, from_dataframe
-from umbel.data.importers.partition import numbered
 from umbel.protocol.errors import DatasetError
 
 
@@ -82,19 +81,17 @@ def from_datasets(
     return from_dataframe(frame, client=column or client, target=target, features=chosen, **options)
 
 
-def _stacked(rows: Any, name: str) -> Any:
-    """Return rows of one length as an array."""
-    parts = [np.asarray(row) for row in rows]
-    if len(shapes := sorted({part.shape for part in parts})) > 1:
-        told = f"{shapes[0]} and {shapes[-1]}"
-        raise DatasetError(f"rows of {name} differ in shape, as {told}; give them one shape", code="data.shape")
-    return np.stack(parts)
-
-
 def _joined(parts: list[Any], name: str) -> Any:
-    # Rows of different lengths come as an array of arrays.
-    ragged = [isinstance(part, list) or part.dtype.kind == "O" for part in parts]
-    return np.concatenate([_stacked(part, name) if odd else part for part, odd in zip(parts, ragged, strict=True)])
+    arrays = []
+    for part in parts:
+        if isinstance(part, list) or part.dtype.kind == "O":  # rows of different lengths come as an array of arrays
+            rows = [np.asarray(row) for row in part]
+            if len(shapes := sorted({row.shape for row in rows})) > 1:
+                told = f"{shapes[0]} and {shapes[-1]}"
+                raise DatasetError(f"rows of {name} differ in shape, as {told}; give them one shape", code="data.shape")
+            part = np.stack(rows)
+        arrays.append(part)
+    return np.concatenate(arrays)
 
 
 def _classes(dataset: Any, name: str) -> list[str]:

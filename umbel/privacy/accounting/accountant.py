@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from umbel.privacy.mechanisms.base import Matrix
+from umbel.privacy.mechanisms.base import Loss, Matrix, of_any_sign
 from umbel.privacy.mechanisms.discrete_gaussian import ConcentratedLoss
 from umbel.privacy.mechanisms.gaussian import GaussianLoss
-from umbel.privacy.mechanisms.loss import Loss, of_any_sign
 from umbel.privacy.mechanisms.sampled_gaussian import SampledGaussianLoss
 
 if TYPE_CHECKING:

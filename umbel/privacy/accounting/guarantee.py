@@ -22,13 +22,12 @@ from functools import lru_cache
 
 from umbel.privacy.accounting.accountant import NO_GRID, Either, Together, compose
 from umbel.privacy.mechanisms import load
-from umbel.privacy.mechanisms.base import Mechanism
+from umbel.privacy.mechanisms.base import Loss, Mechanism
+from umbel.privacy.mechanisms.choice import RandomisedResponse
 from umbel.privacy.mechanisms.discrete_gaussian import ConcentratedLoss, DiscreteGaussian
 from umbel.privacy.mechanisms.gaussian import GaussianLoss
-from umbel.privacy.mechanisms.loss import Loss, RandomisedResponse
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.prices import exact
-from umbel.protocol.release import LAPLACE, Clipping, Kind, Release, ReleaseBy, report_release
+from umbel.protocol.release import LAPLACE, Clipping, Kind, Release, ReleaseBy, exact, report_release
 
 DELTA = 1e-5
 """Delta of printed figures, by default."""
@@ -82,7 +81,7 @@ def gap(release: Release) -> str:
         return "each update is clipped to its own norm, which proves nothing"
     loss = _mechanism(release).loss(release.n, DISTANCE[release.kind])
     if not isinstance(loss, Loss | None):
-        text = f"mechanism {release.mechanism}: loss must return an umbel.privacy.mechanisms.loss.Loss, or None"
+        text = f"mechanism {release.mechanism}: loss must return an umbel.privacy.mechanisms.base.Loss, or None"
         raise ConfigError(
             f"{text}, not {type(loss).__name__}; for a pure epsilon see Mechanism.pure", code="config.loss"
         )

@@ -41,10 +41,9 @@ import numpy as np
 
 from umbel.privacy.accounting.accountant import NO_GRID
 from umbel.privacy.accounting.guarantee import as_float, gap, losses, pure_spent
-from umbel.privacy.mechanisms.base import Matrix
+from umbel.privacy.mechanisms.base import Loss, Matrix
 from umbel.privacy.mechanisms.discrete_gaussian import ConcentratedLoss
 from umbel.privacy.mechanisms.gaussian import GaussianLoss
-from umbel.privacy.mechanisms.loss import Loss
 from umbel.privacy.mechanisms.sampled_gaussian import SampledGaussianLoss
 from umbel.protocol.release import Release
 

@@ -34,11 +34,10 @@ from umbel.privacy.accounting.guarantee import (
     pure_spent,
 )
 from umbel.privacy.accounting.odometer import Curve, to_date, within
+from umbel.privacy.mechanisms.base import Loss
 from umbel.privacy.mechanisms.gaussian import GaussianLoss
-from umbel.privacy.mechanisms.loss import Loss
 from umbel.privacy.mechanisms.sampled_gaussian import cut_delta, step_losses
-from umbel.protocol.prices import exact
-from umbel.protocol.release import Kind, Release
+from umbel.protocol.release import Kind, Release, exact
 
 LEAST_PRICE = 0.01
 """The least mu of Gaussian differential privacy, and the least pure epsilon, of a release whose training hides rows.

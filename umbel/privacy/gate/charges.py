@@ -1,7 +1,7 @@
 """A client's charges, limits and past spending: the vocabulary of every ledger.
 
 `umbel.privacy.gate.gate` charges, and `umbel.privacy.gate.ledger` keeps the charges; in simulation
-`umbel.privacy.gate.memory_ledger` does.
+`umbel.privacy.gate.ledger` does.
 """
 
 from __future__ import annotations

@@ -8,10 +8,12 @@ steps as well. So the sum, modulo a power of two, is exact, and its noise is wha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
-from typing import Any, cast
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
@@ -19,7 +21,6 @@ from numpy.typing import NDArray
 
 from umbel.privacy.accounting.guarantee import secure_release, secure_report
 from umbel.privacy.gate import randomness, releases
-from umbel.privacy.gate.identity import Identity
 from umbel.privacy.gate.runs import Runs
 from umbel.privacy.gate.site import Site
 from umbel.privacy.mechanisms.base import Matrix
@@ -30,10 +31,19 @@ from umbel.privacy.secure.seeds import text_of
 from umbel.privacy.secure.terms import Grid, Terms
 from umbel.privacy.secure.wire import Introduction, Request, Stage, opened_record, signature_record
 from umbel.protocol.arrays import Arrays, flatten
-from umbel.protocol.errors import Refused
+from umbel.protocol.errors import Refused, SiteError
 from umbel.protocol.flower import filled
 from umbel.protocol.release import Clipping, Release, ReleaseBy
-from umbel.protocol.signatures import line_of
+from umbel.protocol.signatures import (
+    PublicKey,
+    line_of,
+    public_half,
+    public_key,
+    signed,
+    simulated_key,
+    simulated_keys,
+    simulated_name,
+)
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 
 _RECORD = "umbel.secure"
@@ -41,7 +51,7 @@ _RECORD = "umbel.secure"
 
 @dataclass(frozen=True)
 class SecureSanitiser:
-    """A site's numbers for a secure sum: like `umbel.privacy.gate.site_releases.SiteSanitiser`, without the noise."""
+    """A site's numbers for a secure sum: like `umbel.privacy.gate.releases.SiteSanitiser`, without the noise."""
 
     task: TrainingSpec
     hypotheses: Matrix
@@ -156,7 +166,10 @@ def party_of(site: Site, seed: int | None, state: RecordDict, terms: Terms) -> P
     record = state.get(_RECORD)
     secret, turn = b"", Turn()
     if isinstance(record, ConfigRecord) and record.get("terms") == terms.digest:
-        secret, turn = cast(bytes, record["secret"]), _turn(record)
+        kept: dict[str, Any] = dict(record.items())
+        members, survivors = tuple(kept["members"]), tuple(kept["survivors"])
+        turn = Turn(kept["round"], members, kept["parties"], kept["turn"], survivors, kept["opened"])
+        secret = kept["secret"]
     secret = secret or _random(site, seed, 0)(32)
     return Party(terms, identity.name, identity.keys, identity.sign, secret, turn, _random(site, seed, turn.round + 1))
 
@@ -209,12 +222,6 @@ def reply(site: Site, seed: int | None, state: RecordDict, asked: Request) -> Co
     return found
 
 
-def _turn(record: ConfigRecord) -> Turn:
-    found: dict[str, Any] = dict(record.items())
-    members, survivors = tuple(found["members"]), tuple(found["survivors"])
-    return Turn(found["round"], members, found["parties"], found["turn"], survivors, found["opened"])
-
-
 def _random(site: Site, seed: int | None, round: int) -> Callable[[int], bytes]:
     """Return a source of a party's random bytes.
 
@@ -222,3 +229,40 @@ def _random(site: Site, seed: int | None, round: int) -> Callable[[int], bytes]:
     """
     seed = seed if site.simulated else None
     return next(randomness.noise(seed, round, [site.first], "secure sum")).bytes
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A site among others.
+
+    Attributes
+    ----------
+    name : str
+        Its name in the list.
+    keys : mapping of str to PublicKey
+        The listed sites' keys, its own included.
+    sign : callable
+        Returns the site's signature of a text.
+    """
+
+    name: str
+    keys: Mapping[str, PublicKey]
+    sign: Callable[[bytes], bytes] = field(repr=False)
+
+    @classmethod
+    def of(cls, site: Site, seed: int | None) -> Identity:
+        """Return the identity of a site; `Refused` if it lists no sites, `SiteError` if not itself."""
+        if site.simulated:
+            key = simulated_key(seed, site.first)
+            return cls(simulated_name(site.first), simulated_keys(seed, site.step), key.sign)
+        policy = site.policy
+        if not (policy.parties and policy.party_key):
+            text = "this site lists no sites to work with: set parties and party-key"
+            raise Refused(text, code="refused.secure-parties")
+        keys = {name: public_key(name, line) for name, line in policy.party_keys.items()}
+        path = Path(policy.party_key).expanduser()
+        own = line_of(public_half(path))
+        for name, key_of in keys.items():
+            if line_of(key_of) == own:
+                return cls(name, keys, partial(signed, key=path))
+        raise SiteError(f"parties does not list the key of {path}; add this site itself", code="site.not-a-party")

@@ -27,9 +27,8 @@ from umbel.protocol.errors import Refused, SiteError
 from umbel.protocol.home import umbel_home
 from umbel.protocol.logs import FORM
 from umbel.protocol.plugins import TRUST
-from umbel.protocol.prices import exact
 from umbel.protocol.project import ENGINE
-from umbel.protocol.release import Protect, Release
+from umbel.protocol.release import Protect, Release, exact
 from umbel.protocol.run_config import MAX_HYPOTHESES, RunConfig
 from umbel.protocol.signatures import server_of
 from umbel.protocol.simulated import runs_in_simulation
@@ -96,7 +95,11 @@ class Site:
             weakens a policy.
         """
         environment, node_config = Policy.current(_environment()), Policy.current(node_config)
-        ignored = {*_PARTITION, *_app_keys(environment | dict(node_config))}
+        app_keys = str((environment | dict(node_config)).get("app-keys", "")).split()
+        if taken := sorted({*Policy.names()}.intersection(app_keys)):
+            text = f"app-keys names {taken[0]}, an entry of umbel; rename the app's entry"
+            raise SiteError(text, code="site.app-keys")
+        ignored = {*_PARTITION, *app_keys}
         own = {key: value for key, value in node_config.items() if key not in ignored}
         # The site's own path comes first: real nodes may have a partition-id as well.
         simulated = runs_in_simulation()
@@ -125,8 +128,10 @@ class Site:
     @classmethod
     def serving(cls, policy: Policy) -> Site:
         """Return the site that serves its own data by a policy; raise `SiteError` if the policy is not fit for that."""
-        first, step = _place(policy)
-        site = cls(policy, _path(DATA_PATH, policy.data_path), first, step)
+        first, _, step = policy.place.partition("/")
+        if not (first.isdecimal() and step.isdecimal() and int(first) < int(step)):
+            raise SiteError(f'place must be "i/n" with i from 0 to n - 1, got {policy.place!r}', code="site.place")
+        site = cls(policy, _path(DATA_PATH, policy.data_path), int(first), int(step))
         site._check_own()
         return site
 
@@ -254,22 +259,6 @@ def _environment() -> dict[str, Any]:
             raise SiteError(f"{name}: write it as {name.upper().replace('-', '_')}", code="site.variable")
         entries[name.removeprefix(_PREFIX).replace("_", "-").lower()] = os.environ[name]
     return entries
-
-
-def _app_keys(entries: Mapping[str, Any]) -> list[str]:
-    """Return the entries that are only for an app of the site."""
-    named = str(entries.get("app-keys", "")).split()
-    if taken := sorted({*Policy.names()}.intersection(named)):
-        raise SiteError(f"app-keys names {taken[0]}, an entry of umbel; rename the app's entry", code="site.app-keys")
-    return named
-
-
-def _place(policy: Policy) -> tuple[int, int]:
-    """Return i and n of ``place = "i/n"``."""
-    first, _, step = policy.place.partition("/")
-    if not (first.isdecimal() and step.isdecimal() and int(first) < int(step)):
-        raise SiteError(f'place must be "i/n" with i from 0 to n - 1, got {policy.place!r}', code="site.place")
-    return int(first), int(step)
 
 
 def _path(key: str, text: str) -> Path | None:

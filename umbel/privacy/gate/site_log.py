@@ -6,7 +6,7 @@ that a changed, moved or removed line is detected. There is no key: this detects
 
 Everything that leaves is on record: if a line cannot be written, the site refuses. If a killed process leaves an
 incomplete line, nothing left the site for it: the next line replaces it. Before a client is charged, the site makes
-sure that the disk has room for the line (`umbel.privacy.gate.reserve`).
+sure that the disk has room for the line (`umbel.privacy.gate.store`).
 
 Each line also has the ledger's number of charges and the hash of the last one. So a ledger from an older backup, or an
 empty one, is detected before the next message is answered, and `restored` charges again what it has lost.
@@ -34,10 +34,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from umbel.privacy.gate.charges import Charge, read, written
 from umbel.privacy.gate.ledger import Ledger
-from umbel.privacy.gate.reserve import Reserve
 from umbel.privacy.gate.runs import SHOWN, Request, Runs, Status
 from umbel.privacy.gate.site import Site
-from umbel.privacy.gate.store import LOG_SUFFIX, Store, beside, has_charge
+from umbel.privacy.gate.store import LOG_SUFFIX, Reserve, Store, beside, has_charge
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientInDataset
 from umbel.protocol.errors import (

@@ -19,15 +19,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain, islice
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from umbel.protocol.errors import Refused
-
-if TYPE_CHECKING:
-    from umbel.privacy.mechanisms.loss import Loss
 
 Matrix = NDArray[np.float64]
 
@@ -131,7 +128,7 @@ class Mechanism(ABC):
     def pure(self, n: int, distance: int) -> Fraction | None:
         """Return epsilon at delta = 0 between two inputs `distance` radii apart; None if it is infinite.
 
-        Exact except for the rounding up in `umbel.protocol.prices.quotient`.
+        Exact except for the rounding up in `umbel.protocol.release.quotient`.
         """
 
     @abstractmethod
@@ -165,3 +162,52 @@ def _missing() -> Iterator[NoiseSource]:
 def stacked(rows: Sequence[Matrix], n: int) -> Matrix:
     """Return rows (n,), made only for this, as a matrix (m, n); a single row, which may be long, is not copied."""
     return rows[0][None] if len(rows) == 1 else np.array(rows).reshape(len(rows), n)
+
+
+class Loss(ABC):
+    """The privacy loss of one release between two inputs; the same for adding and removing.
+
+    With P and Q the distributions of the release for one input and the other, L = log(dP/dQ) under P. It is symmetric:
+    log(dQ/dP) under Q has the distribution of L. Subclasses are frozen dataclasses, so that equal losses are
+    counted and cached as one.
+    """
+
+    @property
+    @abstractmethod
+    def mean(self) -> float:
+        """E[L]. Like `deviation` it only serves to choose a grid, so it may be approximate."""
+
+    @property
+    @abstractmethod
+    def deviation(self) -> float:
+        """Standard deviation of L."""
+
+    @property
+    @abstractmethod
+    def largest(self) -> float:
+        """The largest loss possible: epsilon at delta = 0; infinite for the Gaussian mechanism."""
+
+    @abstractmethod
+    def delta(self, epsilons: Matrix) -> Matrix:
+        """Return the hockey-stick divergence delta(epsilon) = E[(1 - exp(epsilon - L))+].
+
+        Accurate to 1e-12, and at epsilon >= 0 also to about nine digits: the accountant multiplies small values by the
+        number of participations.
+
+        Parameters
+        ----------
+        epsilons : ndarray, shape (m,)
+            Any real numbers, in any order.
+
+        Returns
+        -------
+        ndarray, shape (m,)
+        """
+
+
+def of_any_sign(epsilons: Matrix, positive: Matrix) -> Matrix:
+    """Return delta at `epsilons` from `positive`, its values at their sizes: delta(-e) = 1 - exp(-e) + exp(-e)
+    delta(e)."""
+    size = np.abs(epsilons)
+    delta: Matrix = np.where(epsilons >= 0, positive, np.exp(-size) * positive - np.expm1(-size))
+    return delta

@@ -21,8 +21,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from umbel.privacy.mechanisms.base import ByteSource, Matrix, Mechanism, NoiseSource, clip, each
-from umbel.privacy.mechanisms.loss import Loss, of_any_sign
+from umbel.privacy.mechanisms.base import ByteSource, Loss, Matrix, Mechanism, NoiseSource, clip, each, of_any_sign
 from umbel.protocol.errors import Refused
 
 _STEPS = 256  # minimum steps of the grid in a standard deviation

@@ -15,8 +15,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from umbel.privacy.mechanisms.base import Matrix, Mechanism, NoiseSource, each, stacked
-from umbel.privacy.mechanisms.loss import Loss, of_any_sign
+from umbel.privacy.mechanisms.base import Loss, Matrix, Mechanism, NoiseSource, each, of_any_sign, stacked
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ import numpy as np
 
 from umbel.privacy.mechanisms.base import Matrix, Mechanism, NoiseSource, each, stacked
 from umbel.protocol.errors import Refused
-from umbel.protocol.prices import quotient
+from umbel.protocol.release import quotient
 
 if TYPE_CHECKING:
-    from umbel.privacy.mechanisms.loss import Loss
+    from umbel.privacy.mechanisms.base import Loss
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,7 @@ from functools import cache, lru_cache
 
 import numpy as np
 
-from umbel.privacy.mechanisms.base import Matrix
-from umbel.privacy.mechanisms.loss import Loss, of_any_sign
+from umbel.privacy.mechanisms.base import Loss, Matrix, of_any_sign
 
 # Nodes of the quadrature on each of two panels. A density is followed until it has fallen by exp(-_DROP),
 # and exp(-L) counts as zero at _FLAT.

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from umbel.privacy.mechanisms.base import Matrix
+from umbel.privacy.mechanisms.base import Loss, Matrix, of_any_sign
 from umbel.privacy.mechanisms.gaussian import GaussianLoss
-from umbel.privacy.mechanisms.loss import Loss, of_any_sign
 
 _BIGGEST = 700.0  # exponents below it do not overflow
 _FAR = 10.0  # deviations of noise

@@ -35,33 +35,43 @@ def alarms(history: Sequence[Round], hypotheses: int, validate_every: int, valid
     validators : int or None
         Number of validation clients, if it is known.
     """
-    found = [*_not_finite(history), *_validation(history, validate_every, validators), *_clipped(history)]
+    found = [*_not_finite(history), *_validation(history, validate_every, validators)]
     if hypotheses > 1:
         found += _empty(history, hypotheses)
-    return [*found, *_diverged(history), *_undefined(history), *_too_few(history), *_lost(history)]
+    return [*found, *_of_rounds(history)]
 
 
-def _diverged(history: Sequence[Round]) -> Iterator[Alarm]:
+def _of_rounds(history: Sequence[Round]) -> Iterator[Alarm]:
+    """Yield the warnings about rounds that changed nothing, or too little."""
+    trained = [entry for entry in history if entry.asked]
     if diverged(history):
         text = f"The last loss is several times the lowest; the best hypotheses are kept. {DIVERGED}"
         yield Alarm("The rounds diverged", text)
     if stuck(history) and any(entry.moved for entry in history):
         yield Alarm("The rounds changed nothing", f"{STUCK[:1].upper()}{STUCK[1:]}")
+    if bad := [entry.number for entry in trained if entry.undefined]:
+        text = f"In {count_of(len(bad), 'round')} of {len(trained)} (the first was round {bad[0]}), {UNDEFINED}"
+        yield Alarm("Rounds without a finite result", text)
+    if unchanged := [entry.number for entry in trained if not (entry.moved or entry.undefined)]:
+        text = (
+            f"{count_of(len(unchanged), 'round')} of {len(trained)} (the first was round {unchanged[0]}) had fewer "
+            "releases than min-releases, so the hypotheses stayed unchanged. Sites refuse requests that their policy "
+            "or budget does not allow; their logs give the reason."
+        )
+        yield Alarm("Too few releases", text)
+    if lost := [entry for entry in history if entry.lost_nodes]:
+        text = (
+            f"In {count_of(len(lost), 'round')} (the first was round {lost[0].number}) nodes sent no usable reply to "
+            f"training: at most {count_of(max(entry.lost_nodes for entry in lost), 'node')} a round. The result lacks "
+            "the releases of their clients."
+        )
+        yield Alarm("Nodes lost", text)
 
 
 def _not_finite(history: Sequence[Round]) -> Iterator[Alarm]:
     if bad := [entry.number for entry in history if not np.isfinite(entry.nearest).all()]:
         text = f"Some of their numbers were infinite or undefined from round {bad[0]} on. A smaller step-size may help."
         yield Alarm("Hypotheses diverged", text)
-
-
-def _clipped(history: Sequence[Round]) -> Iterator[Alarm]:
-    if bound := at_bound(history):
-        text = (
-            f"Sites clip each client's loss at {bound:g}, and the mean of the reports lies there. So they do not tell "
-            "which round is better. Ask the sites for a larger report-bound."
-        )
-        yield Alarm("Validation reports lie at their bound", text)
 
 
 def _validation(history: Sequence[Round], validate_every: int, validators: int | None) -> Iterator[Alarm]:
@@ -83,6 +93,12 @@ def _validation(history: Sequence[Round], validate_every: int, validators: int |
             "not help."
         )
         yield Alarm("Validation loss never improved", text)
+    if bound := at_bound(history):
+        text = (
+            f"Sites clip each client's loss at {bound:g}, and the mean of the reports lies there. So they do not tell "
+            "which round is better. Ask the sites for a larger report-bound."
+        )
+        yield Alarm("Validation reports lie at their bound", text)
 
 
 def _empty(history: Sequence[Round], hypotheses: int) -> Iterator[Alarm]:
@@ -107,34 +123,6 @@ def _empty(history: Sequence[Round], hypotheses: int) -> Iterator[Alarm]:
             f"missed a group, and another seed or more restarts may help.{before}"
         )
         yield Alarm(f"{count_of(len(empty), 'hypothesis', 'hypotheses')} without releases", text)
-
-
-def _undefined(history: Sequence[Round]) -> Iterator[Alarm]:
-    trained = [entry for entry in history if entry.asked]
-    if bad := [entry.number for entry in trained if entry.undefined]:
-        text = f"In {count_of(len(bad), 'round')} of {len(trained)} (the first was round {bad[0]}), {UNDEFINED}"
-        yield Alarm("Rounds without a finite result", text)
-
-
-def _too_few(history: Sequence[Round]) -> Iterator[Alarm]:
-    trained = [entry for entry in history if entry.asked]
-    if stuck := [entry.number for entry in trained if not (entry.moved or entry.undefined)]:
-        text = (
-            f"{count_of(len(stuck), 'round')} of {len(trained)} (the first was round {stuck[0]}) had fewer releases "
-            "than min-releases, so the hypotheses stayed unchanged. Sites refuse requests that their policy or budget "
-            "does not allow; their logs give the reason."
-        )
-        yield Alarm("Too few releases", text)
-
-
-def _lost(history: Sequence[Round]) -> Iterator[Alarm]:
-    if lost := [entry for entry in history if entry.lost_nodes]:
-        text = (
-            f"In {count_of(len(lost), 'round')} (the first was round {lost[0].number}) nodes sent no usable reply to "
-            f"training: at most {count_of(max(entry.lost_nodes for entry in lost), 'node')} a round. The result lacks "
-            "the releases of their clients."
-        )
-        yield Alarm("Nodes lost", text)
 
 
 def why_collapsed(last: Sequence[Round]) -> str:

@@ -19,8 +19,7 @@ from scipy import special
 
 from umbel.privacy import mechanisms
 from umbel.privacy.accounting.guarantee import gap
-from umbel.privacy.gate.ledger import Ledger
-from umbel.privacy.gate.memory_ledger import MemoryLedger
+from umbel.privacy.gate.ledger import Ledger, MemoryLedger
 from umbel.privacy.gate.own_app import RoundGate, local_result
 from umbel.privacy.mechanisms.choice import OWN
 from umbel.protocol.arrays import Arrays, flatten

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from scipy import special, stats
 
 from umbel.privacy.accounting.accountant import compose
+from umbel.privacy.mechanisms.base import Loss
 from umbel.privacy.mechanisms.gaussian import GaussianLoss
 from umbel.privacy.mechanisms.laplace_loss import LaplaceLoss
-from umbel.privacy.mechanisms.loss import Loss
 
 Matrix = NDArray[np.float64]
 

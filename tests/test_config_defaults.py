@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.helpers.errors import raises
+import pytest
+
 from tests.helpers.sources import ROOT
-from umbel.protocol.errors import ConfigError
-from umbel.protocol.pyproject import main, with_table
+from tools.defaults import main, with_table
 
 PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 
@@ -20,5 +20,5 @@ def test_a_table_that_differs_is_replaced(tmp_path: Path) -> None:
 
 
 def test_a_file_without_the_table_is_refused() -> None:
-    with raises(ConfigError, "config.no-table", "tool.flwr.app.config"):
+    with pytest.raises(SystemExit, match=r"tool\.flwr\.app\.config"):
         with_table("[project]\n")

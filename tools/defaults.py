@@ -1,14 +1,13 @@
 """Write the run config's defaults into an app's pyproject.toml, where Flower reads them.
 
-python -m umbel.protocol.pyproject pyproject.toml
+python tools/defaults.py pyproject.toml
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from umbel.protocol.cli import command_line, errors_in_one_line
-from umbel.protocol.errors import ConfigError
+from umbel.protocol.cli import command_line
 from umbel.protocol.home import write_atomically
 from umbel.protocol.run_config import RunConfig
 
@@ -28,18 +27,17 @@ def table() -> str:
 
 
 def with_table(text: str) -> str:
-    """Return a pyproject.toml with the current table; raise `ConfigError` for one without a table."""
+    """Return a pyproject.toml with the current table; stop for one without a table."""
     before, found, after = text.partition(_TABLE)
     if not found:
-        raise ConfigError(f"there is no {_TABLE.strip()} to write to", code="config.no-table")
+        raise SystemExit(f"there is no {_TABLE.strip()} to write to")
     _, following, rest = after.partition("\n[")
     return before + found + table() + following + rest
 
 
 def main(path: Path) -> None:
     """Write the table to a pyproject.toml."""
-    with errors_in_one_line():
-        write_atomically(path, with_table(path.read_text(encoding="utf-8")).encode())
+    write_atomically(path, with_table(path.read_text(encoding="utf-8")).encode())
 
 
 if __name__ == "__main__":

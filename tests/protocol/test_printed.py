@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from umbel.protocol.flower import log
-from umbel.simulation.lines import printed
+from umbel.protocol.logs import printed
 
 
 def test_a_text_is_said_without_flowers_form_and_a_refusal_once_with_its_traceback() -> None:

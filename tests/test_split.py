@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 import umbel
 from tests.helpers.errors import raises
+from tools.split import main, split
 from umbel.data import Manifest, offsets_of, open_dataset, write_dataset
-from umbel.data.split import main, split
 from umbel.protocol.cli import command_line
 from umbel.protocol.errors import DatasetError
 from umbel.protocol.home import umbel_home
@@ -87,7 +87,7 @@ def test_it_is_the_same_each_time(source: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sites", [0, TRAIN + 1])
 def test_a_site_needs_a_client_that_trains(source: Path, tmp_path: Path, sites: int) -> None:
-    with raises(DatasetError, "data.too-many-sites", "--sites"):
+    with raises(DatasetError, "data.split", "--sites"):
         split(source, sites, tmp_path / "sites")
     assert not (tmp_path / "sites").exists()
 

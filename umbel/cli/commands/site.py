@@ -1,30 +1,38 @@
-"""``umbel site journal`` and ``umbel site backup``: a site's ledger and log, and what its clients have spent."""
+"""What ``umbel site`` reads and decides: the journal, requests, the log of messages, and the policy in words."""
 
 from __future__ import annotations
 
 import csv
+import getpass
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
+from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
 from umbel.client.checks import entries_of
-from umbel.console.books import Books
-from umbel.console.page import render
+from umbel.console.books import Books, plan, prices
+from umbel.console.page import explained, render
 from umbel.privacy.accounting.guarantee import DELTA
+from umbel.privacy.gate.consent import decide
 from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.policy import Policy
+from umbel.privacy.gate.policy_file import read_policy
+from umbel.privacy.gate.runs import SHOWN, Request, Runs, Status
 from umbel.privacy.gate.site import Site
-from umbel.privacy.gate.site_log import SiteLog
+from umbel.privacy.gate.site_log import Decision, Line, SiteLog
 from umbel.privacy.gate.store import beside
-from umbel.protocol.cli import command_line, console, csv_cell, errors_in_one_line, printable
+from umbel.protocol.cli import command_line, console, csv_cell, errors_in_one_line, fail, printable
 from umbel.protocol.errors import ConfigError, LedgerError, LogError
 from umbel.protocol.home import umbel_home, write_atomically
+from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 from umbel.protocol.words import count_of
 
 LedgerPath = Annotated[
@@ -80,7 +88,7 @@ def _journal(
     ] = False,
 ) -> None:
     """Check that a site's ledger and log are intact and agree, and print what each client has spent."""
-    path = path or umbel_home() / "ledger.sqlite"
+    path = _path(path)
     with errors_in_one_line():
         if sum(map(bool, (as_json, html, table, create, repair))) > 1:
             text = "choose one of --json, --html, --csv, --create and --repair"
@@ -187,3 +195,172 @@ def _backup(
 
 
 journal, backup = command_line(_journal), command_line(_backup)
+
+
+_Ledger = Annotated[
+    Path | None,
+    typer.Option("--ledger", envvar="UMBEL_LEDGER_PATH", help="The site's ledger; by default that of $UMBEL_HOME."),
+]
+_By = Annotated[
+    str | None, typer.Option("--by", help="The person that decides.", show_default="the user of this machine")
+]
+_Reason = Annotated[str, typer.Option("--reason", help="Why, for the record.")]
+_Digest = Annotated[str, typer.Argument(metavar="REQUEST", help="The request's name, as in the list.")]
+
+
+def _requests(
+    ledger: _Ledger = None,
+    decided: Annotated[bool, typer.Option("--all", help="Also print approved and refused requests.")] = False,
+    whole: Annotated[bool, typer.Option("--whole", help="Print every entry of the run config.")] = False,
+) -> None:
+    """List the requests that wait for approval at a site with approve = "ask", oldest first."""
+    with errors_in_one_line():
+        found = [one for one in Runs(_path(ledger)).requests() if decided or one.status is Status.WAITING]
+        terminal = console()
+        for request in found:
+            terminal.print(_table(request, whole))
+        if not found:
+            typer.echo("no request waits" if not decided else "there are no requests")
+
+
+def _approve(digest: _Digest, ledger: _Ledger = None, by: _By = None, reason: _Reason = "") -> None:
+    """Approve exactly this request for all runs, now and later, within the site's limits."""
+    _decide(digest, Status.APPROVED, ledger, by, reason)
+
+
+def _refuse(digest: _Digest, ledger: _Ledger = None, by: _By = None, reason: _Reason = "") -> None:
+    """Refuse this request for all runs, even if it was approved before."""
+    _decide(digest, Status.REFUSED, ledger, by, reason)
+
+
+def _decide(digest: str, status: Status, ledger: Path | None, by: str | None, reason: str) -> None:
+    with errors_in_one_line():
+        request = decide(_path(ledger), digest, status, by or getpass.getuser(), reason)
+        typer.echo(f"{request.digest[:SHOWN]} is {request.status}")
+
+
+def _path(ledger: Path | None) -> Path:
+    return ledger or umbel_home() / "ledger.sqlite"
+
+
+def _table(request: Request, whole: bool) -> Table:
+    """Return a request's task, its price, and its plan."""
+    asks = request.asks
+    table = Table("", "", title=f"request {request.digest[:SHOWN]}, {request.status}", show_header=False)
+    table.add_row("asked", f"{request.at} by run {request.run}")
+    table.add_row("researcher", _cell(asks.get("researcher", "not known to this site")))
+    if request.decided:
+        said = f"{request.decided} by {request.person}" + (f": {request.reason}" if request.reason else "")
+        table.add_row(str(request.status), _cell(said))
+    table.add_row("policy", request.policy)
+    for name, value in prices(request):
+        table.add_row(name, _cell(value))
+    if "exact-losses" in asks:
+        table.add_row("outside the price", "validation clients, which report exact losses")
+    for name, value in plan(request, whole):
+        table.add_row(name, _cell(value))
+    for name, value in asks["differs"].items():
+        table.add_row(Text(f"otherwise: {name.replace('_', '-')}", style="red"), _cell(value))
+    return table
+
+
+def _cell(value: Any) -> Text:
+    return Text(printable(str(value)))
+
+
+requests, approve, refuse = command_line(_requests), command_line(_approve), command_line(_refuse)
+
+
+_DEFAULTS = {
+    name: {entry.name: entry.default for entry in fields(kind)}
+    for name, kind in (("training", TrainingSpec), ("evaluation", EvaluationSpec))
+}
+"""Of the entries of a message's parts."""
+
+
+def _log(
+    path: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="PATH",
+            envvar="UMBEL_LEDGER_PATH",
+            help="The log, or its ledger; by default $UMBEL_HOME/ledger.sqlite.",
+        ),
+    ] = None,
+    since: Annotated[datetime | None, typer.Option(help="Only messages from this time on (UTC).")] = None,
+    refused: Annotated[bool, typer.Option(help="Only messages that were refused completely or in part.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Also print what has its default value.")] = False,
+    set_aside: Annotated[
+        bool,
+        typer.Option(
+            "--set-aside",
+            help="Rename a damaged or long log, and begin a new one. Until then, a site with a damaged log refuses "
+            "everything.",
+        ),
+    ] = False,
+) -> None:
+    """Print a row for each message: its time, its request, the site's decision and the reason."""
+    if set_aside:
+        with errors_in_one_line():
+            log = SiteLog(_log_path(path))
+            typer.echo(f"{log.path} is a new log; the previous one is {log.set_aside()}")
+        return
+    log = SiteLog(_log_path(path))
+    table = Table("", "time (UTC)", "run", "message", "asked", "decision", "paid", "reason", title=Text(str(log.path)))
+    fault = None
+    try:
+        for line in log.lines():
+            late = since is not None and datetime.fromisoformat(line["at"]) < since.replace(tzinfo=UTC)
+            if late or (refused and line["decision"] == Decision.ANSWERED):
+                continue
+            table.add_row(*_cells(line, full))
+    except LogError as error:
+        fault = str(error)
+    if fault is None or table.row_count:
+        console().print(table)
+    if fault is not None:
+        fail(fault)
+
+
+def _log_path(path: Path | None) -> Path:
+    path = _path(path)
+    return path if path.suffix == ".jsonl" else beside(path)
+
+
+def _part(name: str, values: Any, full: bool) -> str:
+    """Return a part of a message in words: its entries, or the number of parts that umbel does not know."""
+    if not isinstance(values, dict):
+        return f"{name}: {values}"
+    usual = {} if full else _DEFAULTS.get(name, {})
+    told = (
+        f"{key.replace('_', '-')} {value}"
+        for key, value in values.items()
+        if value != "" and (key not in usual or value != usual[key])
+    )
+    return f"{name}: {', '.join(told)}"
+
+
+def _cells(line: Line, full: bool) -> list[Text]:
+    """Return the cells of a line."""
+    asked = "; ".join(_part(name, values, full) for name, values in line["asked"].items())
+    cells = (line["number"], line["at"], line["run"], line["message"], asked, line["decision"], line["paid"])
+    texts = [*map(str, cells), line["reason"]]
+    return [Text(printable(text)) for text in texts]
+
+
+log = command_line(_log)
+
+
+def _policy(file: Annotated[Path, typer.Argument(metavar="POLICY", help="The policy file.")]) -> None:
+    """Check a policy file; print what it allows, what it promises, and whom it does not cover."""
+    with errors_in_one_line():
+        policy = Policy.parse(read_policy(file.absolute()), str(file))
+        # Where the file names no data, the node's configuration does.
+        Site.serving(policy.model_copy(update={"data_path": policy.data_path or "/"}))
+    table = Table("", "", title=Text(printable(str(file))), show_header=False, show_lines=True)
+    for what, text in [("digest", policy.digest), *explained(policy)]:
+        table.add_row(what, Text(printable(text)))
+    console().print(table)
+
+
+policy = command_line(_policy)

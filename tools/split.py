@@ -1,4 +1,4 @@
-"""``python -m umbel.data.split``: split a dataset over several sites, so that each has a dataset with other clients."""
+"""Split a dataset over several sites, so that each has a dataset with other clients: python tools/split.py"""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from umbel.data.data import offsets_of
+from umbel.data.data import Manifest, offsets_of
 from umbel.data.files import write_dataset
 from umbel.data.find import find_typed, open_dataset
-from umbel.data.manifest import Manifest
 from umbel.protocol.cli import command_line, errors_in_one_line
 from umbel.protocol.errors import DatasetError
 
@@ -38,7 +37,7 @@ def split(source: Path, sites: int, out: Path) -> list[Path]:
     manifest, offsets = whole.manifest, whole.offsets
     if not 1 <= sites <= manifest.train:
         text = f"{source}: {manifest.train} training clients make 1 to {manifest.train} sites, not {sites}; set --sites"
-        raise DatasetError(text, code="data.too-many-sites")
+        raise DatasetError(text, code="data.split")
     if stale := [one for one in out.glob("site-*") if one.name not in {f"site-{site + 1}" for site in range(sites)}]:
         text = f"{stale[0]} is of a split over more sites, whose clients would then be at two; delete it"
         raise DatasetError(text, code="data.exists")
