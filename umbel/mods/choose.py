@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import dataclass
 from logging import getLogger
 
@@ -38,24 +39,51 @@ class Choice:
         return self.k > 1 and not self.epsilon
 
 
-_NONE = Choice(1, 0.0)
-_choice: ContextVar[Choice] = ContextVar("umbel_choice", default=_NONE)
+_choice: ContextVar[Choice | None] = ContextVar("umbel_choice", default=None)
+_under_way: list[Choice] = []  # in any thread of this process
 
 
-def choice_made() -> Choice:
-    """Return the choice in which this code runs, as a Mod inside `ChooseHypothesis`.
+def choice_made() -> Choice | None:
+    """Return the choice in which this code runs, as a Mod inside `ChooseHypothesis`; None outside of any.
 
-    It is told within the process, and not by the message, which a server could forge.
+    It is told within the process, and not by the message, which a server could forge. A Mod between the two may go on
+    in another thread, where it is not known: then it counts as an open choice.
     """
-    return _choice.get()
+    made = _choice.get()
+    return Choice(2, 0.0) if made is None and _under_way else made
+
+
+@contextmanager
+def choosing(k: int, epsilon: float) -> Iterator[None]:
+    """Tell the code inside that its model was chosen among k; together with a choice outside of it."""
+    made = Choice(k, epsilon if k > 1 else 0.0)
+    if (outer := _choice.get()) is not None:
+        both = not (made.is_open or outer.is_open)
+        made = Choice(max(k, outer.k), made.epsilon + outer.epsilon if both else 0.0)
+    token = _choice.set(made)
+    _under_way.append(made)
+    try:
+        yield
+    finally:
+        _under_way.remove(made)
+        _choice.reset(token)
+
+
+def shown(msg: Message, content: RecordDict) -> Message:
+    """Return a message with other content for an app, which may change it without a trace in the one that came."""
+    light = copy(msg)  # strategies put one content into the messages of all nodes
+    light.content = RecordDict()
+    inner = deepcopy(light)
+    inner.content = content
+    return inner
 
 
 def hypotheses_in(content: RecordDict) -> int:
     """Return how many hypotheses a message has, stacked in its arrays; 0 for an ordinary message of Flower's."""
-    config = content.get("config")
-    if not isinstance(config, ConfigRecord) or "k" not in config:
+    configs = [record for record in content.config_records.values() if "k" in record]
+    if not configs:
         return 0
-    k = config["k"]
+    k = configs[0]["k"] if len(configs) == 1 else None
     if type(k) is not int or k < 1:
         raise ProtocolError("the message's k is not a number of hypotheses", code="protocol.hypotheses")
     return k
@@ -96,17 +124,14 @@ class ChooseHypothesis:
         fit = best_fit(self._loss, stacked_in(msg.content, k), context)  # always: time must not tell what was drawn
         drawn = int(draw(self._epsilon, k, [SecureGenerator()])[0]) if self._epsilon else OWN
         inner = with_one(msg, fit if drawn == OWN else drawn)
-        token = _choice.set(Choice(k, self._epsilon if k > 1 else 0.0))
-        try:
+        with choosing(k, self._epsilon):
             return call_next(inner, context)
-        finally:
-            _choice.reset(token)
 
 
 def stacked_in(content: RecordDict, k: int) -> Arrays:
     r"""Return the k hypotheses of a message, each array (k, \*shape); raise unless they are stacked."""
-    record = content.get("arrays")
-    arrays = {name: array.numpy() for name, array in record.items()} if isinstance(record, ArrayRecord) else {}
+    records = list(content.array_records.values())
+    arrays = {name: array.numpy() for name, array in records[0].items()} if len(records) == 1 else {}
     if not arrays or any(value.shape[:1] != (k,) for value in arrays.values()):
         raise ProtocolError(f"the message's arrays are not {k} stacked hypotheses", code="protocol.hypotheses")
     return arrays
@@ -115,10 +140,13 @@ def stacked_in(content: RecordDict, k: int) -> Arrays:
 def with_one(msg: Message, j: int) -> Message:
     """Return a message with hypothesis j alone, as an ordinary record, and without k."""
     stacked = stacked_in(msg.content, hypotheses_in(msg.content))
-    config = ConfigRecord({key: value for key, value in msg.content.config_records["config"].items() if key != "k"})
-    inner = copy(msg)  # strategies put one content into the messages of all nodes
-    inner.content = RecordDict({**msg.content, "arrays": _one(stacked, j), "config": config})
-    return inner
+    records = dict(msg.content)
+    for name, record in records.items():
+        if isinstance(record, ArrayRecord):
+            records[name] = _one(stacked, j)
+        elif isinstance(record, ConfigRecord):
+            records[name] = ConfigRecord({key: value for key, value in record.items() if key != "k"})
+    return shown(msg, RecordDict(records))
 
 
 def best_fit(loss: Loss, stacked: Arrays, context: Context) -> int:

@@ -19,7 +19,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.clientapp.typing import ClientAppCallable
 from numpy.typing import NDArray
 
-from umbel.mods.choose import Loss, best_fit, hypotheses_in, stacked_in, with_one
+from umbel.mods.choose import Loss, best_fit, choice_made, choosing, hypotheses_in, shown, stacked_in, with_one
 from umbel.privacy import mechanisms
 from umbel.privacy.accounting.guarantee import DELTA, amount, guarantee
 from umbel.privacy.gate.gate import LocalReport, LocalResult, Passage, Sanitised
@@ -135,8 +135,14 @@ class Gate:
     def __call__(self, msg: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Return a sanitised reply, or "refused"."""
 
+        came = shown(msg, msg.content)  # what the app does to its message must not show in a reply or a refusal
+
         def answer(site: Site, entry: Entry) -> Message:
             _check_fit(site)
+            if choice_made() is not None:
+                text = "umbel.ChooseHypothesis before umbel.Gate would choose without a charge"
+                fix = "write mods=[umbel.Gate(..., choose=loss, choice_epsilon=...)]"
+                raise Refused(f"{text}; {fix}", code="refused.hypotheses")
             what, round = msg.metadata.message_type.partition(".")[0], _round(msg.content)
             if what not in ("train", "evaluate"):
                 raise Refused(
@@ -154,14 +160,23 @@ class Gate:
                 raise Refused(text, code="refused.hypotheses")
             if k:
                 stacked_in(msg.content, k)
-            app = _App(site, msg, context, call_next, sent, self._reports, self._choose if k else None)
+            app = _App(
+                site,
+                msg,
+                context,
+                call_next,
+                sent,
+                self._reports,
+                self._choose if k else None,
+                self._task.choice_epsilon,
+            )
             # The operating system's entropy, even in simulation: a server that knows a seed can subtract the noise.
             passage = Passage(self._limited(site), str(context.run_id), None, context.state, entry, app)
             if what == "train":
-                return Message(self._train(passage, app, name, round), reply_to=msg)
-            return Message(self._evaluate(passage, round), reply_to=msg)
+                return Message(self._train(passage, app, name, round), reply_to=came)
+            return Message(self._evaluate(passage, round), reply_to=came)
 
-        return answered(msg, context, answer, own_data=False)
+        return answered(came, context, answer, own_data=False)
 
     def _limited(self, site: Site) -> Site:
         """Return the site with the app's budget if it sets none itself, and with at least the app's noise.
@@ -310,6 +325,7 @@ class _App:
     sent: Arrays
     reports: Sequence[str]
     choose: Loss | None
+    choice_epsilon: float
     released: Sequence[str] = ()
 
     def stacked(self, name: str) -> NDArray[Any]:
@@ -355,8 +371,10 @@ class _App:
         return chosen, with_one(self.msg, chosen)
 
     def _reply(self, message: Message) -> RecordDict:
+        k = len(next(iter(self.sent.values()))) if self.choose else 1
         try:
-            reply = self.call_next(message, self.context)
+            with choosing(k, self.choice_epsilon):
+                reply = self.call_next(message, self.context)
         except SystemExit:
             raise Refused("the app's function ended the process", code="refused.handler") from None
         if reply.has_error():

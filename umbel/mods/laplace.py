@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
 from logging import INFO, WARNING, getLogger
@@ -13,7 +14,7 @@ import numpy as np
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
-from umbel.mods.choose import choice_made, hypotheses_in
+from umbel.mods.choose import Choice, choice_made, hypotheses_in
 from umbel.privacy.gate.randomness import noise
 from umbel.privacy.mechanisms.base import Matrix
 from umbel.privacy.mechanisms.laplace import Laplace
@@ -120,10 +121,11 @@ class LaplaceMod:
         config: Any = msg.content.get("config", {})
         round = config.get("server-round", 0)
         client: Any = context.node_config.get("partition-id", context.node_id)
-        reply = Message(RecordDict(), reply_to=msg)  # before the app can change the message
+        reply, state = Message(RecordDict(), reply_to=msg), context.state  # before the app can change either
+        before = _norms(state)
         release = _trained(lambda: call_next(msg, context), model, centre) - centre
         if self.clip_norm is None:
-            _watch(float(np.linalg.norm(release)), context.state)
+            _watch(float(np.linalg.norm(release)), before, state)
         elif self.seed is None:
             self._tell(n)
         clipping, sources = "public" if self.clip_norm else "update", noise(self.seed, round, [client])
@@ -134,9 +136,9 @@ class LaplaceMod:
 
     def _tell(self, n: int) -> None:
         """Log what a participation costs, if that is known."""
-        choice = choice_made()
+        choice = choice_made() or Choice(1, 0.0)
         if choice.is_open:
-            _say(INFO, f"the choice among {choice.k} hypotheses is open, so no epsilon is proven")
+            _say(INFO, "the choice of a hypothesis is open, so no epsilon is proven")
             return
         epsilon = float(quotient(2 * n, self.noise_multiplier) + exact(choice.epsilon))
         text = f"a pure epsilon of {epsilon:.4g} a participation, between any two data sets of a client"
@@ -165,12 +167,19 @@ def _trained(train: Callable[[], Message], model: ModelRecord, centre: Matrix) -
         return centre
 
 
-def _watch(norm: float, state: RecordDict) -> None:
+def _norms(state: RecordDict) -> list[float]:
+    """Return the longest update of a client so far, and the lengths of its last ones."""
+    record = state.get(_NORMS)
+    found: Any = record.get("norms") if isinstance(record, MetricRecord) else None
+    return list(found) if isinstance(found, list) and found else [0.0]
+
+
+def _watch(norm: float, before: list[float], state: RecordDict) -> None:
     """Warn when updates grow from round to round, and with them the noise that is scaled to them."""
     times, factor = _GROWTH
-    record: Any = state.get(_NORMS, {"norms": [0.0]})
-    longest, norms = record["norms"][0], [*record["norms"][1:], norm][-times:]
-    state[_NORMS] = MetricRecord({"norms": [max(longest, norm), *norms]})
+    longest, norms = before[0], [*before[1:], norm][-times:]
+    with suppress(Exception):  # an app may have put anything in place of the state
+        state[_NORMS] = MetricRecord({"norms": [max(longest, norm), *norms]})
     if len(norms) == times and norms == sorted(norms) and norm > max(longest, factor * norms[0]):
         text = "a client's updates grow from round to round, and the noise with them"
         _say(WARNING, f"{text}; use less noise, fewer local epochs, or a clip_norm")

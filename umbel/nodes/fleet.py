@@ -281,6 +281,10 @@ class Fleet:
         packed = pack(hypotheses)
         self._opened = dict(record.items()), unpack(packed), packed
 
+    def begin(self, arrays: ArrayRecord) -> None:
+        """Take the hypotheses from which a round starts, however its messages are made."""
+        self.sent, _ = self.opened(arrays)
+
     def opened(self, hypotheses: ArrayRecord) -> tuple[Arrays, ArrayRecord]:
         """Return the hypotheses as arrays and as they travel; done once for a round's training and evaluation."""
         known = self._opened[0]

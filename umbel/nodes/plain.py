@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,8 @@ _LONGEST = 300  # characters of what a node says, in the log
 _LOOK_S = 1.0  # between two looks for nodes
 
 Aggregate = Callable[[list[RecordDict], str], MetricRecord]
-"""Flower's type of a function that aggregates the metrics of replies; the weight's name is empty."""
+"""Flower's type of a function that aggregates the metrics of replies; its second argument is "num-examples"."""
+_WEIGHT = "num-examples"
 
 
 def mean_metrics(contents: list[RecordDict], _: str) -> MetricRecord:
@@ -36,9 +38,14 @@ def mean_metrics(contents: list[RecordDict], _: str) -> MetricRecord:
     for content in contents:
         for record in content.metric_records.values():
             for name, value in record.items():
-                if isinstance(value, int | float):
+                if isinstance(value, int | float) and math.isfinite(value):
                     values.setdefault(name, []).append(float(value))
     return MetricRecord({name: float(np.mean(some)) for name, some in values.items()})
+
+
+def _kind(message: Message) -> str:
+    """Return what a message asks for, also of a handler with a name of its own, as in ``train.mine``."""
+    return message.metadata.message_type.partition(".")[0]
 
 
 @dataclass
@@ -71,8 +78,15 @@ class PlainNodes:
     """Number of releases of each node, in the order in which they were first asked."""
     _numbers: dict[int, int] = field(default_factory=dict, init=False)
     _asked: dict[str, set[int]] = field(default_factory=dict, init=False)
+    _accepted: set[int] = field(default_factory=set, init=False)
 
     used_up = unanswered = False
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.fraction_train <= 1 and 0 <= self.fraction_evaluate <= 1):
+            raise ConfigError("fractions of nodes lie between 0 and 1", code="config.fraction")
+        if min(self.min_train_nodes, self.min_evaluate_nodes, self.min_available_nodes) < 1:
+            raise ConfigError("minima of nodes are at least 1", code="config.fraction")
 
     # --- asking
 
@@ -91,7 +105,7 @@ class PlainNodes:
                 f"the strategy needs clients that know {', '.join(sorted(decisions))}, which are those of umbel's app"
             )
             raise ConfigError(f"{text}; run it with umbel run, or take another strategy", code="config.plain-nodes")
-        self.sent = {name: array.numpy() for name, array in arrays.items()}
+        self.begin(arrays)
         least = self.min_train_nodes
         return self._ask(MessageType.TRAIN, self.fraction_train, least, round, arrays, config, grid)
 
@@ -113,6 +127,9 @@ class PlainNodes:
         chosen = [nodes[i] for i in np.sort(sample).tolist()]
         log(INFO, "round %d: %s %d of %d nodes", round, kind, size, len(nodes))
         self._asked[kind] = set(chosen)
+        if HYPOTHESES in config:
+            text = f"the config that nodes get has an entry {HYPOTHESES!r} of umbel's: the number of hypotheses"
+            raise ConfigError(f"{text}; give yours another name", code="config.plain-nodes")
         told = ConfigRecord({**config, ROUND: round, HYPOTHESES: number_in(arrays)})
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: told})
         return [Message(content, node, kind, group_id=str(round)) for node in chosen]
@@ -123,10 +140,18 @@ class PlainNodes:
             log(INFO, "waiting for nodes: %d of at least %d are connected", len(nodes), least)
             time.sleep(_LOOK_S)
         for node in nodes:
-            self._numbers.setdefault(node, len(self._numbers))
-        new = np.zeros(len(self._numbers) - len(self.participations), np.int64)
-        self.participations = np.concatenate([self.participations, new])
+            self._number(node)
         return nodes
+
+    def _number(self, node: int) -> None:
+        """Give a node its number, if it has none."""
+        if node not in self._numbers:
+            self._numbers[node] = len(self._numbers)
+            self.participations = np.append(self.participations, 0)
+
+    def begin(self, arrays: ArrayRecord) -> None:
+        """Take the hypotheses from which a round starts."""
+        self.sent = {name: array.numpy() for name, array in arrays.items()}
 
     def wait(self, *_: Any) -> None:
         """Do nothing: a run of plain nodes has no pauses."""
@@ -138,8 +163,12 @@ class PlainNodes:
         self, round: int, grid: Grid, messages: Sequence[Message], timeout: float
     ) -> tuple[list[Message], list[Message]]:
         """Send messages; return the replies to those that ask to train, and to those that ask to evaluate."""
+        # Of the messages as they are: a strategy may have made some by itself.
+        self._asked = {kind: {one.metadata.dst_node_id for one in messages if _kind(one) == kind} for kind in _KINDS}
+        for node in sorted(set().union(*self._asked.values()) - {*self._numbers}):
+            self._number(node)
         replies = list(grid.send_and_receive(messages, timeout=timeout))
-        kinds = {message.metadata.message_id: message.metadata.message_type for message in messages}
+        kinds = {message.metadata.message_id: _kind(message) for message in messages}
         by_kind = {
             kind: [one for one in replies if kinds.get(one.metadata.reply_to_message_id) == kind] for kind in _KINDS
         }
@@ -158,7 +187,8 @@ class PlainNodes:
                 log(WARNING, "dropped the reply of node %d: %s", node, one_line(str(error))[:_LONGEST])
         clients = np.array([self._numbers[node] for node in vectors], np.int64)
         self.participations[clients] += 1
-        kind = np.result_type(np.float32, *(value.dtype for value in self.sent.values() if value.dtype.kind == "f"))
+        self._accepted = {*vectors}
+        kind = np.result_type(np.float32, *(value.dtype for value in self.sent.values()))
         size = sum(int(np.prod(shape)) for shape in shapes.values())
         matrix = np.concatenate([np.zeros((0, size)), *vectors.values()]).astype(kind)
         matrix.flags.writeable = False
@@ -177,8 +207,10 @@ class PlainNodes:
             }
         if {name: value.shape for name, value in arrays.items()} != shapes:
             raise ProtocolError("its arrays are not those of one model", code="protocol.arrays")
-        vector: NDArray[Any] = flatten({name: arrays[name][None] for name in shapes})
-        if not all_finite(vector):
+        with np.errstate(over="ignore", invalid="ignore"):  # what does not fit the model's own type is not finite there
+            like = {name: arrays[name].astype(self.sent[name].dtype)[None] for name in shapes}
+        vector: NDArray[Any] = flatten(like)
+        if not all_finite(vector) or not all_finite(flatten({name: arrays[name][None] for name in shapes})):
             raise ProtocolError("its arrays are not finite", code="protocol.not-finite")
         return vector
 
@@ -188,13 +220,14 @@ class PlainNodes:
 
     def train_metrics(self, replies: Iterable[Message]) -> Mapping[str, Any]:
         """Return the metrics in the replies to the last `ask_training`, aggregated."""
-        contents = [reply.content for reply in self._usable(MessageType.TRAIN, replies, quietly=True).values()]
-        return self.train_metrics_aggr_fn(contents, "") if contents else {}
+        usable = self._usable(MessageType.TRAIN, replies, quietly=True)
+        contents = [reply.content for node, reply in usable.items() if node in self._accepted]
+        return self.train_metrics_aggr_fn(contents, _WEIGHT) if contents else {}
 
     def evaluation(self, replies: Iterable[Message]) -> MetricRecord | None:
         """Return the metrics in the replies to the last `ask_evaluation`, aggregated; None without replies."""
         contents = [reply.content for reply in self._usable(MessageType.EVALUATE, replies).values()]
-        return self.evaluate_metrics_aggr_fn(contents, "") if contents else None
+        return self.evaluate_metrics_aggr_fn(contents, _WEIGHT) if contents else None
 
     def _usable(self, kind: str, replies: Iterable[Message], quietly: bool = False) -> dict[int, Message]:
         """Return a reply of each node that was asked, in the order of their numbers, without errors."""

@@ -109,7 +109,11 @@ def flatten(arrays: Mapping[str, NDArray[Any]], dtype: Any = np.float64) -> NDAr
 def unflatten(matrix: NDArray[Any], like: Mapping[str, NDArray[Any]]) -> Arrays:
     """Return a matrix (m, n) as named arrays (m, \\*shape), with `like`'s names, shapes and types."""
     shapes = {name: value.shape[1:] for name, value in like.items()}
-    return {name: value.astype(like[name].dtype) for name, value in _cut(matrix, shapes).items()}
+    cut = _cut(matrix, shapes)
+    return {
+        name: (np.rint(value) if like[name].dtype.kind in "iu" else value).astype(like[name].dtype)
+        for name, value in cut.items()
+    }
 
 
 def _cut(matrix: NDArray[Any], shapes: Mapping[str, tuple[int, ...]]) -> Arrays:

@@ -27,7 +27,6 @@ from umbel.protocol.arrays import (
     Matrix,
     Vectors,
     all_finite,
-    as_matrix,
     distances,
     flatten,
     mean_of,
@@ -83,6 +82,9 @@ class Nodes(Protocol):
 
     def ask_evaluation(self, round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
         """Return messages that ask a sample of the validation clients to score hypotheses, one for each node."""
+
+    def begin(self, arrays: ArrayRecord) -> None:
+        """Take the hypotheses from which a round starts, however its messages are made."""
 
     def wait(self, round: int, grid: Grid, paused: Callable[[float, float], None]) -> None:
         """Wait until a round can begin."""
@@ -212,6 +214,7 @@ class HypothesisStrategy(Strategy):
             arrayrecord_key, configrecord_key, train_metrics_aggr_fn, evaluate_metrics_aggr_fn, seed,
         )  # fmt: skip
         self.hypotheses = self.fixed_hypotheses or hypotheses or 0
+        self._any_number = not self.hypotheses
         self.min_releases = min_releases
         self.options = self.Options(**options)
         self.state: dict[str, NDArray[Any]] = {}
@@ -378,11 +381,16 @@ class HypothesisStrategy(Strategy):
         ConfigError
             If the first hypotheses are not stacked, or not as many as the strategy's.
         """
+        if first_round < 1 or evaluate_every < 1:
+            raise ConfigError("first_round and evaluate_every are at least 1", code="config.rounds")
         self.nodes = nodes or self.nodes
         if first_round == 1:
+            self.history.clear()
+            self.state.clear()
             k = number_in(initial_arrays)
-            self.hypotheses = self.hypotheses or k
-            if k != self.first_hypotheses and not self.may_resize:
+            if self._any_number:
+                self.hypotheses = k
+            if k > self.hypotheses or (k != self.first_hypotheses and not self.may_resize):
                 text = f"{type(self).__name__} trains {self.first_hypotheses} hypotheses, but the first arrays hold {k}"
                 raise ConfigError(f"{text}; make as many, or leave hypotheses out", code="config.hypotheses")
         known, self.may_differ = self.may_differ, True
@@ -477,7 +485,7 @@ def _declared(kind: type, name: str, methods: set[str], implied: bool) -> Any:
 def moved_to(moved: Matrix, sent: Arrays, round: int) -> Arrays | None:
     """Return hypotheses (k, n) as arrays like those sent; None, with a warning, if they are not finite."""
     following = unflatten(moved, sent)
-    if all_finite(as_matrix(following)):
+    if all(all_finite(value) for value in following.values()):
         return following
     log(WARNING, "round %d: the strategy's combine makes hypotheses that are not finite; they stay unchanged", round)
     return None

@@ -85,6 +85,7 @@ def run_rounds(
             break
         rounds.exchange(number, train=True, evaluate=(number - 1) % evaluate_every == 0)
         if rounds.stopped:
+            rounds.evaluate_here(number)
             return rounds.result
         first_round = number + 1
     # The hypotheses from the last training round have not been evaluated yet.
@@ -114,9 +115,8 @@ class _Rounds:
         if train:
             for callback in self.callbacks:
                 callback.before_round(number, arrays)
-        if self.evaluate_fn and (metrics := self.evaluate_fn(before, arrays)) is not None:
-            self._log("evaluation at the server after round %d: %s", before, metrics)
-            result.evaluate_metrics_serverapp[before] = metrics
+        self.evaluate_here(before)
+        strategy.nodes.begin(arrays)
         training = partial(strategy.configure_train, number, arrays, self.train_config, self.grid)
         evaluation = partial(strategy.configure_evaluate, before, arrays, self.evaluate_config, self.grid)
         may_stop = any(callback.may_stop(before) for callback in self.callbacks)
@@ -127,7 +127,8 @@ class _Rounds:
         if evaluate:
             metrics = strategy.aggregate_evaluate(before, to_evaluate)
             clock.ends("validation")
-            self.heard = bool(self.heard) or metrics is not None
+            # A class that overrides `aggregate_evaluate` may well return nothing.
+            self.heard = bool(self.heard) or metrics is not None or not strategy.merges
             if metrics is not None:
                 self._log("evaluation after round %d: %s", before, metrics)
                 result.evaluate_metrics_clientapp[before] = metrics
@@ -144,6 +145,12 @@ class _Rounds:
             self._tell(lambda callback: callback.after_train(number, result.arrays, counts))
         clock.ends("aggregation")
         self._tell(lambda callback: callback.after_exchange(number, clock.stages))
+
+    def evaluate_here(self, after: int) -> None:
+        """Evaluate the hypotheses after so many rounds at the server, if it can."""
+        if self.evaluate_fn and (metrics := self.evaluate_fn(after, self.result.arrays)) is not None:
+            self._log("evaluation at the server after round %d: %s", after, metrics)
+            self.result.evaluate_metrics_serverapp[after] = metrics
 
     def _send(
         self, number: int, clock: _Clock, parts: Sequence[Callable[[], Iterable[Message]]]

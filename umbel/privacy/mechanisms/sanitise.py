@@ -212,7 +212,7 @@ def _rows(shapes: Mapping[str, tuple[int, ...]]) -> Sequence[slice]:
     for shape in shapes.values():
         size = math.prod(shape[1:] if len(shape) > 1 else shape)
         stop = start + math.prod(shape)
-        rows += [slice(begin, begin + size) for begin in range(start, stop, size)]
+        rows += [slice(begin, begin + size) for begin in range(start, stop, max(size, 1))]
         start = stop
     return rows
 
