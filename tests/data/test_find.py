@@ -36,7 +36,6 @@ def test_a_name_is_found_in_the_home_before_the_bundle(umbel_home: Path) -> None
     [
         ("femnist", "femnist"),
         ("qmnist-2", "qmnist"),
-        ("qmnist-features", "qmnist_features"),
         ("movielens", "movielens"),
     ],
 )

@@ -67,7 +67,7 @@ def test_a_hint_names_it_where_it_is_not_installed(name: str) -> None:
 
 
 def test_its_recipes_stand_beside_umbels(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = {"qmnist", "qmnist_features"}
+    names = {"qmnist"}
     assert names | {"femnist", "hospital", "movielens", "preferences", "synthetic"} == find.recipes().keys()
     monkeypatch.setattr(find, "entry_points", lambda group: [])
     find.recipes.cache_clear()

@@ -12,7 +12,8 @@ import umbel.client.app
 from tests.helpers.errors import raises
 from tests.helpers.runs import run_app
 from tests.helpers.sources import ROOT
-from umbel.privacy.accounting.guarantee import guarantee, site_release
+from umbel.models import MODELS
+from umbel.privacy.accounting.guarantee import guarantee
 from umbel.privacy.accounting.rows import row_guarantee
 from umbel.protocol.errors import ConfigError, FleetError
 from umbel.protocol.run_config import RunConfig
@@ -50,19 +51,16 @@ def test_every_config_that_comes_along_is_found_by_its_name(file: Path) -> None:
 
 
 FORMAL = sorted((ROOT / "configs").glob("*-epsilon-*.toml"))
-PARAMETERS = {"hospital": 11, "qmnist-features": 100, "qmnist-images": 13_426, "qmnist-images-1": 1_199_882}
 
 
 @pytest.mark.parametrize("file", FORMAL, ids=lambda file: file.stem)
 def test_a_config_costs_the_epsilon_of_its_name(file: Path) -> None:
-    """Over all participations of a client: those of hospitals are pure, the others at a delta of 1e-5."""
+    """Over all participations of a hospital, and pure."""
     run = RunConfig.of(run_config(file.stem))
-    release = run.release(PARAMETERS[run.dataset], run.hypotheses)
-    found = guarantee({site_release(release) if run.strategy == "site-average" else release: run.max_participations})
+    found = guarantee({run.release(MODELS["mlp"].num_parameters, run.hypotheses): run.max_participations})
     assert found
-    epsilon = found.pure if run.dataset == "hospital" else found.epsilon
     named = int(file.stem.rpartition("-")[2])
-    assert 0.99 * named < epsilon <= named
+    assert 0.99 * named < found.pure <= named
 
 
 def test_a_change_of_a_key_that_there_is_not_is_named() -> None:

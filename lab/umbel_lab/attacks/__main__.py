@@ -14,7 +14,7 @@ from umbel.protocol.cli import command_group, errors_in_one_line
 from umbel.protocol.home import umbel_home
 from umbel.protocol.plugins import parse_options
 from umbel_lab.attacks import identify, reconstruct
-from umbel_lab.attacks.audit import findings
+from umbel_lab.attacks.audit import bounds, findings
 from umbel_lab.output import Page
 
 app = command_group("Attack releases, to see what they reveal. An attack that fails proves nothing.")
@@ -44,15 +44,13 @@ def reconstruct_command(
     ] = list(reconstruct.NOISE_MULTIPLIERS),  # noqa: B006
     count: Annotated[int, typer.Option("--images", min=1, help="Clients to attack, each with one image.")] = 8,
     restarts: Annotated[int, typer.Option(min=1, help="Starts of DLG; the best counts.")] = 2,
-    releases: Annotated[int, typer.Option(min=1, help="Releases of each client; their mean is attacked.")] = 1,
     seed: Seed = 0,
     out: Out = None,
 ) -> None:
     """Reconstruct an image from a release of one training step, behind the app's own gate."""
     multipliers = tuple(dict.fromkeys(noise_multiplier))
-    setting = reconstruct.Setting(dataset, model, multipliers, count, restarts, seed, releases)
-    several = f"-{releases}-releases" if releases > 1 else ""
-    name = f"reconstruct-{Path(dataset).name}-{model}{several}"
+    setting = reconstruct.Setting(dataset, model, multipliers, count, restarts, seed)
+    name = f"reconstruct-{Path(dataset).name}-{model}"
     _leave(out, name, lambda: reconstruct.page(reconstruct.audit(setting)))
 
 
@@ -68,16 +66,15 @@ def identify_command(
     victims: Annotated[int, typer.Option(min=1, help="Clients to attack.")] = 20,
     after: Annotated[int, typer.Option(min=0, help="Rounds of honest training first.")] = 30,
     interactions: Annotated[int, typer.Option(min=1, help="Maximum requests to each client.")] = 500,
-    defences: Annotated[bool, typer.Option(help="Repeat the attack behind each defence of a site.")] = True,
     seed: Seed = 0,
     out: Out = None,
 ) -> None:
-    """Steal clients' local parameters from their updates, behind the app's own gate and each defence."""
+    """Steal clients' local parameters from their updates, behind the app's own gate."""
     options = {"victims": victims, "after": after, "interactions": interactions}
     changes = {"model": model, "seed": seed}
     multipliers = tuple(dict.fromkeys(noise_multiplier))
     name = f"identify-{Path(dataset).name}-{model or 'factors'}"
-    _leave(out, name, lambda: identify.audit(dataset, multipliers, defences, options, **changes).page())
+    _leave(out, name, lambda: identify.audit(dataset, multipliers, options, **changes).page())
 
 
 @app.command("audit")
@@ -87,7 +84,7 @@ def audit_command(
         typer.Argument(
             help="Such as 'parameters=7 noise-multiplier=20', and: mechanism=laplace, gaussian, discrete-gaussian, or "
             "package.module:Class; hypotheses=k and choice-epsilon; release=client or site; participations of each "
-            "canary; report-noise-multiplier, with which canaries also report.",
+            "canary.",
             show_default="standard settings",
         ),
     ] = "",
@@ -95,7 +92,7 @@ def audit_command(
         int, typer.Option(min=100, help="Canaries of each setting. One in four only fixes the number of guesses.")
     ] = findings.CANARIES,
     delta: Annotated[float, typer.Option(help="Delta of the (epsilon, delta) claim.")] = DELTA,
-    confidence: Annotated[float, typer.Option(help="Confidence of each lower bound.")] = findings.CONFIDENCE,
+    confidence: Annotated[float, typer.Option(help="Confidence of each lower bound.")] = bounds.CONFIDENCE,
     as_site: Annotated[
         bool,
         typer.Option(
@@ -116,7 +113,7 @@ def audit_command(
             settings = parse_options(findings.SettingOptions, setting, "setting").settings()
         results = [findings.audit(each, canaries, seed, delta, confidence, as_site) for each in settings]
     findings.page(results, delta, confidence).show()
-    if any(finding.verdict is findings.Verdict.EXCEEDS for finding in results):
+    if any(finding.verdict is bounds.Verdict.EXCEEDS for finding in results):
         raise typer.Exit(1)
 
 

@@ -1,16 +1,15 @@
 """The identification audit: a malicious server's knowledge of clients' local parameters, and its price.
 
 It attacks the clients of a dataset of preferences through the app's own ClientApp and gate (PAC identifiability in
-federated personalization, Protocol 2), in three ways, without defences and behind each defence that a site can switch
-on. The target is the direction of a client's vector. Its sign is one more bit, which one known preference reveals; the
-table also shows how often the attack finds it by itself.
+federated personalization, Protocol 2), in three ways. The target is the direction of a client's vector. Its sign is one
+more bit, which one known preference reveals; the table also shows how often the attack finds it by itself.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,40 +40,11 @@ ATTACKS: dict[str, dict[str, str]] = {
 
 _MAX_A_ROUND = 100
 _VALIDATE_EVERY = 100
-# Settings of defences, and the noise multiplier with them.
-_CAP, _CLIP_NORM, _SIGMA, _DEFENDED = 8, 1.0, 0.1, 1.0
-
-
-@dataclass(frozen=True)
-class Defence:
-    """A measure that keeps a server from stealing local parameters, or is said to, at a noise multiplier.
-
-    `policy` holds the entries of the site's policy that switch it on (`umbel.privacy.gate.policy.Policy`), `run` the
-    entries of the run config.
-    """
-
-    name: str = "none"
-    nu: float = _DEFENDED
-    policy: Mapping[str, Any] = field(default_factory=dict)
-    run: Mapping[str, Any] = field(default_factory=dict)
-
-
-def defences(after: int) -> list[Defence]:
-    """Return every defence with its comparisons, for `after` rounds of honest training."""
-    public = {"clipping": "public", "clip_norm": _CLIP_NORM, "clip_norm_floor": _CLIP_NORM, "noise_per": "vector"}
-    cap = {"max-participations": after + _CAP}
-    return [
-        Defence(),
-        Defence(f"budget: {_CAP} participations left for the attack", policy=cap),
-        Defence(f"public clip norm {_CLIP_NORM:g}", policy={"clipping": "public"}, run=public),
-        # Its noise replaces the gate's.
-        Defence(f"Eq. 3, sigma = {_SIGMA:g}, noise on changed items", 0.0, run={"message_noise": _SIGMA}),
-    ]
 
 
 @dataclass(frozen=True)
 class Attacked:
-    """The result of one attack, a key of `ATTACKS`, behind a defence.
+    """The result of one attack, a key of `ATTACKS`, at a noise multiplier.
 
     Each row of `stolen` is a client's, with errors and ``spent`` as in the findings of `pac_attack.PacAttack`.
     ``likes`` is p, the share of liked items among the client's own, ``enough`` the number of interactions after which
@@ -82,7 +52,6 @@ class Attacked:
     Theorem 1, None if the theorem does not apply.
     """
 
-    defence: str
     nu: float
     attack: str
     stolen: list[dict[str, Any]]
@@ -127,40 +96,28 @@ class Attacked:
 
 @dataclass(frozen=True)
 class Audit:
-    """The results of attacks, without a defence and behind each; `lean` is that of `pac_attack.lean_of`."""
+    """The results of attacks; `lean` is that of `pac_attack.lean_of`."""
 
     dataset: str
     lean: str
-    plain: list[Attacked]
-    defended: list[Attacked]
+    attacked: list[Attacked]
 
     def page(self) -> Page:
         """Return the tables and their explanation, with a row for each client and attack."""
-        tables = {"all clients": [result.row for result in self.plain]}
-        tables["the strongest attack"] = [result.row for result in strongest(self.plain)]
-        if self.defended:
-            papers = {result.defence: result.row["stolen"] for result in self.defended if result.attack == PAPER}
-            tables["behind defences of the site, the strongest attack"] = [
-                {"defence": result.defence, **result.row, PAPER: papers[result.defence]}
-                for result in strongest(self.defended)
-            ]
+        tables = {
+            "all clients": [result.row for result in self.attacked],
+            "the strongest attack": [result.row for result in strongest(self.attacked)],
+        }
         sections = [
             Section.of(f"{self.dataset}: {name}", "", {key: key for key in rows[0]}, rows)
             for name, rows in tables.items()
         ]
         clients = [
-            {"defence": result.defence, "nu": result.nu, "attack": result.attack, **victim}
-            for result in (*self.plain, *self.defended)
-            for victim in result.stolen
+            {"nu": result.nu, "attack": result.attack, **victim} for result in self.attacked for victim in result.stolen
         ]
-        notes = Section("", "\n\n".join(self.notes()))
-        return Page("What a server can steal", [*sections, notes], clients, file="clients.csv")
-
-    def notes(self) -> list[str]:
-        """Return the explanation of the tables."""
-        victims = self.plain[0].stolen
+        victims = self.attacked[0].stolen
         against = sum(victim["likes"] >= 0.5 for victim in victims)
-        return [
+        notes = [
             f"Assumption 1 of the paper, p < 1/2, does not hold for {against} of {len(victims)} victims. More frequent "
             f"over the whole population: {self.lean}, from which the sign by rate follows.",
             "A vector is stolen if it errs on few items under the better of both signs; one known preference reveals "
@@ -171,46 +128,35 @@ class Audit:
             "nothing. bound (in clients.csv) is what suffices for Protocol 2 without noise by Theorem 1 at delta = "
             f"{DELTA:g}.",
             f"{PAPER} is the paper's attack. The others ask for one step on all rows at once, and read the direction "
-            "in which updates are longest: of items that are almost zeros, or of the honest ones. A defence that stops "
-            "these may not stop the next.",
+            "in which updates are longest: of items that are almost zeros, or of the honest ones.",
         ]
+        sections.append(Section("", "\n\n".join(notes)))
+        return Page("What a server can steal", sections, clients, file="clients.csv")
 
 
 def strongest(attacked: Sequence[Attacked]) -> list[Attacked]:
-    """Return the strongest attack at each noise multiplier, behind each defence."""
-    by_plan: dict[tuple[str, float], list[Attacked]] = {}
-    for result in attacked:
-        by_plan.setdefault((result.defence, result.nu), []).append(result)
-    return [max(results, key=lambda result: result.strength) for results in by_plan.values()]
+    """Return the strongest attack at each noise multiplier."""
+    nus = dict.fromkeys(result.nu for result in attacked)
+    return [max((one for one in attacked if one.nu == nu), key=lambda one: one.strength) for nu in nus]
 
 
-def audit(
-    dataset: str, multipliers: Sequence[float], defended: bool, options: Mapping[str, Any], **changes: Any
-) -> Audit:
-    """Attack a dataset's clients without defences at each noise multiplier, and when `defended` behind each defence.
-
-    `options` and `changes` are those of `attack`.
-    """
+def audit(dataset: str, multipliers: Sequence[float], options: Mapping[str, Any], **changes: Any) -> Audit:
+    """Attack a dataset's clients at each noise multiplier; `options` and `changes` are those of `attack`."""
     lean = lean_of(preferences(dataset))
-    plans = [Defence(nu=nu) for nu in multipliers] + (defences(int(options["after"])) if defended else [])
-    todo = [(defence, name) for defence in plans for name in ATTACKS]
+    todo = [(nu, name) for nu in multipliers for name in ATTACKS]
     results = []
-    for defence, name in track(todo, "attacking", transient=True, disable=not Console().is_terminal):
+    for nu, name in track(todo, "attacking", transient=True, disable=not Console().is_terminal):
         given = {"lean": lean, **options, **ATTACKS[name]}
-        stolen = attack(dataset, defence.policy, defence.nu, given, **{**changes, **defence.run})
         limit = float(given.get("error", AttackOptions.error))
-        results.append(Attacked(defence.name, defence.nu, name, stolen, limit))
-    first = len(multipliers) * len(ATTACKS)
-    return Audit(Path(dataset).name, lean, results[:first], results[first:])
+        results.append(Attacked(nu, name, attack(dataset, nu, given, **changes), limit))
+    return Audit(Path(dataset).name, lean, results)
 
 
-def attack(
-    dataset: str, policy: Mapping[str, Any], nu: float, options: Mapping[str, Any], **changes: Any
-) -> list[dict[str, Any]]:
+def attack(dataset: str, nu: float, options: Mapping[str, Any], **changes: Any) -> list[dict[str, Any]]:
     """Attack a dataset's clients in this process, and return a row for each, as in `Attacked`.
 
-    `policy` has entries of the site's policy, and `options` those of the attack (`pac_attack.AttackOptions`). The rest
-    are changes of ``configs/pac-attack.toml``, or of ``configs/recommender.toml`` if the model has biases.
+    `options` are those of the attack (`pac_attack.AttackOptions`). The rest are changes of ``configs/pac-attack.toml``,
+    or of ``configs/recommender.toml`` if the model has biases.
     """
     data = preferences(dataset)
     text = " ".join(f"{name}={value}" for name, value in options.items())
@@ -229,7 +175,7 @@ def attack(
     )
     with quiet(logging.CRITICAL):  # an attacked client that refuses would fill the log
         # A client over budget refuses, which is not a fault of the run.
-        run = play(config, node_configs=[{"partition-id": 0, "num-partitions": 1, **policy}], strict=False)
+        run = play(config, node_configs=[{"partition-id": 0, "num-partitions": 1}], strict=False)
     assert isinstance(run.strategy, PacAttack)
     findings, stolen = run.strategy.findings, []
     enough = needed(findings, parsed.error)

@@ -60,8 +60,7 @@ class Setting:
     """The subject of an audit: a dataset, and a model that is trained under cross entropy.
 
     The noise of a client has the same direction at all noise multipliers, and is drawn for each layer by itself, as in
-    the paper. `images` is the number of attacked images, each of another client; DLG has `restarts` starts, and the
-    mean of `releases` releases of each client is attacked.
+    the paper. `images` is the number of attacked images, each of another client; DLG has `restarts` starts.
     """
 
     dataset: str
@@ -70,12 +69,11 @@ class Setting:
     images: int = 8
     restarts: int = 2
     seed: int = 0
-    releases: int = 1
 
-    def task(self, round: int, noise_multiplier: float) -> TrainingSpec:
+    def task(self, noise_multiplier: float) -> TrainingSpec:
         """Return the server's task for all attacked clients: one step on all rows."""
         return TrainingSpec(
-            round=round,
+            round=1,
             clients=tuple(map(ClientOnNode, range(self.images))),
             local_epochs=1,
             step_size=_STEP,
@@ -136,8 +134,8 @@ def audit(setting: Setting) -> Audit:
     the setting is invalid, and `FleetError` if the gate refuses, as it does if the environment sets a stricter policy.
     """
     for nu in setting.noise_multipliers:
-        setting.task(1, nu)
-    for name in ("images", "restarts", "releases"):
+        setting.task(nu)
+    for name in ("images", "restarts"):
         if getattr(setting, name) < 1:
             raise ConfigError(f"{name} must be at least 1, got {getattr(setting, name)}", code="config.out-of-range")
     path = find_typed(setting.dataset)
@@ -214,27 +212,16 @@ def _write_victims(folder: Path, dataset: Dataset, rows: NDArray[np.int64]) -> N
 
 
 def _gradients(setting: Setting, victims: Path, hypothesis: Arrays, noise_multiplier: float) -> list[Parameters]:
-    """Return the mean over releases of the server's estimates of each client's gradient.
-
-    A client's release minus the hypothesis is minus its gradient with noise. Noise is drawn again each time and the
-    update is the same, so T releases turn nu into nu / sqrt(T).
-    """
+    """Return the server's estimates of each client's gradient: a release is the hypothesis minus it, with noise."""
     run = {"dataset": str(victims), "seed": setting.seed, "device": "cpu", "model": setting.model, "loss": LOSS}
     # For each noise multiplier a new node, whose noise has the same direction.
     grid = InProcessGrid(umbel.client.app.app, run, node_configs=[{"partition-id": 0, "num-partitions": 1}])
     sent = pack({name: value[None] for name, value in hypothesis.items()})
-    total: list[Parameters] = []
-    for release in range(setting.releases):
-        content = answer(grid, round_request(sent, setting.task(release + 1, noise_multiplier)))
-        left, _ = what_left(content, setting.images)
-        for client in range(setting.images):
-            moved = {name: value.astype(np.float64) - left[name][client] for name, value in hypothesis.items()}
-            gradient = {name: torch.from_numpy(value / _STEP) for name, value in moved.items()}
-            if release == 0:
-                total.append(gradient)
-            else:
-                total[client] = {name: value + gradient[name] for name, value in total[client].items()}
-    return [{name: value / setting.releases for name, value in gradient.items()} for gradient in total]
+    left, _ = what_left(answer(grid, round_request(sent, setting.task(noise_multiplier))), setting.images)
+    moved = {
+        name: torch.from_numpy((value - left[name].astype(np.float64)) / _STEP) for name, value in hypothesis.items()
+    }
+    return [{name: value[client] for name, value in moved.items()} for client in range(setting.images)]
 
 
 def _attack(results: Audit, model: Model, hypothesis: Arrays, gradients: list[Parameters], nu: float) -> None:
@@ -293,7 +280,6 @@ def page(audit: Audit) -> Page:
     title = (
         f"Reconstruction from one step on one image: {setting.dataset}, {setting.model}, {setting.images} images, "
         f"noise on each layer by itself, seed {setting.seed}"
-        + (f", means of {setting.releases} releases" if setting.releases > 1 else "")
     )
     words = Section("", "\n\n".join([*notes(rows), *sorted(audit.obstacles)]))
     return Page(title, [table, words], rows, draw=partial(draw, audit))

@@ -13,12 +13,13 @@ from umbel.privacy.accounting.guarantee import DELTA
 from umbel.privacy.gate.policy import Personal
 from umbel.privacy.mechanisms.gaussian import calibrate
 from umbel.protocol.release import LAPLACE
+from umbel.server.setup import Setup
 from umbel.simulation.baselines import LOCAL_EPOCHS
 from umbel.simulation.in_process import run_config
 from umbel.simulation.measured import STATES, Finished
 from umbel.simulation.sweep import Result
 from umbel_lab.experiments import scaffold
-from umbel_lab.experiments.scaffold import WORDS, by_arm, by_seed
+from umbel_lab.experiments.scaffold import by_arm, by_seed
 from umbel_lab.output import Page, Section, numbers
 
 SEEDS = 10
@@ -67,12 +68,11 @@ def arms(quick: bool, of: str) -> Arms:
             choice = max(base["choice-epsilon"], min(epsilon / 2, _COUNTS))
             nu = math.ceil(200 * task["parameters"] / (epsilon - choice)) / 100
             add(SITE, label, base | {"strategy": "site-average", "choice-epsilon": choice, "noise-multiplier": nu})
-            if task["pure"]:
-                choice = _CHOICE * epsilon
-                nu = math.ceil(2000 * task["parameters"] / (epsilon - choice)) / 1000
-                three = {"hypotheses": 3, "choice-epsilon": choice, "noise-multiplier": nu, "local-epochs": _EPOCHS}
-                add(THREE, label, base | three)
-                add(ONE, label, one | {"noise-multiplier": 2 * task["parameters"] / epsilon})
+            choice = _CHOICE * epsilon
+            nu = math.ceil(2000 * task["parameters"] / (epsilon - choice)) / 1000
+            three = {"hypotheses": 3, "choice-epsilon": choice, "noise-multiplier": nu, "local-epochs": _EPOCHS}
+            add(THREE, label, base | three)
+            add(ONE, label, one | {"noise-multiplier": 2 * task["parameters"] / epsilon})
         add(CENTRAL, label, one | central(epsilon))
     base = base_of(of, task["epsilons"][-1]) | {"clipping": "update", "choice-epsilon": 0.0}
     for nu in task["multipliers"]:
@@ -80,9 +80,9 @@ def arms(quick: bool, of: str) -> Arms:
     for label, changes in task["plain"].items():
         add(PLAIN, label, base | {"noise-multiplier": 0.0, **changes})
     for entry in task["compared"]:
-        methods = entry.get("methods") or {who: _DATA["without"][who] for who in _WITHOUT}
-        for who, own in methods.items():
-            add(who, entry["label"], run_config(entry["config"]) | own | entry.get("changes", {}))
+        for who in _WITHOUT:
+            own = _DATA["without"][who] | entry.get("changes", {})
+            add(who, entry["label"], run_config(entry["config"]) | own)
     return arms
 
 
@@ -93,36 +93,39 @@ def central(epsilon: float) -> dict[str, Any]:
 
 
 def play(config: Mapping[str, Any]) -> Finished:
-    """Do a run, over several sites where sites release, and personalise what it learnt."""
+    """Do a run, over several sites where sites release, and personalise what it learnt by ``auto``.
+
+    The measures are those of `scaffold.finish`, with ``own`` in each state (`umbel.simulation.baselines.personalised`).
+    """
     # One sum that all trust is the release of one site; it alone has Gaussian noise here.
     several = config["strategy"] == "site-average" and config["mechanism"] == LAPLACE
-    return scaffold.finish_and_personalise(config, SITES if several else 1)
+    finished = scaffold.finish(config, SITES if several else 1)
+    if config["strategy"] in scaffold.HELD_OUT_ALONE:
+        for measures in finished.measures.values():
+            measures["own"] = measures.pop("held_out")
+    elif finished.state is not None:
+        setup = Setup.parse(dict(config))
+        personal = scaffold.personalise(setup, finished.state, Personal.AUTO, finished.kept)
+        for state, measures in personal.items():
+            finished.measures[state]["own"] = measures
+    return finished
 
 
 def page(results: Sequence[Result]) -> Page:
     """Return the tables of the runs of `arms`."""
     name = results[0].spec.arm[0]
-    task = TASKS[name]
     scale = scaffold.manifest_of(results[0]).error_scale
     arms = {(arm, label): runs for (_, arm, label), runs in by_arm(results).items()}
-    rows = [_row(task, arm, label, runs, scale) for (arm, label), runs in arms.items()]
-    words = {
-        "metric": task["metric"], "auto": Personal.AUTO, "epochs": LOCAL_EPOCHS, "delta": DELTA, "sites": SITES,
-        "what": "pure" if task["pure"] else f"at delta {DELTA:g}", "digits": task["digits"], "seeds": _seeds(task),
-    }  # fmt: skip
+    rows = [_row(arm, label, runs, scale) for (arm, label), runs in arms.items()]
+    words = {"auto": Personal.AUTO, "epochs": LOCAL_EPOCHS, "delta": DELTA, "sites": SITES}
     accuracy = scaffold.section("Accuracy against epsilon", _DATA, "accuracy", rows, **words)
-    sections = [accuracy, *better(task, arms)]
+    sections = [accuracy, *better(arms)]
     return scaffold.page(f"The frontier: {name}", sections, rows, results)
 
 
-def _seeds(task: Mapping[str, Any]) -> str:
-    """Return the sentence on what a deviation over seeds means."""
-    return WORDS["same_clients" if task["shuffled"] else "same_split"]
-
-
-def _row(task: Mapping[str, Any], arm: str, label: str, runs: Sequence[Result], scale: float) -> dict[str, Any]:
-    pure = task["pure"] and arm != CENTRAL
-    epsilon, paper = (runs[0].measures.get(name) for name in ("pure_epsilon" if pure else "epsilon", "max_budget"))
+def _row(arm: str, label: str, runs: Sequence[Result], scale: float) -> dict[str, Any]:
+    kind = "epsilon" if arm == CENTRAL else "pure_epsilon"
+    epsilon, paper = (runs[0].measures.get(name) for name in (kind, "max_budget"))
     row = {
         "arm": arm,
         "label": label,
@@ -140,7 +143,7 @@ def _row(task: Mapping[str, Any], arm: str, label: str, runs: Sequence[Result], 
     return row
 
 
-def better(task: Mapping[str, Any], arms: Mapping[tuple[str, str], Sequence[Result]]) -> Iterator[Section]:
+def better(arms: Mapping[tuple[str, str], Sequence[Result]]) -> Iterator[Section]:
     """Count the seeds in which what is made each client's own is better than what clients get without a guarantee."""
     rivals = [(arm, "own") for arm in arms if arm[0] == ALONE]
     rivals += [(arm, kind) for arm in arms for kind in ("held_out", "own") if arm[0] == CFL]
@@ -150,9 +153,8 @@ def better(task: Mapping[str, Any], arms: Mapping[tuple[str, str], Sequence[Resu
     def measures(arm: tuple[str, str], kind: str) -> dict[int, dict[str, float]]:
         return {seed: run.measures["last"][kind] for seed, run in by_seed(arms[arm]).items()}
 
-    sign = 1 if task["metric"] == "accuracy" else -1
     rows = [
-        [*arm, *(scaffold.seeds_won(measures(arm, "own"), measures(*rival), sign) for rival in rivals)]
+        [*arm, *(scaffold.seeds_won(measures(arm, "own"), measures(*rival)) for rival in rivals)]
         for arm in arms
         if arm[0] not in _WITHOUT
     ]
@@ -161,7 +163,7 @@ def better(task: Mapping[str, Any], arms: Mapping[tuple[str, str], Sequence[Resu
     ]
     yield Section(
         "Better than without a guarantee",
-        scaffold.say(_DATA, "better", seeds=_seeds(task)),
+        scaffold.say(_DATA, "better"),
         ("who protects what", "setting", *names),
         rows,
     )

@@ -130,22 +130,6 @@ def personalise(setup: Setup, state: State, how: str, kept: Arrays | None = None
     return dict(zip(STATES, measures, strict=True))
 
 
-def finish_and_personalise(config: Mapping[str, Any], nodes: int) -> Finished:
-    """Do a run over so many sites, and personalise what it learnt by ``auto``.
-
-    The measures are those of `finish`, with ``own`` in each state (`umbel.simulation.baselines.personalised`).
-    """
-    finished = finish(config, nodes)
-    if config["strategy"] in HELD_OUT_ALONE:
-        for measures in finished.measures.values():
-            measures["own"] = measures.pop("held_out")
-    elif finished.state is not None:
-        personal = personalise(Setup.parse(dict(config)), finished.state, Personal.AUTO, finished.kept)
-        for state, measures in personal.items():
-            finished.measures[state]["own"] = measures
-    return finished
-
-
 def resumable(config: Mapping[str, Any]) -> Finished:
     """Do a long run, or the rest of a stopped one; see `finish`. It could resume until its sweep has saved it."""
     what = json.dumps([dict(config), made_by(config, resumable)], sort_keys=True)
@@ -235,13 +219,10 @@ def manifest_of(result: Result) -> Manifest:
     return open_dataset(find_dataset(result.spec.config["dataset"])).manifest
 
 
-def seeds_won(own: Mapping[int, Mapping[str, float]], other: Mapping[int, Mapping[str, float]], sign: int) -> str:
-    """Return in how many seeds, which both have, one beats the other in mean and in worst decile; "" for no seeds.
-
-    A `sign` of 1 says that higher is better, and -1 that lower is.
-    """
+def seeds_won(own: Mapping[int, Mapping[str, float]], other: Mapping[int, Mapping[str, float]]) -> str:
+    """Return in how many seeds that both have one is below the other, in mean and in worst decile; "" for none."""
     both = own.keys() & other.keys()
-    wins = [sum(sign * (own[seed][what] - other[seed][what]) > 0 for seed in both) for what in ("mean", "worst_decile")]
+    wins = [sum(own[seed][what] < other[seed][what] for seed in both) for what in ("mean", "worst_decile")]
     return f"{wins[0]}, {wins[1]} of {len(both)}" if both else ""
 
 

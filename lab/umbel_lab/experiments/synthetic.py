@@ -98,7 +98,6 @@ def _loss(result: Result, state: str) -> float:
 def _row(arm: str, setting: str, runs: Sequence[Result]) -> dict[str, Any]:
     private, several = runs[0].measures["max_budget"] is not None, arm != "FedAvg"
     leakage = numbers("leakage", (run.measures["max_budget"] for run in runs)) if private else {"leakage": None}
-    printed = PRINTED_LEAKAGE if private and setting == PAPER else None
     losses, best_losses = ([_loss(run, state) for run in runs] for state in STATES)
 
     def often(holds: Callable[[Result, str], bool], state: str) -> int | None:
@@ -115,10 +114,7 @@ def _row(arm: str, setting: str, runs: Sequence[Result]) -> dict[str, Any]:
         "optima_found": often(_found, "last"),
         "optima_found_best": often(_found, "best"),
         "collapsed": often(_collapsed, "last"),
-        "as_printed": sum(_as_printed(run, "last") for run in runs) if private else None,
         **leakage,
-        "leakage_printed": printed,
-        "leakage_difference": leakage["leakage"] / printed - 1 if printed and leakage["leakage"] else None,
     }
 
 

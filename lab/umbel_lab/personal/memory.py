@@ -80,13 +80,8 @@ class Remembering(Own):
         own = Own.read({name: value for name, value in arrays.items() if name not in (KEYS, VALUES, SHARE)}, outputs)
         if SHARE not in arrays:
             return own
-        return cls(
-            **vars(own),
-            keys=arrays[KEYS],
-            values=arrays[VALUES],
-            counts=np.array([len(arrays[KEYS])]),
-            shares=arrays[SHARE],
-        )
+        memory: dict[str, Any] = {"keys": arrays[KEYS], "values": arrays[VALUES], "shares": arrays[SHARE]}
+        return cls(**vars(own), **memory, counts=np.array([len(arrays[KEYS])]))
 
     def exact_outputs(self, learner: Learner, cohort: Cohort) -> Tensor:
         """Return what `outputs` rounds to float32."""

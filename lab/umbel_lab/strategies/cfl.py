@@ -61,11 +61,10 @@ class ClusteredFL(HypothesisStrategy):
 
     def check(self, run: RunConfig, model: Model) -> None:
         """Refuse a run in which nothing could be split."""
-        if run.hypotheses == AUTO:
-            text = f"strategy {run.strategy!r} splits hypotheses by itself; set hypotheses to their maximum number"
-            raise ConfigError(text, code="config.hypotheses")
-        if self.hypotheses == 1:
-            text = f"strategy {run.strategy!r} with hypotheses = 1 is fedavg; set hypotheses to their maximum number"
+        if run.hypotheses == AUTO or self.hypotheses == 1:
+            text = (
+                f"strategy {run.strategy!r} splits a hypothesis by itself; set hypotheses to their maximum, 2 or more"
+            )
             raise ConfigError(text, code="config.hypotheses")
 
     def assign(self, releases: Vectors, hypotheses: Matrix, choices: Labels | None) -> Labels:

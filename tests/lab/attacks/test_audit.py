@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from scipy import stats
 from typer.testing import CliRunner
 
 from tests.helpers.errors import raises
-from tests.helpers.messages import SIMULATED
 from umbel.privacy.accounting import guarantee
 from umbel.privacy.accounting.guarantee import site_release
 from umbel.privacy.gate import randomness
@@ -26,15 +24,10 @@ from umbel.privacy.mechanisms import Gaussian, Laplace, choice
 from umbel.privacy.mechanisms.base import Mechanism
 from umbel.protocol.errors import ConfigError, FleetError
 from umbel.protocol.release import Clipping, Kind, Release
-from umbel.server.observer import Section
-from umbel.simulation.in_process import play
 from umbel_lab.attacks.__main__ import app as commands
-from umbel_lab.attacks.audit import Audit
-from umbel_lab.attacks.audit.bounds import best_guesses, count_right, lower_bound, most, p_value
+from umbel_lab.attacks.audit.bounds import ALARM, Verdict, best_guesses, count_right, lower_bound, most, p_value
 from umbel_lab.attacks.audit.canaries import Setting, watch
-from umbel_lab.attacks.audit.findings import ALARM, Verdict, affordable, audit, standard, training
-
-Config = dict[str, Any]
+from umbel_lab.attacks.audit.findings import affordable, audit, standard, training
 
 GAUSSIAN = Gaussian.name
 CHOICE = Setting("choice of 2", training(1, 1e6, 2, 1.0), moves=False)
@@ -141,8 +134,7 @@ def test_a_verdict_counts_on_no_confidence() -> None:
         (Setting("choice of 10", training(1, 1e6, 10, 3.0), moves=False), 5_000),
         (Setting("update and choice", training(4, 4, 3, 1.0)), 5_000),
         (Setting("four times", training(2, 8.0, 2, 0.25), times=4), 5_000),
-        (Setting("report", None, 1.0), 5_000),
-        (Setting("all at once", training(2, 4.0, 2, 1.0), 2.0, random=True), 5_000),
+        (Setting("all at once", training(2, 4.0, 2, 1.0), random=True), 5_000),
         (Setting("site", site_release(training(1, 1.0))), 400),
         (Setting("site, choice", site_release(training(2, 4.0, 2, 1.0))), 600),
     ],
@@ -156,21 +148,20 @@ def test_at_least_half_of_the_claim_is_shown(setting: Setting, canaries: int) ->
         assert found.pure.shown > found.pure.claimed / 2
         assert 1 <= found.pure.claimed <= 4
     else:
-        assert setting.release is not None
         assert setting.release.mechanism == GAUSSIAN
 
 
 def test_what_is_claimed_is_what_the_ledger_has() -> None:
     for release in (training(2, 4.0, 3, 1.0), site_release(training(2, 4.0, 3, 1.0))):
-        setting = Setting("all", release, 2.0, times=3)
-        assert watch(setting, 20, seed=5).account == {release: 3, Release(Kind.REPORT, 2, 2.0, Clipping.PUBLIC): 3}
-    # 3 times 2 n / nu = 1, choice-epsilon 1, and 2 / nu = 1 of the report.
-    assert audit(setting, 100).pure.claimed == pytest.approx(9)
+        setting = Setting("all", release, times=3)
+        assert watch(setting, 20, seed=5).account == {release: 3}
+    # 3 times 2 n / nu = 1, and choice-epsilon 1.
+    assert audit(setting, 100).pure.claimed == pytest.approx(6)
 
 
 @pytest.mark.parametrize("release", [training(3, 4.0, 2, 1.0), site_release(training(3, 4.0, 2, 1.0))])
 def test_a_seed_gives_the_same_scores_again(release: Release) -> None:
-    setting = Setting("all", release, 2.0, times=2, random=True)
+    setting = Setting("all", release, times=2, random=True)
     first, again, other = (watch(setting, 40, seed) for seed in (4, 4, 5))
     np.testing.assert_array_equal(first.scores, again.scores)
     np.testing.assert_array_equal(first.coins, again.coins)
@@ -196,7 +187,6 @@ def test_the_auditor_leaves_nothing_of_the_loss_unused(setting: Setting, canarie
 
     False-alarm rate 6e-7, five deviations.
     """
-    assert setting.release is not None
     laws = guarantee.losses(setting.release)
     seen = watch(setting, canaries, seed=6)
     mean = setting.times * sum(law.mean for law in laws)
@@ -273,7 +263,6 @@ TWICE = Setting("twice", training(1, 2.0), times=2)
 CAUGHT: list[tuple[Fault, Setting]] = [
     (half_the_noise, LINE),
     (half_the_noise, Setting("gaussian", training(2, 4.0, mechanism=GAUSSIAN))),
-    (half_the_noise, Setting("report", None, 1.0)),
     (an_open_choice, CHOICE),
     (an_open_choice, JOINT),
     (half_the_distance, LINE),
@@ -281,7 +270,6 @@ CAUGHT: list[tuple[Fault, Setting]] = [
     (a_charge_forgotten, TWICE),
     (draws_used_twice, TWICE),
     (draws_used_twice, Setting("choice of 2, twice", CHOICE.release, times=2, moves=False)),
-    (draws_used_twice, Setting("report, twice", None, 2.0, times=2)),
     (half_the_noise, Setting("site", site_release(training(1, 2.0)))),
     (counts_without_noise, Setting("site, choice", site_release(training(1, 1e6, 2, 1.0)), moves=False)),
     (half_the_distance, Setting("site", site_release(training(1, 1.0)))),
@@ -294,7 +282,7 @@ CAUGHT: list[tuple[Fault, Setting]] = [
 def test_what_is_at_fault_is_found(fault: Fault, setting: Setting, faulty: pytest.MonkeyPatch) -> None:
     # Where losses are nearly normal, few are large, and it takes more canaries.
     release = setting.release
-    many = release is not None and (release.n > 4 or release.mechanism == GAUSSIAN)
+    many = release.n > 4 or release.mechanism == GAUSSIAN
     canaries = 40_000 if many else 400 if setting.by_site else 4_000
     forget()
     fault(faulty)
@@ -315,8 +303,6 @@ def test_where_nothing_is_claimed_there_is_nothing_to_audit() -> None:
     ):
         with raises(ConfigError, "config.nothing-claimed", reason):
             Setting("heuristic", heuristic)
-    with raises(ConfigError, "config.idle-canaries"):
-        Setting("idle")
     with raises(ConfigError, "config.out-of-range", 0):
         Setting("never", release, times=0)
     with raises(ConfigError, "config.too-few-canaries", 100, 99):
@@ -329,10 +315,6 @@ def test_a_gate_that_refuses_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("UMBEL_MIN_NOISE_MULTIPLIER", "50")
     with raises(FleetError, "nodes.refused"):
         watch(LINE, 100, seed=0)
-    monkeypatch.setenv("UMBEL_MIN_NOISE_MULTIPLIER", "0")
-    monkeypatch.setenv("UMBEL_BUDGET", "0")
-    with raises(FleetError, "nodes.refused"):
-        watch(Setting("report", None, 1.0), 100, seed=0)
 
 
 def test_as_many_canaries_take_part_as_can_be_waited_for() -> None:
@@ -357,64 +339,6 @@ def test_a_mechanism_that_is_not_known_is_audited_by_distances() -> None:
     assert found.pure.shown > 0.9 * found.pure.claimed
 
 
-# --- as an observer
-
-
-def audited(config: Config, node: Config = SIMULATED, **changes: Any) -> Audit:
-    """Return the audit of a short run in public mode."""
-    observed = {"observers": "umbel_lab.attacks.audit:Audit canaries=1000 participations=3"}
-    formal = {"clipping": "public", "rounds": 4, "restarts": 1, "choice-epsilon": 1.0, "noise-multiplier": 4.0}
-    asked = {name.replace("_", "-"): value for name, value in changes.items()}
-    watching = play(config | formal | observed | asked, node_configs=[node]).observers
-    (observer,) = (one for one in watching if isinstance(one, Audit))
-    return observer
-
-
-def said(observer: Audit) -> Section:
-    section = observer.section()
-    assert section is not None
-    return section
-
-
-def test_a_run_audits_its_own_mechanism(run_config: Config) -> None:
-    observer = audited(run_config, clip_norm=0.5, clients_per_round=100)
-    both = "update and choice"
-    names = ["choice alone", both, f"{both}, random directions", f"{both}, 3 times"]
-    assert [found.setting.name for found in observer.findings] == names
-    joint = observer.findings[1]
-    assert joint.setting.release == replace(training(2, 4.0, 2, 1.0), radius=0.5)
-    assert joint.pure.claimed == 2
-    assert said(observer).title == "Claimed beside audited"
-    assert "claimed epsilon 2 at delta 1e-05" in said(observer).paragraphs[2]
-
-
-def test_a_run_of_one_hypothesis_and_another_mechanism_audits_that(run_config: Config) -> None:
-    observer = audited(run_config, strategy="fedavg", mechanism=GAUSSIAN, rounds=1)
-    assert [found.setting.name for found in observer.findings] == ["update", "update, random directions"]
-    assert "claimed pure none" in said(observer).paragraphs[1]
-
-
-def test_a_run_is_not_lost_where_the_audit_cannot_be_made_or_nothing_is_claimed(
-    run_config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The run's own node has an entry of its own, the audit's has the environment's."""
-    monkeypatch.setenv("UMBEL_MAX_HYPOTHESES", "1")
-    node = {"partition-id": 0, "num-partitions": 1, "max-hypotheses": 2}
-    for changes, reason in (
-        ({}, "the gate refused"),
-        ({"clipping": "update"}, "each update is clipped to its own norm"),
-    ):
-        observer = audited(run_config, node, **changes)
-        assert observer.findings == []
-        assert reason in said(observer).paragraphs[0]
-
-
-def test_what_exceeds_the_claim_is_said_aloud(run_config: Config, faulty: pytest.MonkeyPatch) -> None:
-    half_the_noise(faulty)
-    many = "umbel_lab.attacks.audit:Audit canaries=10000"
-    assert "EXCEED" in said(audited(run_config, strategy="fedavg", observers=many)).paragraphs[0]
-
-
 # --- as a command
 
 
@@ -432,9 +356,9 @@ def test_the_command_prints_claims_beside_bounds() -> None:
     assert code == 0
     for word in ("choice alone", "update and choice", "2 times", "claimed at 1e-05"):
         assert word in text
-    code, text = run(f"{SIMPLE} release=site report-noise-multiplier=2", "--canaries", "100")
+    code, text = run(f"{SIMPLE} release=site", "--canaries", "100")
     assert code == 0
-    assert "update and report" in text
+    assert "update" in text
 
 
 def test_the_command_fails_where_a_claim_is_exceeded(faulty: pytest.MonkeyPatch) -> None:

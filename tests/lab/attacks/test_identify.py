@@ -1,4 +1,4 @@
-"""The identification audit: what is stolen at which price, behind the policy that each defence is."""
+"""The identification audit: what is stolen at which price."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from umbel.data import find_dataset, open_dataset, write_dataset
-from umbel.privacy.gate.policy import Policy
-from umbel_lab.attacks import identify
 from umbel_lab.attacks.__main__ import app
-from umbel_lab.attacks.identify import ATTACKS, PAPER, Attacked, Audit, attack, audit, defences, strongest
+from umbel_lab.attacks.identify import ATTACKS, PAPER, Attacked, Audit, attack, audit, strongest
 from umbel_lab.attacks.pac_attack import theorem_1
 
 pytestmark = pytest.mark.rest
@@ -26,15 +24,8 @@ FEW: Row = {"victims": 6, "after": 5, "interactions": 48}
 
 @cache
 def without(nu: float, name: str = PAPER) -> list[Row]:
-    """What is stolen without any defence."""
-    return attack("preferences", {}, nu, FEW | ATTACKS[name])
-
-
-@cache
-def behind(name: str, attacked: str = PAPER) -> list[Row]:
-    """What is stolen behind the defence whose name begins like this."""
-    defence = next(defence for defence in defences(5) if defence.name.startswith(name))
-    return attack("preferences", defence.policy, defence.nu, FEW | ATTACKS[attacked], **defence.run)
+    """What is stolen at a noise multiplier."""
+    return attack("preferences", nu, FEW | ATTACKS[name])
 
 
 def stolen(found: list[Row]) -> int:
@@ -42,7 +33,7 @@ def stolen(found: list[Row]) -> int:
 
 
 def row(found: list[Row]) -> Row:
-    return Attacked("none", 1.0, PAPER, found, 0.05).row
+    return Attacked(1.0, PAPER, found, 0.05).row
 
 
 def test_without_noise_all_local_parameters_are_stolen_within_the_bound_of_theorem_1_or_two() -> None:
@@ -54,13 +45,13 @@ def test_without_noise_all_local_parameters_are_stolen_within_the_bound_of_theor
 
 
 def test_noise_makes_a_theft_take_longer_and_each_interaction_costs_n_by_nu() -> None:
-    found = behind("none")
+    found = without(1.0)
     assert all(victim["spent"] == victim["interactions"] * 800 / 1.0 for victim in found)
     assert row(found)["enough"] > row(without(0.0))["enough"]
 
 
 def test_who_reads_the_direction_needs_fewer_interactions_than_the_paper() -> None:
-    papers, spectral = behind("none"), behind("none", "spectral")
+    papers, spectral = without(1.0), without(1.0, "spectral")
     assert stolen(spectral) == 6
     assert row(spectral)["enough"] < row(papers)["enough"]
 
@@ -68,19 +59,6 @@ def test_who_reads_the_direction_needs_fewer_interactions_than_the_paper() -> No
 def test_the_bound_of_theorem_1_is_that_of_the_paper() -> None:
     assert [theorem_1(p, 10, 0.1) for p in (0.1, 0.3, 0.4, 0.45)] == [1, 3, 12, 47]
     assert theorem_1(0.5, 10, 0.1) is None
-
-
-# --- defences
-
-
-def test_a_public_radius_larger_than_updates_are_makes_a_theft_take_longer() -> None:
-    assert row(behind("public"))["error"] > row(behind("none"))["error"]
-
-
-def test_every_defence_is_a_policy_that_a_site_can_set() -> None:
-    named = {key for defence in defences(5) for key in defence.policy}
-    assert named == {"max-participations", "clipping"}
-    assert named <= set(Policy.names())
 
 
 # --- tables
@@ -117,17 +95,17 @@ def test_a_row_counts_directions_and_beside_them_signs_and_takes_medians_of_what
 def test_the_strongest_attack_steals_most_and_of_these_the_fastest() -> None:
     slow, fast = [one(1, 0.0, 9, 0, 0, 0.4)], [one(1, 0.0, 2, 0, 0, 0.4)]
     made = [(1.0, "a", slow), (1.0, "b", fast), (1.0, "c", FOUND[2:]), (3.0, "c", FOUND), (3.0, "a", slow)]
-    attacks = [Attacked("none", *one, 0.05) for one in made]
+    attacks = [Attacked(*one, 0.05) for one in made]
     assert [(found.nu, found.attack) for found in strongest(attacks)] == [(1.0, "b"), (3.0, "c")]
 
 
 def test_the_notes_count_who_breaks_assumption_1() -> None:
-    first, *_ = Audit("films", "likes", [Attacked("none", 1.0, PAPER, FOUND, 0.05)], []).notes()
-    assert "2 of 3 victims" in first
+    *_, notes = Audit("films", "likes", [Attacked(1.0, PAPER, FOUND, 0.05)]).page().sections
+    assert "2 of 3 victims" in notes.text
 
 
 def test_an_audit_leaves_a_page_and_a_row_a_client_and_attack(tmp_path: Path) -> None:
-    done = audit("preferences", (0.0, 1.0), False, FEW)
+    done = audit("preferences", (0.0, 1.0), FEW)
     done.page().write(tmp_path)
     page = (tmp_path / "table.md").read_text()
     assert "| 0 | Protocol 2 | 6 of 6 | 6 | " in page
@@ -142,24 +120,23 @@ def test_who_likes_most_items_is_stolen_too(tmp_path: Path) -> None:
     source = open_dataset(find_dataset("preferences"))
     turned = tmp_path / "turned"
     write_dataset(turned, source.manifest, source.features, -np.asarray(source.targets), source.offsets)
-    done = audit(str(turned), (0.0,), False, FEW)
+    done = audit(str(turned), (0.0,), FEW)
     assert done.lean == "likes"
-    assert [found.row["stolen"] for found in done.plain] == ["6 of 6"] * 3
-    assert done.plain[0].row["sign by rate"] == 6
-    assert all(victim["bound"] is None for victim in done.plain[0].stolen)
-    biased = attack(str(turned), {}, 0.0, FEW | ATTACKS["spectral"], model="biased-factors")
+    assert [found.row["stolen"] for found in done.attacked] == ["6 of 6"] * 3
+    assert done.attacked[0].row["sign by rate"] == 6
+    assert all(victim["bound"] is None for victim in done.attacked[0].stolen)
+    biased = attack(str(turned), 0.0, FEW | ATTACKS["spectral"], model="biased-factors")
     assert all(victim["by_rate"] == victim["error"] for victim in biased)
 
 
 # --- the command
 
 
-def test_the_command_prints_what_it_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(identify, "defences", lambda after: defences(after)[:2])
+def test_the_command_prints_what_it_wrote(tmp_path: Path) -> None:
     line = ["identify", "--victims", "3", "--after", "2", "--interactions", "4", "--out", str(tmp_path / "out")]
     result = CliRunner().invoke(app, [*line, "--noise-multiplier", "0"])
     assert result.exit_code == 0, result.output
-    assert "behind defences of the site" in result.output
+    assert "the strongest attack" in result.output
     assert (tmp_path / "out" / "table.md").exists()
 
 
@@ -173,6 +150,6 @@ def test_the_command_prints_what_it_wrote(tmp_path: Path, monkeypatch: pytest.Mo
     ],
 )
 def test_bad_input_is_named_before_anything_is_attacked(tmp_path: Path, arguments: list[str], part: str) -> None:
-    result = CliRunner().invoke(app, ["identify", "--no-defences", "--out", str(tmp_path / "out"), *arguments])
+    result = CliRunner().invoke(app, ["identify", "--out", str(tmp_path / "out"), *arguments])
     assert result.exit_code in (2, 3)
     assert part in " ".join(result.output.split())

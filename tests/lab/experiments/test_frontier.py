@@ -57,14 +57,6 @@ def test_a_hospital_config_costs_the_epsilon_in_its_name(epsilon: int) -> None:
     assert 0.99 * epsilon <= cost <= epsilon
 
 
-@pytest.mark.parametrize("epsilon", TASKS["qmnist-features"]["epsilons"])
-def test_a_handwriting_config_costs_the_epsilon_in_its_name(epsilon: int) -> None:
-    config = run_config(f"qmnist-features-epsilon-{epsilon}")
-    found = guarantee({release_of(config, TASKS["qmnist-features"]["parameters"]): config["max-participations"]}, 1e-5)
-    assert found is not None
-    assert 0.98 * epsilon <= found.epsilon <= epsilon
-
-
 @pytest.mark.parametrize("epsilon", SERVICES["epsilons"])
 def test_a_linear_model_of_services_costs_the_epsilon_that_the_table_says(epsilon: int) -> None:
     config = frontier.base_of("hospital-services", epsilon)
@@ -111,12 +103,10 @@ def test_seeds_are_compared_one_by_one() -> None:
         (ALONE, "x"): [result(ALONE, "", 0, own=(3, 4)), result(ALONE, "", 1, own=(3, 6))],
         (CFL, "x"): [result(CFL, "", seed, held_out=(1.5, 9), own=(0.5, 1)) for seed in (0, 1)],
     }
-    [section] = frontier.better(SERVICES, arms)
+    [section] = frontier.better(arms)
     assert section.columns[2:] == (f"{ALONE}, x", f"{CFL}, x", f"{CFL}, x, made its own")
     assert section.rows == [[ONE, "epsilon 4", "2, 1 of 2", "1, 2 of 2", "0, 0 of 2"]]
-    [more_is_better] = frontier.better(TASKS["qmnist-features"], arms)
-    assert more_is_better.rows[0][2:] == ["0, 1 of 2", "1, 0 of 2", "2, 2 of 2"]
-    assert not [*frontier.better(SERVICES, {(ONE, "epsilon 4"): arms[ONE, "epsilon 4"]})]
+    assert not [*frontier.better({(ONE, "epsilon 4"): arms[ONE, "epsilon 4"]})]
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -124,8 +114,8 @@ def test_every_run_has_a_name_and_a_configuration_of_its_own(name: str, hospital
     specs = scaffold.specs(frontier, tmp_path, [2000, 2001], of=name)
     assert len({spec.name for spec in specs}) == len(specs)
     assert {spec.config["seed"] for spec in specs} == {2000, 2001}
-    # Hospitals are split anew by each seed; of handwriting several clients may be one writer.
-    datasets = {"hospital": 2, "hospital-services": 4, "qmnist-features": 1}
+    # Hospitals are split anew by each seed.
+    datasets = {"hospital": 2, "hospital-services": 4}
     assert len({spec.config["dataset"] for spec in specs}) == datasets[name]
     assert len({spec.arm for spec in specs}) == len(specs) / 2
     assert {arm for _, arm, _ in (spec.arm for spec in specs)} >= {SITE, ONE, CENTRAL, PLAIN}

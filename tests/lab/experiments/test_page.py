@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from tests.helpers.errors import raises
 from tests.helpers.sources import ROOT
 from umbel.protocol.errors import ConfigError
-from umbel_lab.experiments import audits, dlg, pac, page, synthetic
+from umbel_lab.experiments import dlg, pac, page, synthetic
 from umbel_lab.experiments.__main__ import app
 
 TABLE = """\
@@ -156,11 +156,11 @@ def test_no_result_comes_from_a_modified_tree(tree: Path, file: str, added: bool
     assert page.commit_of(tree, quick=True) == git(tree, "rev-parse", "--short=10", "HEAD") + "+"
 
 
-@pytest.mark.parametrize("command", ["synthetic", "pac", "audits", "dlg"])
+@pytest.mark.parametrize("command", ["synthetic", "pac", "dlg"])
 def test_an_experiment_in_a_modified_tree_starts_no_work(command: str, tree: Path, monkeypatch: Any) -> None:
     (tree / "umbel" / "new.py").write_text("")
     monkeypatch.setattr(page, "commit_of", partial(page.commit_of, tree))
-    for module in (synthetic, pac, audits, dlg):
+    for module in (synthetic, pac, dlg):
         for work in {"arms", "page"} & vars(module).keys():
             monkeypatch.setattr(module, work, lambda *_, **__: pytest.fail("work has begun"))
     done = CliRunner().invoke(app, [command])

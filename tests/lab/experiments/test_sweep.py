@@ -32,7 +32,7 @@ from umbel.simulation.sweep import (
     made_by,
     sweep,
 )
-from umbel_lab.experiments import centaur, frontier, synthetic
+from umbel_lab.experiments import frontier, synthetic
 from umbel_lab.experiments.__main__ import app
 from umbel_lab.experiments.scaffold import page, resumable, unpack
 
@@ -163,7 +163,7 @@ def test_two_sweeps_do_not_share_a_folder(in_process: list[str], tmp_path: Path)
         ("loss", "umbel_test_variant:absolute"),
         ("metric", "umbel_test_variant:close"),
         ("mechanism", "umbel_test_variant:Coordinates"),
-        ("observers", "umbel_lab.attacks.audit:Audit canaries=400; umbel_test_variant:Watch"),
+        ("observers", "umbel_lab.attacks.pac_attack:PacAttack; umbel_test_variant:Watch"),
     ],
 )
 def test_what_is_the_users_own_is_part_of_the_code(
@@ -204,7 +204,7 @@ def test_runs_of_one_name_would_take_each_others_results(in_process: list[str], 
 
 
 def test_so_is_the_module_that_does_the_runs() -> None:
-    assert len({made_by(SPECS[0].config, task)["code"] for task in (finish, frontier.play, centaur.play)}) == 3
+    assert len({made_by(SPECS[0].config, task)["code"] for task in (finish, frontier.play)}) == 2
 
 
 def test_the_code_that_makes_results_is_there() -> None:

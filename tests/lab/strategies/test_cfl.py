@@ -104,12 +104,9 @@ def test_options_say_when() -> None:
         on(Fleet(), strategies.make(RunConfig(strategy=f"{NAME} eps1=0")))
 
 
-@pytest.mark.parametrize(
-    ("hypotheses", "reason"),
-    [(0, (ConfigError, "config.hypotheses")), (1, (ConfigError, "config.hypotheses", "hypotheses", "1"))],
-)
-def test_a_run_that_could_split_nothing_is_refused(hypotheses: int, reason: Any) -> None:
-    with raises(*reason):
+@pytest.mark.parametrize("hypotheses", [0, 1])
+def test_a_run_that_could_split_nothing_is_refused(hypotheses: int) -> None:
+    with raises(ConfigError, "config.hypotheses", "hypotheses"):
         Setup.parse(RunConfig(strategy=NAME, hypotheses=hypotheses, clients_per_round=40).entries())
 
 

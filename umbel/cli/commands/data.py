@@ -52,7 +52,7 @@ class Whole:
     standardise_epsilon: Annotated[float, Field(ge=0)] = 0.0
 
 
-_LAB = dict.fromkeys(("qmnist", "qmnist_features"), "umbel-lab")
+_LAB = {"qmnist": "umbel-lab"}
 """Recipes of another package, by which a hint names it."""
 
 

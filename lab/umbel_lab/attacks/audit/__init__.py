@@ -3,7 +3,3 @@
 `bounds` has the statistics, `canaries` the clients and the auditor, `site` the same clients at a deployed site, and
 `findings` the claims beside the results.
 """
-
-from umbel_lab.attacks.audit.findings import Audit
-
-__all__ = ["Audit"]

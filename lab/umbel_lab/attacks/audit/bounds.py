@@ -15,11 +15,54 @@ of the coins, may reveal theirs, and for any such N canaries Proposition 5.1 hol
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
 import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, special
 
+CONFIDENCE = 0.95
+"""Confidence of each lower bound."""
+
+ALARM = 1e-6
+"""A claim counts as refuted if the right guesses have a probability below this under it."""
+
+PILOTS = 4
+"""One canary in this many only helps to decide how many coins to guess."""
+
 _LARGEST = 700.0  # of an epsilon, whose exponential is still a float
+
+
+class Verdict(StrEnum):
+    """The verdict of a lower bound on a claim."""
+
+    WITHIN = "within the claim"
+    CHANCE = "above, perhaps by chance"
+    EXCEEDS = "EXCEEDS THE CLAIM"
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The claim at a delta, infinite for none, and the lower bound that right guesses about canaries give.
+
+    `chance` bounds the probability of so many right guesses if the claim is true.
+    """
+
+    delta: float
+    claimed: float
+    shown: float
+    guesses: int
+    right: int
+    chance: float
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict."""
+        if self.shown <= self.claimed:
+            return Verdict.WITHIN
+        return Verdict.EXCEEDS if self.chance < ALARM else Verdict.CHANCE
 
 
 def p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float = 0.0) -> float:
@@ -92,3 +135,12 @@ def count_right(scores: NDArray[np.float64], coins: NDArray[np.int64], guesses: 
 def most(guesses: int, confidence: float = 0.95) -> float:
     """Return the largest bound that so many guesses can give: if all are right, at delta 0."""
     return lower_bound(guesses, guesses, guesses, confidence=confidence)
+
+
+def prove(
+    scores: NDArray[np.float64], coins: NDArray[np.int64], guesses: int, claimed: float, delta: float, confidence: float
+) -> Bound:
+    """Return what the surest guesses say of a claim; a claimed epsilon of infinity claims nothing."""
+    canaries, right = len(coins), count_right(scores, coins, guesses)
+    chance = 1.0 if math.isinf(claimed) else p_value(canaries, guesses, right, claimed, delta)
+    return Bound(delta, claimed, lower_bound(canaries, guesses, right, delta, confidence), guesses, right, chance)

@@ -1,18 +1,15 @@
 """Canary clients behind the app's own gate, and the auditor who scores the messages that leave.
 
 Each canary has a coin, which selects one of two data sets, as far from each other as a client's can be: its updates
-point in opposite directions, another hypothesis fits it best, or it reports from the opposite corner. An update is
-longer than the clip norm and a report lies outside its square, so that a gate that does not clip is detected as well.
-The auditor sees the messages that leave the node and knows the mechanism, the two data sets and the hypotheses; it
-scores each canary by the logarithm of the likelihood ratio of its coin.
+point in opposite directions, or another hypothesis fits it best. An update is longer than the clip norm, so that a gate
+that does not clip is detected as well. The auditor sees the messages that leave the node and knows the mechanism, the
+two data sets and the hypotheses; it scores each canary by the logarithm of the likelihood ratio of its coin.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from flwr.app import Context, Message, RecordDict
@@ -23,28 +20,25 @@ from scipy import special
 from umbel.privacy import mechanisms
 from umbel.privacy.accounting.guarantee import gap
 from umbel.privacy.gate.ledger import Ledger, MemoryLedger
-from umbel.privacy.gate.own_app import RoundGate, local_report, local_result
+from umbel.privacy.gate.own_app import RoundGate, local_result
 from umbel.privacy.mechanisms.choice import OWN
 from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.clients import ClientInDataset, ClientOnNode
 from umbel.protocol.errors import ConfigError, FleetError
-from umbel.protocol.messages import assigned_in, evaluation_in, hypotheses_in, round_request, scores_in, training_in
+from umbel.protocol.messages import assigned_in, hypotheses_in, round_request, training_in
 from umbel.protocol.records import pack
 from umbel.protocol.release import LAPLACE, Clipping, Kind, Release, ReleaseBy
-from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
+from umbel.protocol.tasks import TrainingSpec
 from umbel.simulation.grid import InProcessGrid
 from umbel_lab.attacks.victims import answer, what_left
 
 Matrix = NDArray[np.float64]
 Coins = NDArray[np.int64]
 
-BOUND = 1.0
-"""Of reports."""
 BEYOND = 10.0
 """Length of an update before clipping, in clip norms."""
 
 _NAME = "canary"  # of the hypotheses' only array
-_REPORTED = 2  # length of a report: loss and metric
 _SEVERAL = 20  # models of a message, enough for their mean to show a shared noise
 _APART = 100.0  # between hypotheses, in deviations of a component of the noise: it reveals which one was trained
 _NUMBERS = 1 << 22  # values that the canaries of one message release
@@ -56,40 +50,33 @@ _COINS, _DIRECTIONS = 101, 102
 class Setting:
     """The subject of an audit: the releases of each canary.
 
-    It is the `release` of a trained model, or of a site's sums, each time (None if canaries do not train). With a
-    `report_noise_multiplier` above 0 it is also a report with noise. A canary takes part `times` times, which are
+    It is the `release` of a trained model, or of a site's sums, each time. A canary takes part `times` times, which are
     scored together. With `random` the updates of each point in a separate direction, which the auditor knows, otherwise
     along the last parameter. With `moves` the two data sets lead to different updates, otherwise at most to different
     choices.
     """
 
     name: str
-    release: Release | None = None
-    report_noise_multiplier: float = 0.0
+    release: Release
     times: int = 1
     random: bool = False
     moves: bool = True
 
     def __post_init__(self) -> None:
-        if self.release is not None and (why := gap(self.release)):
+        if why := gap(self.release):
             raise ConfigError(f"there is no claim to audit, since {why}", code="config.nothing-claimed")
-        if self.release is None and not self.report_noise_multiplier > 0:
-            raise ConfigError("canaries that neither train nor report reveal nothing", code="config.idle-canaries")
         if self.times < 1:
             raise ConfigError(f"canaries take part at least once, not {self.times} times", code="config.out-of-range")
 
     @property
     def by_site(self) -> bool:
         """Whether each canary is in a separate site, whose noise is drawn once."""
-        return self.release is not None and self.release.kind is Kind.SITE
+        return self.release.kind is Kind.SITE
 
     @property
     def numbers(self) -> int:
         """Number of values that leave for a canary each time."""
-        numbers = _REPORTED if self.report_noise_multiplier else 0
-        if self.release is not None:
-            numbers += self.release.n * (self.release.hypotheses if self.by_site else 1)
-        return numbers
+        return self.release.n * (self.release.hypotheses if self.by_site else 1)
 
 
 @dataclass(frozen=True)
@@ -223,19 +210,6 @@ class TrainingPair:
         return np.array([total])
 
 
-def score_reports(content: RecordDict, asked: int, nu: float) -> Matrix:
-    """Return the log likelihood ratio of the coins of so many canaries, by loss and metric.
-
-    They report from the far corner of the square, or from the origin.
-    """
-    reported = scores_in(content, asked)
-    if reported is None or not np.isfinite(reported).all():
-        raise FleetError("the gate let no reports out; its reason is in the log above", code="nodes.refused")
-    distances = (np.linalg.norm(reported.T - corner, axis=1) for corner in (BOUND, 0.0))
-    near, far = (log_density(LAPLACE, nu, _REPORTED, math.sqrt(2) * BOUND, away) for away in distances)
-    return near - far
-
-
 def log_density(mechanism: str, nu: float, n: int, clip_norm: float, distances: Matrix) -> Matrix:
     """Return the log density of noise in R^n at distances from its centre, up to a constant.
 
@@ -258,24 +232,17 @@ class Herd:
     def __init__(self, setting: Setting, canaries: int, seed: int) -> None:
         self._setting, self._seed = setting, seed
         self.coins: Coins = 2 * np.random.default_rng([seed, _COINS]).integers(2, size=canaries) - 1
-        self._training = TrainingPair(setting.release, setting.moves) if setting.release else None
-        self._step = self._training.per_canary if self._training else 1
+        self._training = TrainingPair(setting.release, setting.moves)
+        self._step = self._training.per_canary
         self._asked, self._side = range(0), 1
-        self._report_nu, self._reports = setting.report_noise_multiplier, dict[str, Any]()
-        if self._report_nu:
-            self._reports = {"role": "train", "report-noise-multiplier": self._report_nu, "report-bound": BOUND}
         self._grid = self._node()
 
     def take_part(self, number: int, asked: range) -> Matrix:
         """Let some canaries take part for the time `number`, from 0; return their scores."""
         # Canaries change sides each time: draws that are used twice reveal them.
         self._asked, self._side = asked, 1 if number % 2 == 0 else -1
-        content, scores = self._ask(number), np.zeros(len(asked))
-        if self._training:
-            scores += self._training.score(content, self._step * len(asked), self._directions, self.less_shared)
-        if self._report_nu:
-            scores += score_reports(content, len(asked), self._report_nu)
-        return self._side * scores
+        clients = self._step * len(asked)
+        return self._side * self._training.score(self._ask(number), clients, self._directions, self.less_shared)
 
     def account(self) -> Mapping[Release, int]:
         """Return each canary's account in the node's ledger."""
@@ -291,17 +258,14 @@ class Herd:
         if self._setting.by_site:
             # The node plays another site in each round, with other clients and other noise.
             round += self._asked.start * self._setting.times
-        hypotheses = self._training.hypotheses if self._training else np.zeros((1, 1), np.float32)
         everybody = tuple(map(ClientOnNode, range(self._step * self._asked.start, self._step * self._asked.stop)))
-        task = self._training.task(round, everybody) if self._training else None
-        evaluation = EvaluationSpec(round, everybody[:: self._step]) if self._report_nu else None
-        return answer(self._grid, self._request(hypotheses, task, evaluation))
+        return answer(self._grid, self._request(self._training.task(round, everybody)))
 
     def _node(self) -> InProcessGrid:
         """Return a grid whose only node is the canaries'."""
         app = ClientApp()
         app.train(mods=[RoundGate(lambda _site, _run: _Anything())])(self._answer)
-        config = {"partition-id": 0, "num-partitions": 1, **self._reports}
+        config = {"partition-id": 0, "num-partitions": 1}
         return InProcessGrid(app, {"seed": self._seed}, node_configs=[config])
 
     def _ledger(self) -> Ledger | MemoryLedger:
@@ -309,31 +273,22 @@ class Herd:
         (context,) = self._grid.contexts.values()
         return MemoryLedger(context.state)
 
-    def _request(
-        self, hypotheses: NDArray[np.float32], task: TrainingSpec | None, evaluation: EvaluationSpec | None
-    ) -> RecordDict:
-        """Return the request to the node, with hypotheses (k, n)."""
-        return round_request(pack({_NAME: hypotheses}), task, evaluation)
+    def _request(self, task: TrainingSpec) -> RecordDict:
+        """Return the request to the node."""
+        return round_request(pack({_NAME: self._training.hypotheses}), task)
 
     def _answer(self, msg: Message, context: Context) -> Message:
         """Pass the results of the canaries' data to the gate."""
-        task, evaluation = training_in(msg.content), evaluation_in(msg.content)
-        if task is not None and self._training:
-            content = self._training.trained(msg.content, self._coins(task.clients), self._directions)
-            return Message(content, reply_to=msg)
-        assert evaluation is not None, "nothing else was asked"
-        corners = (1 + BEYOND * self._coins(evaluation.clients)) * BOUND / 2
-        return Message(local_report(corners, corners, evaluation.clients, True), reply_to=msg)
-
-    def _coins(self, clients: tuple[int, ...]) -> Coins:
-        """Return clients' coins this time; 0 for those that are not canaries."""
-        canary, place = np.divmod(np.array(clients), self._step)
-        return np.where(place == 0, self._side * self.coins[canary], 0)
+        task = training_in(msg.content)
+        assert task is not None, "nothing else was asked"
+        canary, place = np.divmod(np.array(task.clients), self._step)
+        # 0 for clients that are not canaries.
+        coins = np.where(place == 0, self._side * self.coins[canary], 0)
+        return Message(self._training.trained(msg.content, coins, self._directions), reply_to=msg)
 
     @property
     def _directions(self) -> Matrix:
         """The unit vectors (canaries, n), or (1, n) for all, along which the updates of the asked canaries point."""
-        assert self._setting.release is not None
         n = self._setting.release.n
         if not self._setting.random:
             return np.eye(1, n, n - 1)

@@ -1,42 +1,27 @@
-"""An audit: the claim for a setting, beside the smallest epsilon that its canaries prove; also at the end of a run.
+"""An audit: the claim for a setting, beside the smallest epsilon that its canaries prove.
 
-The scores of one canary in four decide how many coins to guess; the bound uses only the others. As an observer,
-``observers = "umbel_lab.attacks.audit:Audit canaries=20000"``, it audits a run's own mechanism in the server's
-process, and the report gets the claim beside the result.
+The scores of one canary in four decide how many coins to guess; the bound uses only the others.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
-from logging import WARNING
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from umbel.privacy.accounting.guarantee import DELTA, amount, gap, guarantee, site_release
+from umbel.privacy.accounting.guarantee import DELTA, amount, guarantee, site_release
 from umbel.privacy.mechanisms import Gaussian
-from umbel.protocol.errors import ConfigError, UmbelError
-from umbel.protocol.flower import log
+from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import LAPLACE, Clipping, Kind, Release
-from umbel.server.observer import Observer, Run, Section
-from umbel_lab import output
-from umbel_lab.attacks.audit.bounds import best_guesses, count_right, lower_bound, most, p_value
+from umbel_lab.attacks.audit.bounds import CONFIDENCE, PILOTS, Bound, Verdict, best_guesses, prove
 from umbel_lab.attacks.audit.canaries import Herd, Seen, Setting, watch
 from umbel_lab.attacks.audit.site import SiteHerd
-from umbel_lab.output import Page
-
-CONFIDENCE = 0.95
-"""Confidence of each lower bound."""
-
-ALARM = 1e-6
-"""A claim counts as refuted if the right guesses have a probability below this under it."""
+from umbel_lab.output import Page, Section
 
 CANARIES = 50_000
 
-_PILOTS = 4  # one canary in this many
 _FEWEST = 100  # canaries
 _NUMBERS = 200_000_000  # that all canaries of a setting release at most, for the time that takes
 _TRAINED, _NUMBERS_OF_SITE = 10_000, 20_000_000  # that a site trains, one client at a time, and their data
@@ -44,42 +29,11 @@ _MESSAGES, _MESSAGES_OF_SITE = 4_000, 1_000  # of canaries in separate sites, ea
 _ALL_NOISE = 1e6  # nu a parameter, beside which a choice is all that a release tells
 
 
-class Verdict(StrEnum):
-    """The verdict of a lower bound on a claim."""
-
-    WITHIN = "within the claim"
-    CHANCE = "above, perhaps by chance"
-    EXCEEDS = "EXCEEDS THE CLAIM"
-
-
-@dataclass(frozen=True)
-class Bound:
-    """The claim at a delta, infinite for none, and the lower bound that right guesses about canaries give.
-
-    `chance` bounds the probability of so many right guesses if the claim is true.
-    """
-
-    delta: float
-    claimed: float
-    shown: float
-    guesses: int
-    right: int
-    chance: float
-
-    @property
-    def verdict(self) -> Verdict:
-        """The verdict."""
-        if self.shown <= self.claimed:
-            return Verdict.WITHIN
-        return Verdict.EXCEEDS if self.chance < ALARM else Verdict.CHANCE
-
-
 @dataclass(frozen=True)
 class Finding:
-    """A setting, the number of canaries behind the bounds, and the bounds at delta = 0 and at the given delta."""
+    """A setting, and the bounds at delta = 0 and at the given delta."""
 
     setting: Setting
-    canaries: int
     pure: Bound
     at_delta: Bound
 
@@ -99,7 +53,7 @@ def page(findings: Sequence[Finding], delta: float, confidence: float) -> Page:
         right = f"{other.right:,} of {other.guesses:,}"
         rows.append((finding.setting.name, *figures, right, str(finding.verdict)))
     title = f"Claimed epsilon, and shown at a confidence of {confidence:.4g}"
-    return Page(title, [output.Section("", "", columns, rows)], [])
+    return Page(title, [Section("", "", columns, rows)], [])
 
 
 def audit(
@@ -126,7 +80,6 @@ def audit(
     assert claimed is not None, "no setting is without a guarantee"
     return Finding(
         setting,
-        len(seen.coins) - len(seen.coins) // _PILOTS,
         _bound(seen, claimed.pure, 0.0, confidence),
         _bound(seen, claimed.epsilon, delta, confidence),
     )
@@ -143,30 +96,9 @@ def affordable(setting: Setting, canaries: int, as_site: bool = False) -> int:
 
 
 def _bound(seen: Seen, claimed: float, delta: float, confidence: float) -> Bound:
-    pilots = len(seen.coins) // _PILOTS
-    scores, coins = seen.scores[pilots:], seen.coins[pilots:]
-    guesses = best_guesses(seen.scores[:pilots], len(coins), delta, confidence)
-    right = count_right(scores, coins, guesses)
-    chance = 1.0 if math.isinf(claimed) else p_value(len(coins), guesses, right, claimed, delta)
-    return Bound(delta, claimed, lower_bound(len(coins), guesses, right, delta, confidence), guesses, right, chance)
-
-
-def settings_of(release: Release, times: int = 1, report_noise_multiplier: float = 0.0) -> list[Setting]:
-    """Return the settings to audit for clients with such releases, once and several times."""
-    found, what = [], "update and choice" if release.chooses else "update"
-    if release.choice_epsilon:
-        # The sum of both is audited below; the cost of the choice alone must not exceed its share.
-        hidden = replace(release, noise_multiplier=_ALL_NOISE * release.n, radius=None, mechanism=LAPLACE)
-        found.append(Setting("choice alone", hidden, moves=False))
-    found.append(Setting(what, release))
-    if release.n > 1:
-        found.append(Setting(f"{what}, random directions", release, random=True))
-    if report_noise_multiplier:
-        found.append(Setting("report", None, report_noise_multiplier))
-        found.append(Setting(f"{what} and report", release, report_noise_multiplier))
-    if times > 1:
-        found.append(Setting(f"{what}, {times} times", release, report_noise_multiplier, times))
-    return found
+    pilots = len(seen.coins) // PILOTS
+    guesses = best_guesses(seen.scores[:pilots], len(seen.coins) - pilots, delta, confidence)
+    return prove(seen.scores[pilots:], seen.coins[pilots:], guesses, claimed, delta, confidence)
 
 
 def training(n: int, nu: float, k: int = 1, choice_epsilon: float = 0.0, mechanism: str = LAPLACE) -> Release:
@@ -185,14 +117,23 @@ class SettingOptions:
     choice_epsilon: Annotated[float, Field(ge=0)] = 0.0
     release: Literal["client", "site"] = "client"
     participations: Annotated[int, Field(ge=1)] = 1
-    report_noise_multiplier: Annotated[float, Field(ge=0)] = 0.0
 
     def settings(self) -> list[Setting]:
-        """Return the settings to audit."""
-        k, choice_epsilon = self.hypotheses, self.choice_epsilon
-        release = training(self.parameters, self.noise_multiplier, k, choice_epsilon, self.mechanism)
-        own = site_release(release) if self.release == "site" else release
-        return settings_of(own, self.participations, self.report_noise_multiplier)
+        """Return the settings to audit, once and several times."""
+        n, times = self.parameters, self.participations
+        release = training(n, self.noise_multiplier, self.hypotheses, self.choice_epsilon, self.mechanism)
+        release = site_release(release) if self.release == "site" else release
+        found, what = [], "update and choice" if release.chooses else "update"
+        if release.choice_epsilon:
+            # The sum of both is audited below; the cost of the choice alone must not exceed its share.
+            hidden = replace(release, noise_multiplier=_ALL_NOISE * n, mechanism=LAPLACE)
+            found.append(Setting("choice alone", hidden, moves=False))
+        found.append(Setting(what, release))
+        if n > 1:
+            found.append(Setting(f"{what}, random directions", release, random=True))
+        if times > 1:
+            found.append(Setting(f"{what}, {times} times", release, times))
+        return found
 
 
 def standard() -> list[Setting]:
@@ -208,8 +149,6 @@ def standard() -> list[Setting]:
         ),
         Setting("update and choice, n = 2, nu = 4, k = 2, choice-epsilon 1", joint),
         Setting("the same with nu = 16, choice-epsilon 0.25, 8 times", often, times=8),
-        Setting("report, nu = 1", None, 1.0),
-        Setting("update and choice as above, and report, nu = 2", joint, 2.0),
         Setting("site, laplace, n = 1, nu = 1", site_release(training(1, 1.0))),
         Setting("site, laplace, n = 2, nu = 4, k = 2, choice-epsilon 1", site_release(joint)),
         Setting("site, gaussian, n = 2, nu = 2.5, k = 2", site_release(training(2, 2.5, 2, mechanism=Gaussian.name))),
@@ -225,7 +164,6 @@ def deployed() -> list[Setting]:
         Setting("gaussian, n = 2, nu = 2.5", training(2, 2.5, mechanism=Gaussian.name)),
         Setting("choice of 2, choice-epsilon 1", training(1, _ALL_NOISE, 2, 1.0), moves=False),
         Setting("update and choice, n = 2, nu = 4, k = 2, choice-epsilon 1, twice", joint, times=2),
-        Setting("update and choice as above, and report, nu = 2", joint, 2.0),
         Setting("site, laplace, n = 1, nu = 1", site_release(training(1, 1.0))),
     ]
 
@@ -233,75 +171,3 @@ def deployed() -> list[Setting]:
 _LAPLACE = ((1, 2.0), (1, 0.5), (2, 2.0), (4, 4.0), (11, 11.0), (11, 5.5))
 _GAUSSIAN = ((2, 8.0), (11, 4.0), (11, 2.5))
 _CHOICES = ((2, 1.0), (10, 2.0))
-
-
-_TITLE = "Claimed beside audited"
-
-
-@dataclass(frozen=True)
-class AuditOptions:
-    """Number of canaries, and maximum of the busiest client's participations that are audited together."""
-
-    canaries: Annotated[int, Field(ge=100)] = 20_000
-    participations: Annotated[int, Field(ge=1)] = 10
-
-
-class Audit(Observer):
-    """Audits the run's task for its clients: parameters, mechanism and noise multiplier, choice.
-
-    The canaries pass the gate of the umbel that the server runs from, in the server's process. They test that gate;
-    they do not reach a site's own gate.
-    """
-
-    Options = AuditOptions
-    options: AuditOptions
-
-    def __init__(self, options: AuditOptions | None = None) -> None:
-        super().__init__(options)
-        self.findings: list[Finding] = []
-        self.reason = ""
-
-    def at_end(self, run: Run) -> None:
-        """Audit, if there is a claim."""
-        release = run.setup.release
-        if why := gap(release):
-            self.reason = f"Nothing is claimed, since {why}. So there is nothing to audit."
-            return
-        # The price does not depend on the clip norm; the gate may.
-        release = replace(release, radius=run.setup.config.schedule.at(1))
-        most_often = max((entry.max_participations for entry in run.state.history), default=1)
-        times = max(1, min(most_often, self.options.participations))
-        try:
-            for setting in settings_of(release, times):
-                self.findings.append(audit(setting, self.options.canaries, run.setup.config.seed))
-        except UmbelError as error:
-            # The run is over and good; its result must not be lost for this.
-            log(WARNING, "the audit could not be made: %s", error)
-            self.findings, self.reason = [], f"The audit could not be made: {error.text}."
-        for finding in self.findings:
-            if finding.verdict is Verdict.EXCEEDS:
-                log(WARNING, "the audit of this run's mechanism (%s) exceeds what is claimed", finding.setting.name)
-
-    def section(self) -> Section | None:
-        """Return the claims and the results; None for a run that has not been audited."""
-        if self.reason:
-            return Section(_TITLE, (self.reason,))
-        if not self.findings:
-            return None
-        exceeding = sum(finding.verdict is Verdict.EXCEEDS for finding in self.findings)
-        outcome = f"{exceeding} of {len(self.findings)} EXCEED the claim" if exceeding else "None exceeds its claim"
-        lead = (
-            "Canary clients, each with one of two opposite data sets, went through the gate of the server's machine "
-            f"with this run's mechanism. {outcome} beyond chance. Each result is a lower bound on epsilon at a "
-            f"confidence of {CONFIDENCE:.0%}; a low one does not prove the claim."
-        )
-        return Section(_TITLE, (lead, *map(_sentence, self.findings)))
-
-
-def _sentence(finding: Finding) -> str:
-    pure, other = finding.pure, finding.at_delta
-    return (
-        f"{finding.setting.name}: claimed epsilon {amount(other.claimed)} at delta {other.delta:g}, shown "
-        f"{other.shown:.3g} of at most {most(other.guesses):.3g}; claimed pure {amount(pure.claimed)}, shown "
-        f"{pure.shown:.3g}; {finding.verdict}."
-    )

@@ -14,7 +14,6 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 from flwr.app import Message, RecordDict
-from numpy.typing import NDArray
 
 from umbel import models
 from umbel.client.app import app
@@ -22,13 +21,12 @@ from umbel.data import Manifest, offsets_of, write_dataset
 from umbel.deploy.executor import load
 from umbel.deploy.flower import CLIENT_TASK
 from umbel.privacy.gate.ledger import Ledger
-from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.logs import quiet
 from umbel.protocol.messages import round_request
 from umbel.protocol.records import pack
-from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
+from umbel.protocol.tasks import TrainingSpec
 from umbel.simulation.grid import InProcessGrid
-from umbel_lab.attacks.audit.canaries import BEYOND, BOUND, Coins, Herd, Matrix
+from umbel_lab.attacks.audit.canaries import BEYOND, Coins, Herd, Matrix
 
 _BUNDLE = b"canaries"  # the bundle that the site has reviewed
 _ANY = {
@@ -38,8 +36,7 @@ _ANY = {
     "approve": "policy", "app": "", "insecure-seed": False, "bundle": sha256(_BUNDLE).hexdigest(),
 }  # fmt: skip
 _ROWS = 103  # purpose of draws, as in `canaries`
-# Distance of targets above predictions, and below: beyond the bound of reports, and near 0 or not.
-_ABOVE, _BELOW, _NEXT_TO = 10 * BOUND, BOUND, 1e-3 * BOUND
+_ABOVE, _BELOW = 10.0, 1.0  # distance of targets above predictions, and below
 
 
 class SiteGrid(InProcessGrid):
@@ -65,16 +62,12 @@ class SiteHerd(Herd):
     def _node(self) -> InProcessGrid:
         self._home = TemporaryDirectory(prefix="umbel-audit-")
         release, home = self._setting.release, Path(self._home.name)
-        self._below = _NEXT_TO if self._report_nu else _BELOW
-        n = release.n if release else 1
-        self._model = models.load(f"linear inputs={n} outputs=1", "mse", "1.bias")
-        self._rows = self._drawn(n)
+        self._model = models.load(f"linear inputs={release.n} outputs=1", "mse", "1.bias")
+        self._rows = self._drawn(release.n)
         for side in (1, -1):
             self._write(self._data(side), side * self.coins)
         Ledger.create(home / "ledger.sqlite")
-        policy = _ANY | {"max-hypotheses": release.hypotheses if release else 1, **self._reports}
-        if release:
-            policy["mechanisms"] = release.mechanism
+        policy = _ANY | {"max-hypotheses": release.hypotheses, "mechanisms": release.mechanism}
         own = {"data-path": str(self._data(1)), "ledger-path": str(home / "ledger.sqlite")}
         return SiteGrid(app, {"seed": self._seed, "device": "cpu"}, node_configs=[policy | own])
 
@@ -96,10 +89,9 @@ class SiteHerd(Herd):
         everybody[:: self._step] = coins
         rows = np.repeat(np.broadcast_to(self._rows, (len(coins), self._rows.shape[1])), self._step, axis=0)
         targets = np.full(len(everybody), float(self._model.frozen_values["1.bias"]))
-        if self._training:
-            targets += (rows * self._training.hypotheses[self._training.best(everybody)]).sum(axis=1)
-        if not self._training or self._training.moves:
-            targets += np.select([everybody > 0, everybody < 0], [_ABOVE, -self._below], 0.0)
+        targets += (rows * self._training.hypotheses[self._training.best(everybody)]).sum(axis=1)
+        if self._training.moves:
+            targets += np.select([everybody > 0, everybody < 0], [_ABOVE, -_BELOW], 0.0)
         clients = len(everybody)
         manifest = Manifest(
             name="canaries", clients=clients, split={"train": clients, "validation": 0}, model=self._model.name,
@@ -114,18 +106,10 @@ class SiteHerd(Herd):
     def _ledger(self) -> Ledger:
         return Ledger(Path(self._home.name) / "ledger.sqlite")
 
-    def _request(
-        self, hypotheses: NDArray[np.float32], task: TrainingSpec | None, evaluation: EvaluationSpec | None
-    ) -> RecordDict:
+    def _request(self, task: TrainingSpec) -> RecordDict:
         (context,) = self._grid.contexts.values()
         context.node_config["data-path"] = str(self._data(self._side))
-        digest = self._model.frozen_digest
-        if task:
-            # The gradient of a squared error is twice the error.
-            task = replace(task, step_size=BEYOND * task.clip_norm / (2 * self._below), frozen_digest=digest)
-        if evaluation:
-            # A node counts clients that report after all that train.
-            trained = len(self.coins) * self._step
-            clients = tuple(ClientOnNode(trained + client) for client in evaluation.clients)
-            evaluation = replace(evaluation, clients=clients, frozen_digest=digest)
-        return round_request(pack({"1.weight": hypotheses[:, None]}), task, evaluation)
+        # The gradient of a squared error is twice the error.
+        step_size = BEYOND * task.clip_norm / (2 * _BELOW)
+        task = replace(task, step_size=step_size, frozen_digest=self._model.frozen_digest)
+        return round_request(pack({"1.weight": self._training.hypotheses[:, None]}), task)

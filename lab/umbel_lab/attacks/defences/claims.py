@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from umbel.privacy.accounting.accountant import compose
 from umbel.privacy.accounting.guarantee import DELTA
 from umbel.protocol.errors import ConfigError
-from umbel_lab.attacks.audit.bounds import count_right, lower_bound, p_value, surest
-from umbel_lab.attacks.audit.findings import Bound
+from umbel_lab.attacks.audit.bounds import PILOTS, Bound, lower_bound, prove, surest
 from umbel_lab.attacks.defences.laws import GAUSSIAN, LAPLACE, VECTOR, loss
 from umbel_lab.attacks.defences.process import Seen, Worker
 
@@ -32,7 +31,6 @@ Coins = NDArray[np.int64]
 BEYOND = 1000.0
 """Length of an update, in clip norms, if the target clips it."""
 
-_PILOTS = 4  # one canary in this many
 _SIZES = 40  # numbers of guesses that the pilots try
 _COINS = 212  # purpose of draws
 
@@ -148,7 +146,7 @@ def draw(worker: Worker, direction: Matrix, length: float, canaries: int, rounds
 
 def judged(canaries: int) -> int:
     """Return how many of the canaries are not pilots."""
-    return canaries - canaries // _PILOTS
+    return canaries - canaries // PILOTS
 
 
 def bound(positions: Matrix, coins: Coins, delta: float, claimed: float, confidence: float) -> Bound:
@@ -156,15 +154,12 @@ def bound(positions: Matrix, coins: Coins, delta: float, claimed: float, confide
 
     A larger position means that a coin of 1 is likelier. A claimed epsilon of infinity claims nothing.
     """
-    pilots = len(coins) // _PILOTS
+    pilots = len(coins) // PILOTS
     known = coins[:pilots]
     means = [positions[:pilots][known == coin].mean() if (known == coin).any() else 0.0 for coin in (1, -1)]
     scores = positions - (means[0] + means[1]) / 2
     guesses = _best(scores[:pilots], known, len(coins) - pilots, delta, confidence)
-    right = count_right(scores[pilots:], coins[pilots:], guesses)
-    m = judged(len(coins))
-    chance = 1.0 if np.isinf(claimed) else p_value(m, guesses, right, claimed, delta)
-    return Bound(delta, claimed, lower_bound(m, guesses, right, delta, confidence), guesses, right, chance)
+    return prove(scores[pilots:], coins[pilots:], guesses, claimed, delta, confidence)
 
 
 def _best(scores: Matrix, coins: Coins, canaries: int, delta: float, confidence: float) -> int:

@@ -9,11 +9,8 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from umbel.protocol.errors import NotApplicableError
-from umbel_lab.attacks.audit.bounds import most
-from umbel_lab.attacks.audit.findings import CONFIDENCE, Bound, Verdict
+from umbel_lab.attacks.audit.bounds import CONFIDENCE, Bound, Verdict, most
 from umbel_lab.attacks.defences import laws
 from umbel_lab.attacks.defences.claims import Claim, bound, claim_of, directions, draw, formula, judged
 from umbel_lab.attacks.defences.probes import LEVEL, OPENING, Fault, N, Subject, longest_update, probe
@@ -30,7 +27,6 @@ class Options:
     rounds: int = ROUNDS
     canaries: int = CANARIES
     clients: int = 0
-    parameters: int = 0
     epsilon: float | None = None
     delta: float | None = None
     clip_norm: float | None = None
@@ -67,7 +63,7 @@ class Report:
 
     The claim is about one round. The law is that of the noise if it passed its test, or else empty. `rows` says that
     the target protects a row of a batch, and `trusted` that clients are taken to keep the clip norm, since it does not
-    clip. `accounted` is the epsilon of one round in its own account, for the model of `Options.parameters`.
+    clip.
     """
 
     target: str
@@ -78,7 +74,6 @@ class Report:
     noisy: bool
     rows: bool
     trusted: bool
-    accounted: float | None
     figures: tuple[Figures, ...]
     faults: tuple[Fault, ...]
 
@@ -139,7 +134,6 @@ def audit(target: Target, options: Options | None = None) -> Report:
             for at, direction in enumerate(directions(N))
         )
         spent = {rounds: worker.run(first, [0], rounds=rounds).spent for rounds in sorted({1, options.rounds})}
-        accounted = _accounted(worker, options.parameters) if options.parameters else None
         if options.epsilon is None and (account := spent[1]) is not None:
             claim = replace(claim, epsilon=account[0], delta=account[1])
         subject = Subject(
@@ -158,15 +152,8 @@ def audit(target: Target, options: Options | None = None) -> Report:
     law = laws.VECTOR if subject.vector else next((fit.law for fit in fits if fit), "")
     return Report(
         str(target), facts["package"], facts["kind"], claim, law, subject.noisy,
-        facts["rows"], not facts["clips"], accounted, figures, faults,
+        facts["rows"], not facts["clips"], figures, faults,
     )  # fmt: skip
-
-
-def _accounted(worker: Worker, parameters: int) -> float | None:
-    """Return the epsilon of one release of a large model in the target's own account; None if it has none."""
-    update = np.full((1, parameters), parameters**-0.5)
-    spent = worker.run(update, [0], layout=(("w", (parameters,), "<f4"),)).spent
-    return spent[0] if spent else None
 
 
 def _figures(

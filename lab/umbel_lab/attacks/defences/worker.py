@@ -104,13 +104,8 @@ class Kind:
     def facts(self) -> dict[str, Any]:
         """Return what the target's attributes tell."""
         claims = {name: first_number(self.target, attributes) for name, attributes in _CLAIMS.items()}
-        names = ("share", "baseline", "clips", "rows")
-        return {
-            "kind": self.name,
-            "deviation": self.deviation(),
-            **claims,
-            **{key: getattr(self, key) for key in names},
-        }
+        own = {name: getattr(self, name) for name in ("share", "baseline", "clips", "rows")}
+        return {"kind": self.name, "deviation": self.deviation(), **claims, **own}
 
     def spent(self) -> list[float] | None:
         """Return the epsilon and delta that the target itself accounts for so far; None if it has no account."""

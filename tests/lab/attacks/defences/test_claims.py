@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from umbel.privacy.mechanisms.gaussian import GaussianLoss
-from umbel_lab.attacks.audit.bounds import most
-from umbel_lab.attacks.audit.findings import ALARM, Verdict
+from umbel_lab.attacks.audit.bounds import ALARM, Verdict, most
 from umbel_lab.attacks.defences.claims import bound, directions, judged
 
 pytestmark = pytest.mark.rest

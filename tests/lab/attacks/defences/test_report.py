@@ -19,8 +19,8 @@ from umbel.privacy.accounting.guarantee import DELTA
 from umbel.privacy.mechanisms.gaussian import GaussianLoss
 from umbel.privacy.mechanisms.laplace_loss import LaplaceLoss
 from umbel.protocol.errors import ConfigError, NotApplicableError
-from umbel_lab.attacks.audit.findings import Verdict
-from umbel_lab.attacks.defences import page, report
+from umbel_lab.attacks.audit.bounds import Verdict
+from umbel_lab.attacks.defences import command, report
 from umbel_lab.attacks.defences.claims import Claim, claim_of, formula
 from umbel_lab.attacks.defences.laws import GAUSSIAN, LAPLACE, VECTOR
 from umbel_lab.attacks.defences.process import Target
@@ -124,12 +124,6 @@ def test_rounds_after_the_end_of_a_budget_cost_nothing() -> None:
     assert not found.faults
 
 
-def test_the_account_of_a_large_model_is_read_where_there_is_one() -> None:
-    given = replace(FEW, canaries=200, parameters=1000)
-    assert audit(Target(f"{RIGHT}:LaplaceFunction", (2.0,)), given).accounted == 2.0
-    assert audit(Target(f"{RIGHT}:NoiseAlone"), given).accounted is None
-
-
 def test_counted_guesses_refute_a_claim(plain: Report) -> None:
     assert [one.proved.verdict for one in plain.figures] == [Verdict.EXCEEDS, Verdict.EXCEEDS]
     assert plain.refuted
@@ -145,7 +139,7 @@ def test_a_target_that_claims_nothing_passes() -> None:
     found = audit(Target(f"{__name__}:as_it_is"), FEW)
     assert found.claim.epsilon is None
     assert (found.faults, found.failed) == ((), False)
-    assert page.verdict(found).startswith("Nothing is claimed")
+    assert command.verdict(found).startswith("Nothing is claimed")
 
 
 def test_json_has_all_figures_and_no_infinity(plain: Report) -> None:
@@ -158,7 +152,7 @@ def test_json_has_all_figures_and_no_infinity(plain: Report) -> None:
 
 
 def test_the_page_has_each_fault_with_its_mend(plain: Report) -> None:
-    figures, faults, verdict = page.page(plain, 0.95).sections
+    figures, faults, verdict = command.page(plain, 0.95).sections
     assert [row[0] for row in figures.rows] == ["1 round", "2 rounds"]
     assert [row[1:4] for row in figures.rows] == [["1", "infinite", "none"]] * 2
     assert [(row[0], row[2]) for row in faults.rows] == [(fault.code, fault.mend) for fault in plain.faults]
@@ -184,14 +178,14 @@ def test_a_target_whose_arrays_have_other_names_is_told() -> None:
 
 def test_the_page_says_how_to_tell_what_attributes_do_not() -> None:
     found = audit(Target(f"{__name__}:as_it_is"), FEW)
-    text = page.page(found, 0.95).sections[0].text
+    text = command.page(found, 0.95).sections[0].text
     assert "--clip-norm" in text
     assert "--claim-epsilon" in text
 
 
 def test_gaussian_noise_with_a_pure_claim_is_told_to_give_a_delta(plain: Report) -> None:
     found = replace(plain, noisy=True, law=GAUSSIAN, claim=Claim(1.0, 0.0, 1.0, None))
-    assert "--claim-delta" in page.page(found, 0.95).sections[0].text
+    assert "--claim-delta" in command.page(found, 0.95).sections[0].text
 
 
 def test_noise_on_the_norm_of_all_values_has_a_formula(monkeypatch: pytest.MonkeyPatch) -> None:
