@@ -6,8 +6,10 @@ Statistical tests draw from the operating system's entropy, with a false-alarm r
 from __future__ import annotations
 
 import math
+import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from scipy import stats
 import umbel
 from tests.helpers.errors import raises
 from tests.helpers.mods import answer, arrays, asks, message, moved, node, wire
-from umbel.mods.choose import Choice, choice_made
+from umbel.mods.choose import Choice, choice_made, choosing
 from umbel.protocol.errors import ConfigError, ProtocolError
 
 FALSE_ALARM = 1e-6
@@ -57,7 +59,7 @@ def test_a_function_sees_the_one_model_that_fits_as_an_ordinary_message() -> Non
     assert dict(content["config"]) == {"server-round": 1, "lr": 0.1}
     assert dict(content["more"]) == {"x": 1}
     assert seen.choices == [Choice(3, 0.0)]
-    assert choice_made() == Choice(1, 0.0), "the choice is over"
+    assert choice_made() is None, "the choice is over"
     assert reply.content.array_records["arrays"]["w"].numpy().tolist() == [6, 7]
     assert dict(reply.content.metric_records["metrics"]) == {"num-examples": 61}, "the reply is the app's own"
 
@@ -185,7 +187,7 @@ def test_the_choice_is_over_where_training_fails() -> None:
     context = Context(1, 100, {}, RecordDict(), {})
     with pytest.raises(ValueError, match=r"^$"):
         umbel.ChooseHypothesis(distance)(message(asks(STACKED, 3)), context, broken)
-    assert choice_made() == Choice(1, 0.0)
+    assert choice_made() is None
 
 
 @pytest.mark.parametrize("epsilon", [-1.0, 31.0, math.nan, math.inf, True, "1", None])
@@ -216,4 +218,59 @@ def test_a_message_that_is_no_stack_is_refused(wrong: str) -> None:
     with raises(ProtocolError, "protocol.hypotheses"):
         context = Context(1, 100, {}, RecordDict(), {})
         umbel.ChooseHypothesis(distance)(message(WRONG[wrong]), context, seen)
+    assert not seen.contents
+
+
+# --- what an app cannot do, and what the choice is worth inside of other Mods
+
+
+def test_what_an_app_does_to_its_message_leaves_no_trace_in_the_one_that_came() -> None:
+    def changes(msg: Message, context: Context) -> Message:
+        msg.metadata.group_id = SECRET
+        msg.metadata.message_type = "train.diagnosis"
+        return moved(0.0)(msg, context)
+
+    sent = message(asks(STACKED, 3))
+    ClientAppLike = umbel.ChooseHypothesis(distance)
+    ClientAppLike(sent, Context(1, 1, {}, RecordDict(), {}), changes)
+    assert (sent.metadata.group_id, sent.metadata.message_type) != (SECRET, "train.diagnosis")
+    assert "diagnosis" not in f"{sent.metadata.group_id} {sent.metadata.message_type}"
+
+
+def test_a_choice_in_a_choice_costs_both_and_in_an_open_one_is_open() -> None:
+    with choosing(3, 1.0):
+        with choosing(2, 0.5):
+            assert choice_made() == Choice(3, 1.5)
+        with choosing(2, 0.0):
+            made = choice_made()
+            assert made is not None
+            assert made.is_open
+    assert choice_made() is None
+
+
+def test_in_another_thread_a_choice_counts_as_open() -> None:
+    """A Mod between the two may go on there, where the choice is not known."""
+    found: list[Choice | None] = []
+    with choosing(3, 1.0):
+        thread = threading.Thread(target=lambda: found.append(choice_made()))
+        thread.start()
+        thread.join()
+    assert found[0] is not None
+    assert found[0].is_open
+
+
+def test_records_may_have_other_names() -> None:
+    """As where a strategy has another arrayrecord_key and configrecord_key."""
+    seen = Seen()
+    content = RecordDict({"model": arrays(STACKED), "cfg": ConfigRecord({"k": 3})})
+    inner: list[Message] = []
+
+    def keep(msg: Message, context: Context) -> Message:
+        inner.append(msg)
+        return moved(0.0)(msg, context)
+
+    with suppress(KeyError):  # the app of these tests reads "arrays"
+        umbel.ChooseHypothesis(distance)(message(content), Context(1, 1, {}, RecordDict(), {}), keep)
+    assert inner[0].content.array_records["model"]["w"].numpy().tolist() == [5, 6]
+    assert dict(inner[0].content.config_records["cfg"]) == {}
     assert not seen.contents

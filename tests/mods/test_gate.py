@@ -617,3 +617,26 @@ def test_hypotheses_that_do_not_fit_are_refused_before_the_charge(gate: Gate, co
 def test_an_epsilon_without_a_loss_to_choose_by_is_refused() -> None:
     with raises(ConfigError, "config.choice-epsilon"):
         Gate(2.0, 1.0, choice_epsilon=1.0)
+
+
+def test_a_choice_before_the_gate_would_not_be_charged_and_is_refused() -> None:
+    node = Node(Gate(2.0, 1.0), unchanged)
+    node.grid._app = ClientApp(mods=[umbel.ChooseHypothesis(near_the_second), Gate(2.0, 1.0)])
+    node.grid._app.train()(lambda msg, context: unchanged(msg))
+    assert refused(node.send(hypotheses(STACKED, 3)))
+    assert node.paid == 0
+
+
+def test_what_an_app_does_to_its_message_does_not_show_in_the_reply() -> None:
+    def train(msg: Message) -> Message:
+        msg.metadata.group_id = "diagnosis"
+        msg.metadata.message_type = "train.diagnosis"
+        return unchanged(msg)
+
+    for made, content in (
+        (Gate(0.0, 1.0), asks(PAIR)),
+        (Gate(0.0, 1.0, choose=near_the_second), hypotheses(STACKED, 3)),
+    ):
+        reply = Node(made, train).send(content)
+        assert not refused(reply)
+        assert "diagnosis" not in f"{reply.metadata.group_id} {reply.metadata.message_type}"

@@ -20,7 +20,7 @@ from tests.helpers.sites import simulated
 from tests.nodes.test_hostile import spoilt
 from umbel.nodes.bounds import furthest, furthest_sum, near
 from umbel.nodes.exchange import Answer
-from umbel.nodes.fleet import Fleet, _released
+from umbel.nodes.fleet import Fleet, _counted
 from umbel.privacy.gate.releases import SiteSanitiser
 from umbel.privacy.mechanisms import Gaussian, Laplace
 from umbel.privacy.mechanisms.base import Mechanism
@@ -253,7 +253,7 @@ def test_a_sites_clients_count_for_the_quorum() -> None:
         Answer(message.metadata.dst_node_id, "train", reply)
         for message, reply in zip(one.messages, (one.says(0, part=[1, 0, 1]), one.says(1)), strict=True)
     ]
-    assert [_released(answer, asked) for answer in answers] == [2, 3]
+    assert [_counted(number_released, answer, asked) for answer in answers] == [2, 3]
 
 
 def test_what_cannot_be_read_counts_for_nothing() -> None:

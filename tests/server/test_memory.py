@@ -18,7 +18,7 @@ from tests.helpers.scripted import on
 from umbel import strategies
 from umbel.nodes.fleet import Fleet
 from umbel.protocol.messages import training_reply
-from umbel.protocol.records import to_array_record
+from umbel.protocol.records import from_array_record, to_array_record
 from umbel.strategies.base import HypothesisStrategy
 
 pytestmark = pytest.mark.rest
@@ -77,7 +77,7 @@ def _round(
     replies = answers(grid, messages, step)
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # from here on the most is counted
     came = memory("VmRSS") - before
-    outcome = strategy.train(1, replies)
+    following, _ = strategy.aggregate_train(1, replies)
     most = memory("VmHWM") - before
-    assert outcome.following is not None
-    return came, most, outcome.following["weight"].mean(axis=1)
+    assert following is not None
+    return came, most, from_array_record(following)["weight"].mean(axis=1)

@@ -13,9 +13,8 @@ import pytest
 from tests.helpers.errors import raises
 from umbel import strategies
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.plugins import LAB
+from umbel.protocol.plugins import LAB, refuse_uncalled
 from umbel.protocol.run_config import RunConfig
-from umbel.protocol.uncalled import refuse_uncalled
 from umbel.strategies.fedavg import FedAvg
 from umbel.strategies.group_privacy import GroupPrivacy
 from umbel.strategies.ifca import IFCA

@@ -239,3 +239,89 @@ def test_a_wrapper_of_flowers_runs_one_hypothesis_and_not_several() -> None:
     with raises(ConfigError, "config.foreign-loop"):
         wrapped(GroupPrivacy()).start(grid(), START, num_rounds=1)
     assert wrapped(GroupPrivacy(foreign_loop=True)).strategy.may_differ
+
+
+# --- a strategy that makes its messages itself, and other models
+
+
+class Own(GroupPrivacy):
+    """Asks the first nodes, with messages of its own and a handler with a name."""
+
+    kind = "train"
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Any) -> list[Message]:
+        content = RecordDict({"arrays": arrays, "config": ConfigRecord({"k": 2})})
+        return [Message(content, node, self.kind) for node in [*grid.get_node_ids()][:4]]
+
+
+class Named(Own):
+    kind = "train.mine"
+
+
+@pytest.mark.parametrize("kind", [Own, Named])
+def test_a_strategy_may_make_its_messages_itself(kind: type[Own]) -> None:
+    made = app()
+    made.train("mine")(lambda message, context: made._registered_funcs["train.default"](message, context))
+    result = kind().start(InProcessGrid(made, {}, nodes=NODES), START, num_rounds=1)
+    counts = result.train_metrics_clientapp[1]
+    assert (counts["asked"], counts["releases"], counts["lost-nodes"]) == (4, 4, 0)
+
+
+def test_arrays_may_have_different_types_and_whole_numbers_are_rounded() -> None:
+    values = {"n": np.array([1, 2]), "w": np.array([[1e5, 0], [0, 1e5]], np.float32), "h": np.ones((2, 1), np.float16)}
+
+    def reply(message: Message, content: dict[str, Any]) -> None:
+        even = message.metadata.dst_node_id % 2
+        content["arrays"] = ArrayRecord({
+            "n": Array(np.asarray(1 + even)), "w": Array(np.array([1e5, even], np.float32)),
+            "h": Array(np.ones(1, np.float16)),
+        })  # fmt: skip
+
+    start = ArrayRecord({name: Array(value) for name, value in values.items()} | {"weight": START["weight"]})
+
+    def with_weight(message: Message, content: dict[str, Any]) -> None:
+        reply(message, content)
+        content["arrays"]["weight"] = Array(np.array([1.0, 1.0]))
+
+    result = GroupPrivacy().start(grid(said=with_weight), start, num_rounds=1)
+    assert result.train_metrics_clientapp[1]["releases"] == 8
+    assert result.arrays["n"].numpy().dtype == np.int64
+    assert 2 in result.arrays["n"].numpy(), "the mean of four 1 and four 2, rounded to the even number"
+
+
+def test_a_reply_too_large_for_the_models_type_is_left_out() -> None:
+    def large(message: Message, content: dict[str, Any]) -> None:
+        if message.metadata.dst_node_id % 4 == 0:
+            content["arrays"] = ArrayRecord({"weight": Array(np.array([1e39, 0.0]))})
+
+    start = ArrayRecord({"weight": Array(START["weight"].numpy().astype(np.float32))})
+    counts = GroupPrivacy().start(grid(said=large), start, num_rounds=1).train_metrics_clientapp[1]
+    assert (counts["releases"], counts["lost-nodes"]) == (6, 2)
+
+
+def test_a_strategy_may_start_again_with_other_hypotheses() -> None:
+    strategy = GroupPrivacy()
+    three = umbel.hypotheses(START_ONE, k=3, seed=0)
+    for start, k in ((START, 2), (three, 3)):
+        strategy.start(grid(), start, num_rounds=2)
+        assert (strategy.hypotheses, [outcome.round for outcome in strategy.history]) == (k, [1, 2])
+
+
+START_ONE = {"weight": np.zeros(2)}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code"),
+    [({"fraction_train": 1.5}, "config.fraction"), ({"fraction_evaluate": -1.0}, "config.fraction"),
+     ({"min_train_nodes": 0}, "config.fraction")],
+)  # fmt: skip
+def test_shares_and_minima_that_cannot_be_are_refused(wrong: dict[str, Any], code: str) -> None:
+    with raises(ConfigError, code):
+        GroupPrivacy(**wrong)
+
+
+def test_an_entry_of_the_config_cannot_take_the_place_of_umbels() -> None:
+    with raises(ConfigError, "config.plain-nodes"):
+        GroupPrivacy().start(grid(), START, num_rounds=1, train_config=ConfigRecord({"k": 7}))
+    with raises(ConfigError, "config.rounds"):
+        GroupPrivacy().start(grid(), START, num_rounds=1, evaluate_every=0)

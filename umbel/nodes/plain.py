@@ -44,7 +44,7 @@ def mean_metrics(contents: list[RecordDict], _: str) -> MetricRecord:
 
 
 def _kind(message: Message) -> str:
-    """Return what a message asks for, also of a handler with a name of its own, as in ``train.mine``."""
+    """Return what a message asks for, also of a named handler, as in ``train.mine``."""
     return message.metadata.message_type.partition(".")[0]
 
 

@@ -14,8 +14,7 @@ from flwr.serverapp import Grid
 
 from umbel.nodes.fleet import Fleet
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.plugins import NoOptions, import_by_name, parse_options
-from umbel.protocol.uncalled import refuse_uncalled
+from umbel.protocol.plugins import NoOptions, import_by_name, parse_options, refuse_uncalled
 from umbel.server.history import State
 from umbel.server.run_folder import RunFolder, Section
 from umbel.server.setup import Setup

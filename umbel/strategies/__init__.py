@@ -56,10 +56,9 @@ def load(name: str) -> type[HypothesisStrategy]:
     ------
     ConfigError
         If there is none, or it is not a `HypothesisStrategy`, or one that groups no releases; the text lists the
-        choices. Also if it has a public method that nothing calls (`umbel.protocol.uncalled.refuse_uncalled`).
+        choices. Also if it has a public method that nothing calls (`umbel.protocol.plugins.refuse_uncalled`).
     """
-    from umbel.protocol.plugins import load_class
-    from umbel.protocol.uncalled import refuse_uncalled
+    from umbel.protocol.plugins import load_class, refuse_uncalled
 
     if name == "fedprox":
         text = 'there is no strategy "fedprox"; set strategy = "fedavg", and optimizer = "sgd proximal=0.1"'

@@ -10,7 +10,7 @@ from round to round is `state`, which a resumed run restores.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from logging import INFO, WARNING
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -220,7 +220,7 @@ class HypothesisStrategy(Strategy):
         self.state: dict[str, NDArray[Any]] = {}
         """Arrays that the strategy keeps from round to round, by name; a run's folder keeps them too."""
         self.history: list[Outcome] = []
-        """The outcome of each round of training; Flower's `Result` cannot hold it."""
+        """The outcome of each round of training, without the hypotheses; Flower's `Result` cannot hold it."""
         self.how_many: HowMany | None = None
         """Chooses k, if the run leaves that to it."""
         self.may_differ = foreign_loop
@@ -450,7 +450,7 @@ class HypothesisStrategy(Strategy):
             if kind not in _KEPT or not isinstance(name, str):
                 text = f"{type(self).__name__}.state must hold arrays of numbers by name, so that a run can resume"
                 raise ConfigError(f"{text}; {name!r} is of type {kind}", code="config.state")
-        self.history.append(outcome)
+        self.history.append(replace(outcome, following=None))  # models may be large
         counts = {"asked": outcome.asked, "releases": len(outcome.clients), "lost-nodes": outcome.lost_nodes}
         told = MetricRecord({**(metrics or {}), **counts, "groups": outcome.counts.tolist()})
         if outcome.following is None:

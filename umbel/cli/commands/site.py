@@ -1,4 +1,4 @@
-"""What ``umbel site`` reads and decides: the journal, requests, the log of messages, and the policy in words."""
+"""A site's books, requests, messages and policy, as ``umbel site`` shows them and decides."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@ from umbel.privacy.mechanisms.base import Mechanism
 from umbel.privacy.mechanisms.discrete_gaussian import DiscreteGaussian
 from umbel.privacy.mechanisms.gaussian import Gaussian
 from umbel.privacy.mechanisms.laplace import Laplace
-from umbel.protocol.plugins import load_class
-from umbel.protocol.uncalled import refuse_uncalled
+from umbel.protocol.plugins import load_class, refuse_uncalled
 
 MECHANISMS: dict[str, type[Mechanism]] = {one.name: one for one in (Laplace, Gaussian, DiscreteGaussian)}
 

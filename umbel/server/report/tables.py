@@ -11,8 +11,7 @@ from markupsafe import Markup
 
 from umbel.protocol.arrays import flatten
 from umbel.server.history import last_rounds
-from umbel.server.report.figures import number
-from umbel.server.report.style import key
+from umbel.server.report.figures import key, number
 from umbel.server.report.view import View
 from umbel.server.summary import decimals
 from umbel.server.worth import OWN_WAYS, STAYS, Arm, Worth, figure

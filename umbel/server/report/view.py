@@ -20,7 +20,7 @@ from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Kind
 from umbel.protocol.words import count_of
 from umbel.server.history import Round, State, undecided
-from umbel.server.report.style import STYLED
+from umbel.server.report.figures import STYLED
 from umbel.server.summary import Summary
 from umbel.server.worth import Worth
 
