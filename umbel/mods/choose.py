@@ -46,8 +46,8 @@ _under_way: list[Choice] = []  # in any thread of this process
 def choice_made() -> Choice | None:
     """Return the choice in which this code runs, as a Mod inside `ChooseHypothesis`; None outside of any.
 
-    It is told within the process, and not by the message, which a server could forge. A Mod between the two may continue
-    in another thread, where it is not known: then it counts as an open choice.
+    It is told within the process, and not by the message, which a server could forge. A Mod between
+    the two may continue in another thread, where it is not known: then it counts as an open choice.
     """
     made = _choice.get()
     return Choice(2, 0.0) if made is None and _under_way else made

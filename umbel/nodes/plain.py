@@ -157,7 +157,7 @@ class PlainNodes:
         """Do nothing: a run of plain nodes has no pauses."""
 
     def look(self, *_: Any) -> None:
-        """Do nothing: plain nodes get no result of the run."""
+        """Do nothing: plain nodes get no result of the run, which `umbel.nodes.differences` would serve."""
 
     def exchange(
         self, round: int, grid: Grid, messages: Sequence[Message], timeout: float

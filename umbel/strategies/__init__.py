@@ -13,18 +13,6 @@ from umbel.strategies.rounds import Callback, Stop
 if TYPE_CHECKING:
     from umbel.protocol.run_config import RunConfig
 
-# Each is imported when it is first named: most need no more than Flower and NumPy, and some do.
-_HOMES = {
-    "GroupPrivacy": "group_privacy",
-    "TrimmedMean": "robust",
-    "GeometricMedian": "robust",
-    "FedAvg": "fedavg",
-    "IFCA": "ifca",
-    "Recommender": "recommender",
-    "SiteAverage": "site_average",
-    "SecureAverage": "secure_average",
-    "Stock": "stock",
-}
 STRATEGIES = {
     "group-privacy": "GroupPrivacy",
     "trimmed-mean": "TrimmedMean",
@@ -36,6 +24,9 @@ STRATEGIES = {
     "secure-average": "SecureAverage",
 }
 """Built-in strategies: the class of each name."""
+# Each is imported when it is first named: most need no more than Flower and NumPy, and some do.
+_HOMES = {kind: name.replace("-", "_") for name, kind in STRATEGIES.items()}
+_HOMES |= {"TrimmedMean": "robust", "GeometricMedian": "robust", "Stock": "stock"}
 
 __all__ = ["STRATEGIES", "Callback", "HypothesisStrategy", "Stop", "load", "make", *_HOMES]
 

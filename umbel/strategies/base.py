@@ -37,7 +37,7 @@ from umbel.protocol.hypotheses import number_in
 from umbel.protocol.log import log
 from umbel.protocol.release import ReleaseBy
 from umbel.protocol.releases import Releases
-from umbel.strategies.rounds import Callback, run_rounds
+from umbel.strategies.rounds import Callback, Rounds
 
 if TYPE_CHECKING:
     from umbel.models.model import Model
@@ -56,17 +56,15 @@ class NoOptions:
 class Nodes(Protocol):
     """A strategy's view of a run's nodes: it asks their clients, and reads their replies.
 
-    `umbel.nodes.plain.PlainNodes` are those of any Flower app; `umbel.nodes.fleet.Fleet` are umbel's, which host many
-    clients each.
+    `umbel.nodes.plain.PlainNodes` are those of any Flower app, and say what each method does; `umbel.nodes.fleet.Fleet`
+    are umbel's, which host many clients each.
     """
 
     participations: Labels
     """Number of releases of each training client."""
 
     @property
-    def sent(self) -> Arrays:
-        """The hypotheses that the last `ask_training` sent."""
-
+    def sent(self) -> Arrays: ...
     @property
     def used_up(self) -> bool:
         """Whether no client may be asked to train again."""
@@ -75,39 +73,20 @@ class Nodes(Protocol):
     def unanswered(self) -> bool:
         """Whether no node replied to the last exchange, so that it is to be repeated after `wait`."""
 
+    def begin(self, arrays: ArrayRecord) -> None: ...
     def ask_training(
         self, round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, decisions: Mapping[str, Any]
-    ) -> list[Message]:
-        """Return messages that ask a sample of the training clients to train, one for each node."""
-
-    def ask_evaluation(self, round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
-        """Return messages that ask a sample of the validation clients to score hypotheses, one for each node."""
-
-    def begin(self, arrays: ArrayRecord) -> None:
-        """Take the hypotheses from which a round starts, however its messages are made."""
-
-    def wait(self, round: int, grid: Grid, paused: Callable[[float, float], None]) -> None:
-        """Wait until a round can begin."""
-
+    ) -> list[Message]: ...
+    def ask_evaluation(self, round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]: ...
+    def wait(self, round: int, grid: Grid, paused: Callable[[float, float], None]) -> None: ...
     def exchange(
         self, round: int, grid: Grid, messages: Sequence[Message], timeout: float
-    ) -> tuple[list[Message], list[Message]]:
-        """Send messages; return the replies for `aggregate_train`, and those for `aggregate_evaluate`."""
-
-    def releases(self, replies: Iterable[Message]) -> Releases:
-        """Return the releases in the replies to the last `ask_training`."""
-
-    def record(self, hypotheses: Arrays) -> ArrayRecord:
-        """Return hypotheses as the record from which a round's messages are made."""
-
-    def train_metrics(self, replies: Iterable[Message]) -> Mapping[str, Any]:
-        """Return what the replies to the last `ask_training` say besides, aggregated."""
-
-    def evaluation(self, replies: Iterable[Message]) -> MetricRecord | None:
-        """Return the metrics in the replies to the last `ask_evaluation`, aggregated; None without valid replies."""
-
-    def look(self, state: dict[str, NDArray[Any]], releases: Vectors, labels: Labels, hypotheses: Matrix) -> None:
-        """Learn what the nodes' result needs from a round's releases, into the strategy's state."""
+    ) -> tuple[list[Message], list[Message]]: ...
+    def releases(self, replies: Iterable[Message]) -> Releases: ...
+    def record(self, hypotheses: Arrays) -> ArrayRecord: ...
+    def train_metrics(self, replies: Iterable[Message]) -> Mapping[str, Any]: ...
+    def evaluation(self, replies: Iterable[Message]) -> MetricRecord | None: ...
+    def look(self, state: dict[str, NDArray[Any]], releases: Vectors, labels: Labels, hypotheses: Matrix) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -395,10 +374,9 @@ class HypothesisStrategy(Strategy):
                 raise ConfigError(f"{text}; make as many, or leave hypotheses out", code="config.hypotheses")
         known, self.may_differ = self.may_differ, True
         try:
-            return run_rounds(
-                self, grid, initial_arrays, num_rounds, timeout, train_config or ConfigRecord(),
-                evaluate_config or ConfigRecord(), evaluate_fn, first_round, evaluate_every, callbacks,
-            )  # fmt: skip
+            configs = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
+            rounds = Rounds(self, grid, Result(arrays=initial_arrays), timeout, *configs, evaluate_fn, callbacks)
+            return rounds.run(first_round, num_rounds, evaluate_every)
         finally:
             self.may_differ = known
 

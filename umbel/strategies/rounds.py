@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from logging import INFO
 from typing import TYPE_CHECKING, ClassVar
@@ -60,53 +61,38 @@ class Stop(Callback):
         return True
 
 
-def run_rounds(
-    strategy: HypothesisStrategy,
-    grid: Grid,
-    arrays: ArrayRecord,
-    num_rounds: int,
-    timeout: float,
-    train_config: ConfigRecord,
-    evaluate_config: ConfigRecord,
-    evaluate_fn: EvaluateFn | None,
-    first_round: int,
-    evaluate_every: int,
-    callbacks: Sequence[Callback],
-) -> Result:
-    """Run rounds until all are done, no client may train any more, or a callback ends them.
+@dataclass
+class Rounds:
+    """The rounds of one run, and what came of them so far. The fields are parameters of `HypothesisStrategy.start`."""
 
-    The parameters are those of `HypothesisStrategy.start`.
-    """
-    rounds = _Rounds(strategy, grid, arrays, timeout, train_config, evaluate_config, evaluate_fn, callbacks)
-    if rounds.logs:
-        strategy.summary()
-    for number in range(first_round, num_rounds + 1):
-        if strategy.nodes.used_up:
-            break
-        rounds.exchange(number, train=True, evaluate=(number - 1) % evaluate_every == 0)
-        if rounds.stopped:
-            rounds.evaluate_here(number)
-            return rounds.result
-        first_round = number + 1
-    # The hypotheses from the last training round have not been evaluated yet.
-    rounds.exchange(first_round, train=False, evaluate=rounds.heard is not False)
-    return rounds.result
+    strategy: HypothesisStrategy
+    grid: Grid
+    result: Result
+    timeout: float
+    train_config: ConfigRecord
+    evaluate_config: ConfigRecord
+    evaluate_fn: EvaluateFn | None
+    callbacks: Sequence[Callback]
+    stopped: bool = False
+    heard: bool | None = None
+    """Whether any client has replied to an evaluation; None before the first."""
 
-
-class _Rounds:
-    """The rounds of one run, and what came of them so far."""
-
-    def __init__(
-        self, strategy: HypothesisStrategy, grid: Grid, arrays: ArrayRecord, timeout: float, train_config: ConfigRecord,
-        evaluate_config: ConfigRecord, evaluate_fn: EvaluateFn | None, callbacks: Sequence[Callback],
-    ) -> None:  # fmt: skip
-        self.strategy, self.grid, self.timeout, self.callbacks = strategy, grid, timeout, callbacks
-        self.train_config, self.evaluate_config, self.evaluate_fn = train_config, evaluate_config, evaluate_fn
-        self.result = Result(arrays=arrays)
-        self.logs = not any(callback.logs for callback in callbacks)
-        self.stopped = False
-        self.heard: bool | None = None
-        """Whether any client has replied to an evaluation; None before the first."""
+    def run(self, first_round: int, num_rounds: int, evaluate_every: int) -> Result:
+        """Run rounds until all are done, no client may train any more, or a callback ends them."""
+        self.logs = not any(callback.logs for callback in self.callbacks)
+        if self.logs:
+            self.strategy.summary()
+        for number in range(first_round, num_rounds + 1):
+            if self.strategy.nodes.used_up:
+                break
+            self.exchange(number, train=True, evaluate=(number - 1) % evaluate_every == 0)
+            if self.stopped:
+                self.evaluate_here(number)
+                return self.result
+            first_round = number + 1
+        # The hypotheses from the last training round have not been evaluated yet.
+        self.exchange(first_round, train=False, evaluate=self.heard is not False)
+        return self.result
 
     def exchange(self, number: int, train: bool, evaluate: bool) -> None:
         """Evaluate the hypotheses before round `number`, and train it."""
