@@ -198,6 +198,7 @@ class HypothesisStrategy(Strategy):
         self.options = self.Options(**options)
         self.state: dict[str, NDArray[Any]] = {}
         """Arrays that the strategy keeps from round to round, by name; a run's folder keeps them too."""
+        self._first_state: dict[str, NDArray[Any]] | None = None
         self.history: list[Outcome] = []
         """The outcome of each round of training, without the hypotheses; Flower's `Result` cannot hold it."""
         self.how_many: HowMany | None = None
@@ -365,7 +366,8 @@ class HypothesisStrategy(Strategy):
         self.nodes = nodes or self.nodes
         if first_round == 1:
             self.history.clear()
-            self.state.clear()
+            self._first_state = dict(self.state) if self._first_state is None else self._first_state
+            self.state = dict(self._first_state)
             k = number_in(initial_arrays)
             if self._any_number:
                 self.hypotheses = k
