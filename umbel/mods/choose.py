@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy, deepcopy
 from dataclasses import dataclass
-from logging import getLogger
+from logging import WARNING
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
@@ -18,12 +18,11 @@ from umbel.privacy.gate.randomness import SecureGenerator
 from umbel.privacy.mechanisms.choice import OWN, draw
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ConfigError, OutOfTime, ProtocolError
+from umbel.protocol.log import log
 from umbel.protocol.release import MAX_CHOICE_EPSILON
 
 Loss = Callable[[ArrayRecord, Context], float]
 """The loss of one model on the client's own rows."""
-
-_log = getLogger("flwr")
 
 
 @dataclass(frozen=True)
@@ -121,9 +120,10 @@ class ChooseHypothesis:
         k = hypotheses_in(msg.content)
         if not k:
             return call_next(msg, context)
-        fit = best_fit(self._loss, stacked_in(msg.content, k), context)  # always: time must not tell what was drawn
+        stacked = stacked_in(msg.content, k)
+        fit = best_fit(self._loss, stacked, context)  # always: time must not tell what was drawn
         drawn = int(draw(self._epsilon, k, [SecureGenerator()])[0]) if self._epsilon else OWN
-        inner = with_one(msg, fit if drawn == OWN else drawn)
+        inner = with_one(msg, stacked, fit if drawn == OWN else drawn)
         with choosing(k, self._epsilon):
             return call_next(inner, context)
 
@@ -137,9 +137,8 @@ def stacked_in(content: RecordDict, k: int) -> Arrays:
     return arrays
 
 
-def with_one(msg: Message, j: int) -> Message:
-    """Return a message with hypothesis j alone, as an ordinary record, and without k."""
-    stacked = stacked_in(msg.content, hypotheses_in(msg.content))
+def with_one(msg: Message, stacked: Arrays, j: int) -> Message:
+    """Return a message with hypothesis j of its stacked ones alone, as an ordinary record, and without k."""
     records = dict(msg.content)
     for name, record in records.items():
         if isinstance(record, ArrayRecord):
@@ -162,7 +161,7 @@ def _loss_of(loss: Loss, hypothesis: ArrayRecord, context: Context) -> float:
     except (KeyboardInterrupt, OutOfTime):  # a user ends the node, or its site allows no more time
         raise
     except BaseException as error:  # also SystemExit: that a process ends would tell something about the data
-        _log.warning("the loss of a hypothesis failed, and counts as infinite", exc_info=error)
+        log(WARNING, "the loss of a hypothesis failed, and counts as infinite", exc_info=error)
         return math.inf
     return found if math.isfinite(found) else math.inf
 

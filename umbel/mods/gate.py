@@ -134,7 +134,6 @@ class Gate:
 
     def __call__(self, msg: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Return a sanitised reply, or "refused"."""
-
         came = shown(msg, msg.content)  # what the app does to its message must not show in a reply or a refusal
 
         def answer(site: Site, entry: Entry) -> Message:
@@ -153,13 +152,11 @@ class Gate:
             if name.startswith(("fitins", "evaluateins")):
                 text = "the app is a NumPyClient; umbel.Gate is for the Message API"
                 raise Refused(text, code="refused.numpy-client")
-            sent = from_array_record(record)
             k = hypotheses_in(msg.content)
             if k and self._choose is None:
                 text = "the message has several hypotheses: give umbel.Gate a loss to choose by, choose=loss"
                 raise Refused(text, code="refused.hypotheses")
-            if k:
-                stacked_in(msg.content, k)
+            sent = stacked_in(msg.content, k) if k else from_array_record(record)
             app = _App(
                 site,
                 msg,
@@ -368,7 +365,7 @@ class _App:
             return 0, self.msg
         fit = best_fit(self.choose, self.sent, self.context)  # always: time must not tell what was drawn
         chosen = fit if assigned == OWN else assigned
-        return chosen, with_one(self.msg, chosen)
+        return chosen, with_one(self.msg, self.sent, chosen)
 
     def _reply(self, message: Message) -> RecordDict:
         k = len(next(iter(self.sent.values()))) if self.choose else 1

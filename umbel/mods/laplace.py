@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
-from logging import INFO, WARNING, getLogger
+from logging import ERROR, INFO, WARNING
 from typing import Any
 
 import numpy as np
@@ -21,13 +21,13 @@ from umbel.privacy.mechanisms.laplace import Laplace
 from umbel.privacy.mechanisms.sanitise import check_noise, columns_of, min_radius, release_in_place, resolution
 from umbel.protocol.arrays import flatten
 from umbel.protocol.errors import ConfigError, Refused
+from umbel.protocol.log import log
 from umbel.protocol.model_record import ModelRecord
 from umbel.protocol.release import exact, quotient
 
 _FLOOR = 0.01  # smallest norm to which the noise is scaled, where that is the update's own
 _NORMS = "umbel-norms"  # in the node's own state
 _GROWTH = (4, 4.0)  # so many updates, each longer than the one before, and the last longest of all and by such a factor
-_log = getLogger("flwr")
 
 
 @dataclass(eq=False)
@@ -148,7 +148,7 @@ class LaplaceMod:
 @lru_cache(maxsize=64)
 def _say(level: int, text: str) -> None:
     """Log a line, once in this process: Flower's simulation makes an app's Mods again for each message."""
-    _log.log(level, "umbel.LaplaceMod: %s", text)
+    log(level, "umbel.LaplaceMod: %s", text)
 
 
 def _require(holds: bool, rule: str, given: Any) -> None:
@@ -163,7 +163,7 @@ def _trained(train: Callable[[], Message], model: ModelRecord, centre: Matrix) -
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # also SystemExit: that a process ends would tell something about the data
-        _log.error("umbel.LaplaceMod: training failed, and leaves as if it had changed nothing", exc_info=error)
+        log(ERROR, "umbel.LaplaceMod: training failed, and leaves as if it had changed nothing", exc_info=error)
         return centre
 
 

@@ -209,9 +209,9 @@ class PlainNodes:
             raise ProtocolError("its arrays are not those of one model", code="protocol.arrays")
         with np.errstate(over="ignore", invalid="ignore"):  # what does not fit the model's own type is not finite there
             like = {name: arrays[name].astype(self.sent[name].dtype)[None] for name in shapes}
-        vector: NDArray[Any] = flatten(like)
-        if not all_finite(vector) or not all_finite(flatten({name: arrays[name][None] for name in shapes})):
+        if not all(map(all_finite, (*arrays.values(), *like.values()))):
             raise ProtocolError("its arrays are not finite", code="protocol.not-finite")
+        vector: NDArray[Any] = flatten(like)
         return vector
 
     def record(self, hypotheses: Arrays) -> ArrayRecord:
