@@ -22,7 +22,7 @@ _mine = _ports()
 
 
 def free_port() -> int:
-    """Return a port of this machine that is free, and that nobody else in this test run is given."""
+    """Return a free port of this machine; no other caller in this test run is given the same."""
     return next(port for port in _mine if _is_free(port))
 
 

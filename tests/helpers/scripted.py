@@ -38,7 +38,7 @@ T = TypeVar("T", bound=HypothesisStrategy)
 
 def on(fleet: Fleet, strategy: T) -> T:
     """Return a strategy of umbel's nodes, whose methods a test may call; of two hypotheses, unless it says how many."""
-    strategy.nodes, strategy.hypotheses, strategy.may_differ = fleet, strategy.hypotheses or 2, True
+    strategy.nodes, strategy.hypotheses, strategy.allows_several = fleet, strategy.hypotheses or 2, True
     return strategy
 
 

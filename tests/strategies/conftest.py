@@ -28,7 +28,7 @@ def one_round(
     """
     grid = PaperGrid.simulated(train=len(release), nodes=nodes)
     config = ConfigRecord({"local_epochs": 1, "step_size": 0.1, "batch_size": 10, "noise_multiplier": 5.0})
-    strategy.may_differ = True
+    strategy.allows_several = True
     messages = strategy.configure_train(round, to_array_record(stack(sent)), config, grid)
     for message in messages:
         task = training_in(message.content)

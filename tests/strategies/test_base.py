@@ -287,13 +287,13 @@ def test_start_runs_a_strategy_as_umbels_app_does(run_config: dict[str, Any]) ->
 
 
 def test_flowers_own_loop_runs_it_too(run_config: dict[str, Any]) -> None:
-    """What it trains is the same; it evaluates after each round, in an exchange of its own."""
+    """It trains the same, and evaluates after each round in a separate exchange."""
     setups = [Setup.parse(run_config | {"seed": 4}) for _ in range(2)]
     start = to_array_record(draw_hypotheses(setups[0].model, 2, seed=4, restart=0))
     config, results = setups[0].task().to_record(), []
     for setup, run in zip(setups, (HypothesisStrategy.start, Strategy.start), strict=True):
         grid = InProcessGrid(umbel.client.app.app, run_config, nodes=2)
-        setup.strategy.may_differ = True
+        setup.strategy.allows_several = True
         results.append(run(setup.strategy, grid, start, num_rounds=3, train_config=config, evaluate_config=config))
     ours, flowers = results
     trained = [from_array_record(result.arrays)["weight"] for result in results]
@@ -305,7 +305,7 @@ def test_flowers_own_loop_runs_it_too(run_config: dict[str, Any]) -> None:
 
 def test_another_loop_than_start_is_refused_for_several_hypotheses() -> None:
     rehearsal = Rehearsal()
-    rehearsal.strategy.may_differ = False
+    rehearsal.strategy.allows_several = False
     with raises(ConfigError, "config.foreign-loop"):
         rehearsal.ask()
 

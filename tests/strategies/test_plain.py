@@ -157,7 +157,7 @@ def test_the_server_may_evaluate_too() -> None:
         evaluate_fn=lambda round, arrays: MetricRecord({"k": float(len(umbel.unstack(arrays)))}),
     )
     assert {r: metrics["k"] for r, metrics in result.evaluate_metrics_serverapp.items()} == {0: 2, 1: 2, 2: 2}
-    assert not result.evaluate_metrics_clientapp, "nobody is asked to evaluate unless fraction_evaluate says so"
+    assert not result.evaluate_metrics_clientapp, "no node is asked to evaluate unless fraction_evaluate says so"
 
 
 def test_one_method_of_ones_own_is_enough() -> None:
@@ -238,14 +238,14 @@ def test_a_wrapper_of_flowers_runs_one_hypothesis_and_not_several() -> None:
     assert [result.train_metrics_clientapp[r]["releases"] for r in (1, 8)] == [8, 8]
     with raises(ConfigError, "config.foreign-loop"):
         wrapped(GroupPrivacy()).start(grid(), START, num_rounds=1)
-    assert wrapped(GroupPrivacy(foreign_loop=True)).strategy.may_differ
+    assert wrapped(GroupPrivacy(foreign_loop=True)).strategy.allows_several
 
 
 # --- a strategy that makes its messages itself, and other models
 
 
 class Own(GroupPrivacy):
-    """Asks the first nodes, with messages of its own and a handler with a name."""
+    """Makes its messages itself, for the first four nodes."""
 
     kind = "train"
 

@@ -18,6 +18,7 @@ from umbel.privacy.gate.randomness import SecureGenerator
 from umbel.privacy.mechanisms.choice import OWN, draw
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ConfigError, OutOfTime, ProtocolError
+from umbel.protocol.hypotheses import NUMBER
 from umbel.protocol.log import log
 from umbel.protocol.release import MAX_CHOICE_EPSILON
 
@@ -79,10 +80,10 @@ def shown(msg: Message, content: RecordDict) -> Message:
 
 def hypotheses_in(content: RecordDict) -> int:
     """Return how many hypotheses a message has, stacked in its arrays; 0 for an ordinary message of Flower's."""
-    configs = [record for record in content.config_records.values() if "k" in record]
+    configs = [record for record in content.config_records.values() if NUMBER in record]
     if not configs:
         return 0
-    k = configs[0]["k"] if len(configs) == 1 else None
+    k = configs[0][NUMBER] if len(configs) == 1 else None
     if type(k) is not int or k < 1:
         raise ProtocolError("the message's k is not a number of hypotheses", code="protocol.hypotheses")
     return k
@@ -144,7 +145,7 @@ def with_one(msg: Message, stacked: Arrays, j: int) -> Message:
         if isinstance(record, ArrayRecord):
             records[name] = _one(stacked, j)
         elif isinstance(record, ConfigRecord):
-            records[name] = ConfigRecord({key: value for key, value in record.items() if key != "k"})
+            records[name] = ConfigRecord({key: value for key, value in record.items() if key != NUMBER})
     return shown(msg, RecordDict(records))
 
 

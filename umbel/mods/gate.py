@@ -33,13 +33,13 @@ from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.errors import ConfigError, ProtocolError, Refused, SiteError, UmbelError
 from umbel.protocol.flower import log
+from umbel.protocol.hypotheses import ROUND
 from umbel.protocol.records import from_array_record, to_array_record
 from umbel.protocol.release import LAPLACE, Clipping
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 from umbel.protocol.words import count_of
 
 _METRICS = "metrics"
-_ROUND = "server-round"  # the key in the config of Flower's strategies
 _LAST_ROUND = 2**31
 _FLOATS = (2, 4, 8)  # bytes
 _ONLY = (ClientOnNode(0),)  # the one client of the node
@@ -301,7 +301,7 @@ def _only(content: RecordDict, kind: type[Any]) -> tuple[str, Any]:
 def _round(content: RecordDict) -> int:
     """Return a message's round, for the record; 1 if it has no valid one."""
     for record in content.values():
-        number = record.get(_ROUND) if isinstance(record, ConfigRecord) else None
+        number = record.get(ROUND) if isinstance(record, ConfigRecord) else None
         if type(number) is int and 1 <= number <= _LAST_ROUND:
             return number
     return 1

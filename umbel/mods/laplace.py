@@ -21,6 +21,7 @@ from umbel.privacy.mechanisms.laplace import Laplace
 from umbel.privacy.mechanisms.sanitise import check_noise, columns_of, min_radius, release_in_place, resolution
 from umbel.protocol.arrays import flatten
 from umbel.protocol.errors import ConfigError, Refused
+from umbel.protocol.hypotheses import ROUND
 from umbel.protocol.log import log
 from umbel.protocol.model_record import ModelRecord
 from umbel.protocol.release import exact, quotient
@@ -119,7 +120,7 @@ class LaplaceMod:
         check_noise(mechanism, n, radius)
         parts = columns_of(self.per, {key: value.shape[1:] for key, value in model.arrays.items()})
         config: Any = msg.content.get("config", {})
-        round = config.get("server-round", 0)
+        round = config.get(ROUND, 0)
         client: Any = context.node_config.get("partition-id", context.node_id)
         reply, state = Message(RecordDict(), reply_to=msg), context.state  # before the app can change either
         before = _norms(state)

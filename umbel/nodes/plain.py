@@ -16,13 +16,11 @@ from numpy.typing import NDArray
 
 from umbel.protocol.arrays import Arrays, all_finite, flatten
 from umbel.protocol.errors import ConfigError, ProtocolError
-from umbel.protocol.hypotheses import number_in
+from umbel.protocol.hypotheses import NUMBER, ROUND, number_in
 from umbel.protocol.log import log
 from umbel.protocol.releases import Releases
 from umbel.protocol.words import one_line
 
-ROUND, HYPOTHESES = "server-round", "k"
-"""Entries of the config that each message carries: the round, as Flower's strategies do, and k."""
 _KINDS = {MessageType.TRAIN: 1, MessageType.EVALUATE: 2}  # separates the draws of those asked to train and to evaluate
 _LONGEST = 300  # characters of what a node says, in the log
 _LOOK_S = 1.0  # between two looks for nodes
@@ -106,8 +104,7 @@ class PlainNodes:
             )
             raise ConfigError(f"{text}; run it with umbel run, or take another strategy", code="config.plain-nodes")
         self.begin(arrays)
-        least = self.min_train_nodes
-        return self._ask(MessageType.TRAIN, self.fraction_train, least, round, arrays, config, grid)
+        return self._ask(MessageType.TRAIN, self.fraction_train, self.min_train_nodes, round, arrays, config, grid)
 
     def ask_evaluation(self, round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
         """Return messages that ask a sample of the nodes to evaluate."""
@@ -127,10 +124,10 @@ class PlainNodes:
         chosen = [nodes[i] for i in np.sort(sample).tolist()]
         log(INFO, "round %d: %s %d of %d nodes", round, kind, size, len(nodes))
         self._asked[kind] = set(chosen)
-        if HYPOTHESES in config:
-            text = f"the config that nodes get has an entry {HYPOTHESES!r} of umbel's: the number of hypotheses"
+        if NUMBER in config:
+            text = f"the config that nodes get has an entry {NUMBER!r} of umbel's: the number of hypotheses"
             raise ConfigError(f"{text}; give yours another name", code="config.plain-nodes")
-        told = ConfigRecord({**config, ROUND: round, HYPOTHESES: number_in(arrays)})
+        told = ConfigRecord({**config, ROUND: round, NUMBER: number_in(arrays)})
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: told})
         return [Message(content, node, kind, group_id=str(round)) for node in chosen]
 

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from umbel.protocol.errors import ConfigError
 
+ROUND, NUMBER = "server-round", "k"
+"""Entries of the config in each message to a plain node: the round, as of Flower's strategies, and k."""
 _INITIAL = 3  # separates the draws of initial hypotheses from a strategy's sampling
 _SMALL = 0.1  # deviation of the draws around an array whose numbers are all the same
 

@@ -203,7 +203,7 @@ class HypothesisStrategy(Strategy):
         """The outcome of each round of training, without the hypotheses; Flower's `Result` cannot hold it."""
         self.how_many: HowMany | None = None
         """Chooses k, if the run leaves that to it."""
-        self.may_differ = foreign_loop
+        self.allows_several = foreign_loop
         """Whether `configure_train` may be called with more than one hypothesis: within `start`, or a foreign loop."""
 
     @property
@@ -374,13 +374,13 @@ class HypothesisStrategy(Strategy):
             if k > self.hypotheses or (k != self.first_hypotheses and not self.may_resize):
                 text = f"{type(self).__name__} trains {self.first_hypotheses} hypotheses, but the first arrays hold {k}"
                 raise ConfigError(f"{text}; make as many, or leave hypotheses out", code="config.hypotheses")
-        known, self.may_differ = self.may_differ, True
+        known, self.allows_several = self.allows_several, True
         try:
             configs = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
             rounds = Rounds(self, grid, Result(arrays=initial_arrays), timeout, *configs, evaluate_fn, callbacks)
             return rounds.run(first_round, num_rounds, evaluate_every)
         finally:
-            self.may_differ = known
+            self.allows_several = known
 
     @property
     def merges(self) -> bool:
@@ -397,7 +397,7 @@ class HypothesisStrategy(Strategy):
         ConfigError
             If a foreign loop asks for k > 1 hypotheses without `foreign_loop`: it would run other rounds than `start`.
         """
-        if not self.may_differ and number_in(arrays) > 1:
+        if not self.allows_several and number_in(arrays) > 1:
             text = "several hypotheses need umbel's own loop: call start of the strategy itself, not of a wrapper"
             raise ConfigError(f"{text}, or set foreign_loop=True", code="config.foreign-loop")
         return self.nodes.ask_training(server_round, arrays, config, grid, self.decisions(server_round))

@@ -77,9 +77,13 @@ class Rounds:
     heard: bool | None = None
     """Whether any client has replied to an evaluation; None before the first."""
 
+    @property
+    def logs(self) -> bool:
+        """Whether the loop tells the log about the rounds, since no callback does."""
+        return not any(callback.logs for callback in self.callbacks)
+
     def run(self, first_round: int, num_rounds: int, evaluate_every: int) -> Result:
         """Run rounds until all are done, no client may train any more, or a callback ends them."""
-        self.logs = not any(callback.logs for callback in self.callbacks)
         if self.logs:
             self.strategy.summary()
         for number in range(first_round, num_rounds + 1):
