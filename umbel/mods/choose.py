@@ -113,7 +113,7 @@ def stacked_in(content: RecordDict) -> Arrays:
     k = numbers[0] if len(numbers) == 1 else None
     if type(k) is not int or k < 1 or not arrays or any(value.shape[:1] != (k,) for value in arrays.values()):
         text = "the message's config has k, the number of hypotheses, but its arrays are not k stacked ones"
-        raise ProtocolError(f"{text}; give an entry of your own another name", code="protocol.hypotheses")
+        raise ProtocolError(f"{text}; give your entry another name", code="protocol.hypotheses")
     return arrays
 
 

@@ -45,7 +45,7 @@ REMEDIES = {
     "refused.no-reports": ": no metric leaves this node; ask for none (fraction_evaluate=0), or let both the app "
     "(umbel.Gate(reports=[...])) and its site report"
 }
-"""What a server reads behind a code whose reason it would otherwise look for in vain: the same words for any data."""
+"""Texts that a server reads behind a code whose reason it would otherwise look for in vain; no data decide on them."""
 
 
 def guard(msg: Message, context: Context, call_next: ClientAppCallable) -> Message:
