@@ -25,7 +25,7 @@ _AT_BOUND = 0.9  # of a bound: losses above it are mostly clipped
 _ROUNDING = 1e-5  # of the highest loss; below it, losses differ by rounding errors
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Round:
     """The result of a round.
 
@@ -66,12 +66,12 @@ class Round:
     """
 
     number: int
-    loss: float | None
-    metric: float | None
-    asked: int
-    releases: int
-    lost_nodes: int
-    groups: list[int]
+    loss: float | None = None
+    metric: float | None = None
+    asked: int = 0
+    releases: int = 0
+    lost_nodes: int = 0
+    groups: list[int] = field(default_factory=list)
     nearest: list[float]
     moved: bool
     best_round: int
@@ -124,6 +124,11 @@ class State:
     stale: int = 0
     history: list[Round] = field(default_factory=list)
     stopped: str = ""
+
+
+def fits(entry: Round, k: int) -> bool:
+    """Return whether a round had k hypotheses; a strategy may change their number."""
+    return len(entry.nearest) == (k if k > 1 else 0) and (not entry.asked or len(entry.groups) == k)
 
 
 def diverged(history: Sequence[Round]) -> bool:

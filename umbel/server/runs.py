@@ -10,7 +10,7 @@ from pathlib import Path
 
 import safetensors
 
-from umbel.protocol.errors import ConfigError
+from umbel.protocol.errors import ConfigError, ProtocolError
 from umbel.protocol.home import special_file, umbel_home
 
 DAMAGE = (
@@ -86,11 +86,26 @@ def run_named(key: str, name: str) -> Path:
 
 
 @contextmanager
-def reading(run: Path | str) -> Iterator[None]:
-    """Report in one line that a run's files have been changed: the folder may have been sent."""
+def reading(run: Path | str, key: str = "") -> Iterator[None]:
+    """Report in one line that a run's files have been changed: the folder may have been sent.
+
+    `key` is the entry of the run config that names the run.
+    """
     try:
         yield
-    except DAMAGE as error:
-        what = " ".join(str(error).split())[:_LONGEST]
-        text = f"{run} is damaged: {type(error).__name__}: {what}; restore an intact copy"
-        raise ConfigError(text, code="config.run-damaged") from error
+    except (ProtocolError, *DAMAGE) as error:
+        text = error.text if isinstance(error, ProtocolError) else str(error)
+        what = f"{type(error).__name__}: {' '.join(text.split())}"[:_LONGEST]
+        where = f"{key}: {run}" if key else str(run)
+        raise ConfigError(f"{where} is damaged: {what}; restore an intact copy", code="config.run-damaged") from error
+
+
+@contextmanager
+def opening(run: Path, key: str = "") -> Iterator[None]:
+    """Report in one line that a folder holds no run with a finished round, or a damaged one; see `reading`."""
+    with reading(run, key):
+        try:
+            yield
+        except OSError as error:
+            where = f"{key}: {run}" if key else str(run)
+            raise ConfigError(f"{where} holds no run that finished a round: {error}", code="config.no-run") from error

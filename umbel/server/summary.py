@@ -18,7 +18,7 @@ from umbel.privacy.accounting.rows import row_gap, row_guarantee, rows_to_date
 from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.release import Release
 from umbel.protocol.words import count_of
-from umbel.server.history import Round, State, at_bound, diverged, stuck, undecided
+from umbel.server.history import Round, State, undecided
 
 if TYPE_CHECKING:
     from umbel.server.setup import Setup
@@ -27,18 +27,6 @@ _SHOWN_PARAMETERS = 3
 _SMALLEST = 0.001
 _FEW_TIMES = 10
 _SQUARES = ("mse", "rmse")
-DIVERGED = "Ask more clients a round, or try fewer hypotheses, less noise or a smaller step-size."
-"""Advice for rounds that diverged."""
-UNDEFINED = (
-    "the releases were finite, and the strategy's combine made hypotheses of them that are not, so these stayed "
-    "unchanged. Look at the strategy's combine and its options."
-)
-"""Explanation of rounds whose result was not finite, and advice."""
-STUCK = (
-    "no round changed the hypotheses, so training may have diverged at every client. Try a smaller step-size, or "
-    "features and targets near 1."
-)
-"""Explanation of rounds that changed nothing, and advice."""
 
 
 @dataclass(frozen=True)
@@ -101,17 +89,6 @@ class Summary:
         """Return the outcome of a run: the last round's hypotheses first, then the best round's."""
         trained = sum(1 for entry in state.history if entry.asked)
         lines = [f"The run is over after {count_of(trained, 'round')}: {state.stopped}.", *self._validated(state)]
-        if bound := at_bound(state.history):
-            lines.append(
-                f"Warning: the validation reports lie at {bound * self.factor:,g}, where sites clip them, so they do "
-                "not tell which round is better. Ask the sites for a larger report-bound."
-            )
-        if diverged(state.history):
-            lines.append(f"Warning: the rounds diverged. {DIVERGED}")
-        if bad := sum(entry.undefined for entry in state.history):
-            lines.append(f"Warning: in {count_of(bad, 'round')} of {trained}, {UNDEFINED}")
-        elif why := why_stuck(state.history):
-            lines.append(f"Warning: {why}")
         if _size(state.hypotheses) <= _SHOWN_PARAMETERS:
             vectors = flatten(state.hypotheses)
             lines += [f"  hypothesis {j}: ({', '.join(f'{x:.3f}' for x in row)})" for j, row in enumerate(vectors)]
@@ -274,6 +251,11 @@ class Summary:
         """The loss's unit in brackets, to follow its name; empty if it has none."""
         return f" ({self.scale[1]})" if self.scale[1] else ""
 
+    @property
+    def validators(self) -> int | None:
+        """Number of validation clients, if the server has the data."""
+        return self.manifest.split["validation"] if self.manifest else None
+
     def truth(self, n: int) -> NDArray[np.float64]:
         """Return the true parameters (g, n) of the data; none if there are none for a model of n."""
         # A run may use another model than the one that generated the data.
@@ -289,13 +271,6 @@ class Summary:
             distances = np.linalg.norm(vectors - row, axis=1)
             found.append((f"({', '.join(f'{x:g}' for x in row)})", int(distances.argmin()), float(distances.min())))
         return found
-
-
-def why_stuck(history: Sequence[Round]) -> str:
-    """Return why no round changed the loss, with advice; empty if one did."""
-    if not stuck(history):
-        return ""
-    return UNDEFINED if any(entry.undefined for entry in history) else STUCK
 
 
 def _size(hypotheses: Arrays) -> int:
