@@ -75,7 +75,7 @@ class Released(Callback):
     def after_exchange(self, round: int, stages: dict[str, float]) -> str | None:
         """Raise if nothing was released in the first rounds; at once if simulated nodes refuse, since they always
         will. Stop a later run that all sites refuse, as when their clients' budgets are used up."""
-        roster, history = self.run.fleet.roster(self.run.grid), self.run.state.history
+        roster, history = self.run.roster, self.run.state.history
         if any(entry.releases for entry in history):  # usually the first entry
             refuses = not roster.simulated and roster.refuses(_FIRST)
             return "every site refuses; each site's log says why" if refuses else None
@@ -122,7 +122,7 @@ class Sites(Callback):
             self._write(RunState.FAILED if isinstance(error, Exception) else RunState.STOPPED)
 
     def _write(self, state: RunState = RunState.RUNNING, paused: float = 0.0, ends: float = 0.0) -> None:
-        run, roster = self.run, self.run.fleet.roster(self.run.grid)
+        run, roster = self.run, self.run.roster
         if run.folder is not None and not roster.simulated:
             number, participations = len(run.state.history) + 1, run.fleet.participations
             run.folder.write_status(status_of(run.setup.config, roster, number, participations, paused, ends, state))
@@ -213,13 +213,13 @@ class Checkpoints(Callback):
     def begin(self) -> None:
         """Stop a run whose sites wait because the server's disk has no room for their replies."""
         run = self.run
-        if run.folder is not None and not run.fleet.roster(run.grid).simulated:
+        if run.folder is not None and not run.roster.simulated:
             run.fleet.exchange_on(run.grid).watch = partial(check_room, run.folder.path, LAST_ROOM)
 
     def before_round(self, round: int, arrays: ArrayRecord) -> None:
         """Stop a run of real sites before a round that could not be saved: sites would be charged for nothing."""
         run = self.run
-        if run.folder is not None and not run.fleet.roster(run.grid).simulated:
+        if run.folder is not None and not run.roster.simulated:
             check_room(run.folder.path, LEAST_ROOM + _COPIES * _size(run.state, run.strategy.state))
 
     def after_exchange(self, round: int, stages: dict[str, float]) -> None:
@@ -228,7 +228,7 @@ class Checkpoints(Callback):
         run = self.run
         if (folder := run.folder) is None:
             return
-        nodes = run.fleet.roster(run.grid).nodes
+        nodes = run.roster.nodes
 
         def write(state: State, participations: NDArray[np.int64], kept: Arrays) -> None:
             folder.write_nodes(nodes)

@@ -134,7 +134,7 @@ def fits(entry: Round, k: int) -> bool:
 def diverged(history: Sequence[Round]) -> bool:
     """Return whether training moved away from the best hypotheses: the last loss is several times the lowest."""
     losses = [entry.loss for entry in history if entry.loss is not None]
-    rounding = _ROUNDING * max((one for one in losses if math.isfinite(one)), default=0.0)
+    rounding = _ROUNDING * max(filter(math.isfinite, losses), default=0.0)
     return bool(losses) and losses[-1] > max(_DIVERGED * abs(min(losses)), rounding)
 
 
@@ -228,5 +228,5 @@ def shares_of(history: Sequence[Round], best_round: int, k: int) -> NDArray[np.f
 
 def middle_ratio(rounds: Sequence[Round]) -> float | None:
     """Return the median over rounds of Eq. 9's ratio, the largest over hypotheses in each; None if it is unknown."""
-    found = [max(entry.ratio) for entry in rounds if entry.ratio]
-    return statistics.median(found) if found else None
+    largest = [max(entry.ratio) for entry in rounds if entry.ratio]
+    return statistics.median(largest) if largest else None

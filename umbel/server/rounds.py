@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from umbel.models.model import Model
 from umbel.nodes.exchange import Exchange
 from umbel.nodes.fleet import Fleet
+from umbel.nodes.roster import Roster
 from umbel.nodes.transport import transport_of
 from umbel.protocol import logs
 from umbel.protocol.arrays import Arrays, flatten
@@ -49,7 +50,7 @@ def draw_hypotheses(model: Model, k: int, seed: int, restart: int) -> Arrays:
     drawn = [model.initial(seed) for seed in seeds]
     if k == 1 and model.linear:
         return {name: np.zeros_like(value[None]) for name, value in drawn[0].items()}
-    return {name: np.stack([one[name] for one in drawn]) for name in drawn[0]}
+    return {name: np.stack([hypothesis[name] for hypothesis in drawn]) for name in drawn[0]}
 
 
 def initial_hypotheses(setup: Setup, grid: Grid, name: str = "") -> Arrays:
@@ -63,9 +64,9 @@ def initial_hypotheses(setup: Setup, grid: Grid, name: str = "") -> Arrays:
     k, known = strategy.first_hypotheses, len(next(iter(first.values()), ()))
     restarts = run.restarts if known < k else 1
     sets = [draw_hypotheses(setup.model, k, run.seed, r) for r in range(restarts)]
-    for one in sets:
+    for hypotheses in sets:
         for name, value in first.items():
-            one[name][:known] = value
+            hypotheses[name][:known] = value
     if len(sets) == 1:
         return sets[0]
     messages: list[Message] = []
@@ -132,6 +133,11 @@ class Run(Callback):
     def fleet(self) -> Fleet:
         """The clients."""
         return self.setup.fleet
+
+    @property
+    def roster(self) -> Roster:
+        """The nodes, and the clients that each hosts."""
+        return self.fleet.roster(self.grid)
 
     @property
     def strategy(self) -> HypothesisStrategy:
@@ -258,7 +264,7 @@ def distances(hypotheses: NDArray[np.float64]) -> list[float]:
     """Return the distance from each of the hypotheses (k, n) to the nearest other one."""
     if len(hypotheses) == 1:
         return []
-    between = np.sqrt([np.square(hypotheses - one).sum(axis=1) for one in hypotheses])
+    between = np.sqrt([np.square(hypotheses - each).sum(axis=1) for each in hypotheses])
     np.fill_diagonal(between, np.inf)
     nearest: list[float] = between.min(axis=1).tolist()
     return nearest

@@ -399,14 +399,14 @@ def _read_lines(path: Path, read: Callable[[str, int], T], finished: int) -> lis
     """Return the content of each line; the last may be incomplete after a kill, unless so many are finished."""
     if not (finished or path.exists()):
         return []
-    lines, found = path.read_text(encoding="utf-8", errors="replace").splitlines(), []
+    lines, contents = path.read_text(encoding="utf-8", errors="replace").splitlines(), []
     for number, line in enumerate(lines, 1):
         try:
-            found.append(read(line, number))
+            contents.append(read(line, number))
         except ValueError:
             if not finished < number == len(lines):
                 raise
-    return found
+    return contents
 
 
 def _participations(line: str, number: int) -> dict[ClientInRun, int]:

@@ -94,7 +94,7 @@ class Summary:
             lines += [f"  hypothesis {j}: ({', '.join(f'{x:.3f}' for x in row)})" for j, row in enumerate(vectors)]
         return lines + [
             f"  true parameters {where}: hypothesis {j} is {away:.3f} away"
-            for where, j, away in self.found(state.hypotheses)
+            for where, j, away in self.nearest_to_truth(state.hypotheses)
         ]
 
     def _validated(self, state: State) -> Iterator[str]:
@@ -176,13 +176,13 @@ class Summary:
         if self.capped:
             return composed({self.release: int(self.most)}, self.delta)
         made = {self.release: maximum}
-        found, planned = composed(made, self.delta), self._planned(maximum, left)
-        if found is None or planned <= maximum:
-            return found
+        counted, planned = composed(made, self.delta), self._planned(maximum, left)
+        if counted is None or planned <= maximum:
+            return counted
         # For far more releases the odometer's figure is the smaller, and composition takes long.
         fixed = composed({self.release: planned}, self.delta) if planned <= _FEW_TIMES * maximum else None
         least = min(fixed.epsilon if fixed else math.inf, to_date(made, self.delta))
-        return replace(found, epsilon=max(found.epsilon, least))
+        return replace(counted, epsilon=max(counted.epsilon, least))
 
     def why_counted(self, maximum: int, left: int) -> str:
         """Return why a guarantee counts more than the releases of the busiest client; empty if it does not."""
@@ -263,14 +263,14 @@ class Summary:
             return np.zeros((0, n))
         return np.asarray(self.manifest.truth, np.float64)
 
-    def found(self, hypotheses: Arrays) -> list[tuple[str, int, float]]:
+    def nearest_to_truth(self, hypotheses: Arrays) -> list[tuple[str, int, float]]:
         """Return for each of the true parameters their text, the nearest hypothesis, and its distance."""
-        found, truth = [], self.truth(_size(hypotheses))
+        nearest, truth = [], self.truth(_size(hypotheses))
         vectors = flatten(hypotheses) if len(truth) else np.empty((0, 0))
         for row in truth:
             distances = np.linalg.norm(vectors - row, axis=1)
-            found.append((f"({', '.join(f'{x:g}' for x in row)})", int(distances.argmin()), float(distances.min())))
-        return found
+            nearest.append((f"({', '.join(f'{x:g}' for x in row)})", int(distances.argmin()), float(distances.min())))
+        return nearest
 
 
 def _size(hypotheses: Arrays) -> int:

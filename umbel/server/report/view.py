@@ -112,9 +112,9 @@ class View:
     @property
     def began(self) -> str:
         """The start of the run, from its name; empty if the name has no time."""
-        found = re.match(r"\d{8}-\d{6}(?=-)", self.name)
+        start = re.match(r"\d{8}-\d{6}(?=-)", self.name)
         with suppress(ValueError):
-            return time.strftime("%d %B %Y, %H:%M:%S", time.strptime(found[0], "%Y%m%d-%H%M%S")) if found else ""
+            return time.strftime("%d %B %Y, %H:%M:%S", time.strptime(start[0], "%Y%m%d-%H%M%S")) if start else ""
         return ""
 
     @property
