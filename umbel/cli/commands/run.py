@@ -94,7 +94,7 @@ def command(
 def demand(folder: Path) -> None:
     """Raise `WorthError` unless a run is shown to be worth it."""
     worth = RunFolder(folder).read_worth()
-    if worth is None or not worth.level.worth_it:
+    if worth is None or not worth.worth_it:
         text = worth.verdict if worth else "the run's worth was not measured"
         raise WorthError(f"the run is not shown to be worth it: {text}", code="worth.not-shown")
 
