@@ -24,8 +24,6 @@ from umbel.server.saved import Saved
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
 
-_SAVED_EVERY = 25  # rounds
-
 
 class _Place(Observer):
     """Notes the run's folder."""
@@ -35,20 +33,6 @@ class _Place(Observer):
     def begin(self, run: Run) -> None:
         """Note it."""
         self.folder = run.folder.path if run.folder else None
-
-
-class _Saves(Observer):
-    """Saves a run at regular intervals."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._checkpoints = Checkpoints()
-
-    def after_round(self, run: Run) -> None:
-        """Save the run, if it is time."""
-        if run.state.history[-1].number % _SAVED_EVERY == 0 and not run.state.stopped:
-            self._checkpoints.after_round(run)
-            self._checkpoints.wait()
 
 
 class _NoNodeLost(Observer):
@@ -116,7 +100,6 @@ def play(
     node_configs: Sequence[Mapping[str, Any]] | None = None,
     observers: Sequence[Observer] = (),
     strict: bool = True,
-    before: Run | None = None,
     saved_in: Path | None = None,
 ) -> Run:
     """Run the app, and return the finished run; without a folder to save it in, it leaves none.
@@ -133,10 +116,8 @@ def play(
         Observers in addition to those of the run config.
     strict : bool
         Whether a refusing node ends the run.
-    before : Run, optional
-        An earlier run of the same nodes, whose state, such as ledgers, they keep.
     saved_in : Path, optional
-        A folder where the run is saved every 25 rounds. If a run of the same configuration was stopped there, it
+        A folder where the run is saved after each round. If a run of the same configuration was stopped there, it
         resumes after its last saved round, with new simulated nodes, and ends as if it had not been stopped. The
         model must have no local parameters, since new nodes would start with new ones.
 
@@ -148,10 +129,6 @@ def play(
     resumes = saved_in is not None and (saved_in / "latest.safetensors").exists()
     setup = Setup.parse({**config, "resume": str(saved_in)} if resumes else config)
     grid = InProcessGrid(umbel.client.app.app, config, nodes, node_configs)
-    if before is not None:
-        assert isinstance(before.grid, InProcessGrid)
-        for context, earlier in zip(grid.contexts.values(), before.grid.contexts.values(), strict=True):
-            context.state = earlier.state
     setup.fleet.roster(grid)
     if resumes:
         saved = Saved.of(setup)
@@ -166,7 +143,7 @@ def play(
     if saved_in is not None:
         folder = RunFolder(saved_in)
         folder.write_config(config, **setup.digests)
-        watching.append(_Saves())
+        watching.append(Checkpoints())
     run = Run(setup, grid, state, watching, folder=folder)
     run_rounds(run)
     return run
