@@ -18,7 +18,7 @@ from umbel.protocol.release import Clipping, Kind, Release, RowPrivacy
 from umbel.server.history import Round, State
 from umbel.server.report import View, render
 from umbel.server.summary import Summary
-from umbel.server.worth import Arm, LeftOut, Level, Way, Worth
+from umbel.server.worth import Arm, LeftOut, Way, Worth
 
 SYNTHETIC = Manifest(name="synthetic", clients=7, split={"train": 4, "validation": 3}, truth=[[5.0, 6.0], [4.0, -4.5]])
 HOSPITAL = Manifest(
@@ -38,7 +38,7 @@ WORTH = Worth(
     clients=12,
     arms=[Arm(Way.CONSTANT, "the best constant", 1391.9, 3934.0, "the mean"), Arm(Way.LAST, "this run", None, None)],
     left_out=[LeftOut("each client alone", "since its network is too large for so many rows")],
-    level=Level.DIVERGED,
+    worth_it=False,
     verdict="Diverged.",
     rounds=4,
 )

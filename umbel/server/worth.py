@@ -47,24 +47,6 @@ OWN_WAYS = frozenset({Way.LAST, Way.BEST, Way.OWN})
 """The ways of the run itself."""
 
 
-class Level(StrEnum):
-    """The worth of a run, worst first."""
-
-    NOT_MEASURED = "not-measured"
-    DIVERGED = "diverged"
-    NOT_BETTER_THAN_CONSTANT = "not-better-than-constant"
-    NOT_BETTER_THAN_ALONE = "not-better-than-alone"
-    BETTER_THAN_CONSTANT = "better-than-constant"
-    """Clients that train alone were not measured."""
-    BETTER_THAN_ALONE = "better-than-alone"
-    CLOSE_TO_POOLED = "close-to-pooled"
-
-    @property
-    def worth_it(self) -> bool:
-        """Whether a client is better off with the run than without."""
-        return self in (Level.BETTER_THAN_CONSTANT, Level.BETTER_THAN_ALONE, Level.CLOSE_TO_POOLED)
-
-
 def _printable(text: str) -> str:
     if not text.isprintable():
         raise ValueError("it holds signs that no terminal can print")
@@ -117,9 +99,10 @@ class Worth:
         Number of measured validation clients, each on the half of its rows that it used neither to train nor to choose.
     arms : list of Arm
     left_out : list of LeftOut
-    level : Level
+    worth_it : bool
+        Whether a client is better off with the run than without, as far as was measured.
     verdict : str
-        The level, as a sentence.
+        The same as a sentence.
     rounds : int
         Number of lines of the run's history when this was measured.
     version : int
@@ -131,7 +114,7 @@ class Worth:
     clients: Annotated[int, Field(ge=0)]
     arms: Annotated[list[Arm], Field(max_length=50)]
     left_out: Annotated[list[LeftOut], Field(max_length=50)]
-    level: Level
+    worth_it: bool
     verdict: _Text
     rounds: int
     version: Literal[1] = 1

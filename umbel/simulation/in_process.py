@@ -24,21 +24,6 @@ from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
 from umbel.strategies import Callback
 
-_SAVED_EVERY = 25  # rounds
-
-
-class _Saves(Checkpoints):
-    """Saves a run at regular intervals."""
-
-    def after_exchange(self, round: int, stages: dict[str, float]) -> None:
-        """Save the run, if it is time."""
-        if round % _SAVED_EVERY == 0 and not self.run.state.stopped:
-            super().after_exchange(round, stages)
-            self.wait()
-
-    def at_end(self) -> None:
-        """Save nothing more: a finished run does not resume."""
-
 
 class _NoNodeLost(Callback):
     """Ends a run whose simulated node refuses: the run itself is at fault, and retrying cannot help."""
@@ -115,7 +100,6 @@ def play(
     node_configs: Sequence[Mapping[str, Any]] | None = None,
     observers: Sequence[Callback] = (),
     strict: bool = True,
-    before: Run | None = None,
     saved_in: Path | None = None,
 ) -> Run:
     """Run the app, and return the finished run; without a folder to save it in, it leaves none.
@@ -132,10 +116,8 @@ def play(
         Callbacks in addition to those of the run config.
     strict : bool
         Whether a refusing node ends the run.
-    before : Run, optional
-        An earlier run of the same nodes, whose state, such as ledgers, they keep.
     saved_in : Path, optional
-        A folder where the run is saved every 25 rounds. If a run of the same configuration was stopped there, it
+        A folder where the run is saved after each round. If a run of the same configuration was stopped there, it
         resumes after its last saved round, with new simulated nodes, and ends as if it had not been stopped. The
         model must have no local parameters, since new nodes would start with new ones.
 
@@ -147,10 +129,6 @@ def play(
     resumes = saved_in is not None and (saved_in / "latest.safetensors").exists()
     setup = Setup.parse({**config, "resume": str(saved_in)} if resumes else config)
     grid = InProcessGrid(umbel.client.app.app, config, nodes, node_configs)
-    if before is not None:
-        assert isinstance(before.grid, InProcessGrid)
-        for context, earlier in zip(grid.contexts.values(), before.grid.contexts.values(), strict=True):
-            context.state = earlier.state
     setup.fleet.roster(grid)
     if resumes:
         state = Saved.of(setup).restore(grid)
@@ -162,7 +140,7 @@ def play(
     if saved_in is not None:
         folder = RunFolder(saved_in)
         folder.write_config(config, **setup.digests)
-        callbacks.append(_Saves())
+        callbacks.append(Checkpoints())
     run = Run(setup, grid, state, callbacks, folder=folder)
     run.do()
     return run

@@ -22,7 +22,6 @@ from PIL.ImageStat import Stat
 
 from tests.helpers.reports import CONFIG, WORTH, entry, report, state
 from tests.helpers.sources import ROOT
-from umbel.server.worth import Level
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chromium-browser"))), None)
 AXE = ROOT / "node_modules" / "axe-core" / "axe.min.js"
@@ -77,9 +76,7 @@ def wide() -> str:
 @pytest.fixture(scope="module")
 def guaranteed() -> str:
     """A report of a run with a guarantee, in dollars and without an alarm."""
-    return report(
-        mode="public", noise=400.0, choice=0.5, drawn=True, worth=replace(WORTH, level=Level.CLOSE_TO_POOLED)
-    ).html
+    return report(mode="public", noise=400.0, choice=0.5, drawn=True, worth=replace(WORTH, worth_it=True)).html
 
 
 def measure(folder: Path, html: str, width: int, theme: str = "light") -> dict[str, Any]:
