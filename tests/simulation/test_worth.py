@@ -21,13 +21,13 @@ from umbel.client.trial import try_out
 from umbel.data import Dataset, offsets_of, write_dataset
 from umbel.protocol.plugins import trust
 from umbel.server.history import State
-from umbel.server.observer import Observer, Run
 from umbel.server.setup import Setup
 from umbel.server.worth import FILE, LABELS, LeftOut, Level, Way
 from umbel.simulation import in_process
 from umbel.simulation.baselines import halves, validation_cohort
 from umbel.simulation.worth import Appraisal, _measured, appraise, judge
 from umbel.simulation.worth.ways import Row, Ways, fit_pooled
+from umbel.strategies import Callback
 
 BASE = {"strategy": "fedavg", "hypotheses": 1, "noise-multiplier": 0.0, "clipping": "update", "choice-epsilon": 0.0}
 
@@ -338,8 +338,8 @@ def test_where_training_diverges_at_every_client_the_run_is_not_worth_it(tmp_pat
 
 @pytest.mark.usefixtures("umbel_home")
 def test_rows_that_changed_during_the_run_measure_nothing(tmp_path: Path) -> None:
-    class Swap(Observer):
-        def at_end(self, run: Run) -> None:
+    class Swap(Callback):
+        def at_end(self) -> None:
             shutil.rmtree(tmp_path / "d")
             write(tmp_path / "d", *[(ONES, [9.0] * 4)] * 4, train=2, loss="mse")
 

@@ -10,14 +10,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, TypeAdapter
 
 from umbel.protocol.words import count_of
 
 FILE = "worth.json"
-VERSION = 1
 STAYS = "These figures are exact, so no epsilon covers them. They are only for the owner of all these data."
 
 
@@ -66,7 +65,13 @@ class Level(StrEnum):
         return self in (Level.BETTER_THAN_CONSTANT, Level.BETTER_THAN_ALONE, Level.CLOSE_TO_POOLED)
 
 
-_Text = Annotated[str, Field(max_length=5000)]
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("it holds signs that no terminal can print")
+    return text
+
+
+_Text = Annotated[str, Field(max_length=5000), AfterValidator(_printable)]
 _Figure = Annotated[float, Field(allow_inf_nan=False)] | None
 
 
@@ -129,7 +134,7 @@ class Worth:
     level: Level
     verdict: _Text
     rounds: int
-    version: int = VERSION
+    version: Literal[1] = 1
 
     @property
     def content(self) -> str:
@@ -139,18 +144,7 @@ class Worth:
     @classmethod
     def read(cls, content: str | bytes) -> Worth:
         """Return the worth in ``worth.json``; `ValueError` if umbel did not write it."""
-        try:
-            # Python's own JSON reader would accept NaN.
-            found = _KIND.validate_json(content)
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(map(str, first["loc"])) or "it"
-            raise ValueError(f"{where}: {first['msg']}") from None
-        if found.version != VERSION:
-            raise ValueError(f"it is of version {found.version}, and this umbel reads version {VERSION}")
-        if not all(text.isprintable() for text in _texts(asdict(found))):
-            raise ValueError("it holds signs that no terminal can print")
-        return found
+        return _KIND.validate_json(content)  # Python's own JSON reader would accept NaN
 
     @property
     def heading(self) -> str:
@@ -190,11 +184,3 @@ def figure(value: float | None) -> str:
     if value is None:
         return "not finite"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def _texts(found: Any) -> Sequence[str]:
-    if isinstance(found, str):
-        return [found]
-    if isinstance(found, dict):
-        return [text for one in found.values() for text in _texts(one)]
-    return [text for one in found for text in _texts(one)] if isinstance(found, list) else []

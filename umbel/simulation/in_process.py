@@ -15,51 +15,50 @@ from umbel.protocol.flower import log
 from umbel.protocol.project import CONFIGS
 from umbel.protocol.run_config import RunConfig
 from umbel.server.app import conduct
+from umbel.server.callbacks import Checkpoints, named
 from umbel.server.history import State
-from umbel.server.observer import Observer, Run
-from umbel.server.observers import Checkpoints, named
-from umbel.server.rounds import initial_hypotheses, run_rounds
+from umbel.server.rounds import Run, initial_hypotheses
 from umbel.server.run_folder import RunFolder
 from umbel.server.saved import Saved
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
+from umbel.strategies import Callback
 
 _SAVED_EVERY = 25  # rounds
 
 
-class _Place(Observer):
-    """Notes the run's folder."""
-
-    folder: Path | None = None
-
-    def begin(self, run: Run) -> None:
-        """Note it."""
-        self.folder = run.folder.path if run.folder else None
-
-
-class _Saves(Observer):
+class _Saves(Checkpoints):
     """Saves a run at regular intervals."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._checkpoints = Checkpoints()
-
-    def after_round(self, run: Run) -> None:
+    def after_exchange(self, round: int, stages: dict[str, float]) -> None:
         """Save the run, if it is time."""
-        if run.state.history[-1].number % _SAVED_EVERY == 0 and not run.state.stopped:
-            self._checkpoints.after_round(run)
-            self._checkpoints.wait()
+        if round % _SAVED_EVERY == 0 and not self.run.state.stopped:
+            super().after_exchange(round, stages)
+            self.wait()
+
+    def at_end(self) -> None:
+        """Save nothing more: a finished run does not resume."""
 
 
-class _NoNodeLost(Observer):
+class _NoNodeLost(Callback):
     """Ends a run whose simulated node refuses: the run itself is at fault, and retrying cannot help."""
 
-    def after_round(self, run: Run) -> None:
-        entry = run.state.history[-1]
-        if entry.lost_nodes:
-            raise FleetError(
-                f"the simulated node refused in round {entry.number}; the log says why", code="nodes.refused"
-            )
+    run: Run
+
+    def after_exchange(self, round: int, stages: dict[str, float]) -> None:
+        if self.run.state.history[-1].lost_nodes:
+            raise FleetError(f"the simulated node refused in round {round}; the log says why", code="nodes.refused")
+
+
+class _Place(Callback):
+    """Notes the run's folder."""
+
+    run: Run
+    folder: Path | None = None
+
+    def begin(self) -> None:
+        """Note it."""
+        self.folder = self.run.folder.path if self.run.folder else None
 
 
 def run_config(name: str, **changes: Any) -> dict[str, Any]:
@@ -74,7 +73,7 @@ def run_config(name: str, **changes: Any) -> dict[str, Any]:
     return config
 
 
-def run(config: Mapping[str, Any], nodes: int = 1, observers: Sequence[Observer] = ()) -> Path:
+def run(config: Mapping[str, Any], nodes: int = 1, observers: Sequence[Callback] = ()) -> Path:
     """Run the app in this process, with its log, and return its folder.
 
     It learns the same as with ``flwr run``: bit-identical with as many nodes, or with ``engine=loop``, and otherwise
@@ -86,8 +85,8 @@ def run(config: Mapping[str, Any], nodes: int = 1, observers: Sequence[Observer]
         Missing entries have their defaults.
     nodes : int
         Number of simulated nodes.
-    observers : sequence of Observer
-        Observers in addition to those of the run config.
+    observers : sequence of Callback
+        Callbacks in addition to those of the run config.
 
     Raises
     ------
@@ -114,7 +113,7 @@ def play(
     *,
     nodes: int = 1,
     node_configs: Sequence[Mapping[str, Any]] | None = None,
-    observers: Sequence[Observer] = (),
+    observers: Sequence[Callback] = (),
     strict: bool = True,
     before: Run | None = None,
     saved_in: Path | None = None,
@@ -129,8 +128,8 @@ def play(
         Number of simulated nodes.
     node_configs : sequence of mapping, optional
         Instead of `nodes`: the configuration of each, as at a site.
-    observers : sequence of Observer
-        Observers in addition to those of the run config.
+    observers : sequence of Callback
+        Callbacks in addition to those of the run config.
     strict : bool
         Whether a refusing node ends the run.
     before : Run, optional
@@ -154,19 +153,16 @@ def play(
             context.state = earlier.state
     setup.fleet.roster(grid)
     if resumes:
-        saved = Saved.of(setup)
-        setup.fleet.resume(grid, saved.nodes, saved.spent)
-        setup.strategy.state = saved.kept
-        state = saved.state
+        state = Saved.of(setup).restore(grid)
     else:
         start = initial_hypotheses(setup, grid)
         state = State(hypotheses=start, best=start)
-    watching = [*named(setup), *observers, *([_NoNodeLost()] if strict else [])]
+    callbacks = [*named(setup), *observers, *([_NoNodeLost()] if strict else [])]
     folder = None
     if saved_in is not None:
         folder = RunFolder(saved_in)
         folder.write_config(config, **setup.digests)
-        watching.append(_Saves())
-    run = Run(setup, grid, state, watching, folder=folder)
-    run_rounds(run)
+        callbacks.append(_Saves())
+    run = Run(setup, grid, state, callbacks, folder=folder)
+    run.do()
     return run

@@ -104,7 +104,7 @@ def check(values: Mapping[str, Any]) -> Setup:
     find_dataset(run.dataset)
     # They import PyTorch; a wrong name is reported before.
     from umbel.client.trial import try_out
-    from umbel.server.observers import named
+    from umbel.server.callbacks import named
     from umbel.server.saved import Saved
     from umbel.server.setup import Setup
 

@@ -52,7 +52,7 @@ FIRST_SEED = 2000
 _CODE = (
     "umbel/protocol", "umbel/data", "umbel/client", "umbel/models", "umbel/privacy", "umbel/strategies",
     "umbel/nodes", "umbel/server/setup.py", "umbel/server/rounds.py", "umbel/server/history.py",
-    "umbel/server/observer.py", "umbel/server/observers.py", "umbel/server/run_folder.py", "umbel/simulation/grid.py",
+    "umbel/server/callbacks.py", "umbel/server/run_folder.py", "umbel/simulation/grid.py",
     "umbel/simulation/in_process.py", "umbel/simulation/measured.py", "umbel/simulation/baselines.py",
 )  # fmt: skip
 PACKAGES = ("umbel", "flwr", "numpy", "torch")
@@ -257,7 +257,6 @@ def _save(spec: Spec, finished: Finished | None, error: str, folder: Path, task:
     run.write_config(spec.config)
     if finished.state is not None and finished.release is not None:
         run.write_round(finished.state, finished.participations, finished.release, finished.kept)
-        run.write_sections(finished.sections)
     if finished.trace:
         buffer = io.BytesIO()
         np.savez_compressed(buffer, **finished.trace)  # type: ignore[arg-type]

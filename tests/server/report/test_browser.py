@@ -20,7 +20,7 @@ import pytest
 from PIL import Image
 from PIL.ImageStat import Stat
 
-from tests.helpers.reports import CONFIG, WORTH, entry, report, state, watched
+from tests.helpers.reports import CONFIG, WORTH, entry, report, state
 from tests.helpers.sources import ROOT
 from umbel.server.worth import Level
 
@@ -67,7 +67,7 @@ def wide() -> str:
     ]  # fmt: skip
     run = state(best=best, hypotheses=best, history=history, best_round=9)
     return report(
-        run, sections=[watched()], hypotheses=7, participations=rng.poisson(25, 500),
+        run, hypotheses=7, participations=rng.poisson(25, 500),
         name="20260101-000000-" + "long" * 20, config=CONFIG | {"model": "a.long.package:" + "Name" * 20},
         drawn=True,
         worth=replace(WORTH, arms=[*WORTH.arms, replace(WORTH.arms[0], label="long " * 20, remark="why " * 60)]),

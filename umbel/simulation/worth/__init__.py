@@ -18,12 +18,14 @@ from umbel.protocol.arrays import Arrays
 from umbel.protocol.flower import log
 from umbel.protocol.words import count_of
 from umbel.server.history import State, diverged
-from umbel.server.observer import Observer, Run
+from umbel.server.report.alarms import why_stuck
+from umbel.server.rounds import Run
 from umbel.server.setup import Setup
-from umbel.server.summary import Summary, why_stuck
+from umbel.server.summary import Summary
 from umbel.server.worth import Arm, LeftOut, Level, Way, Worth
 from umbel.simulation.baselines import halves, worst_decile
 from umbel.simulation.worth.ways import MOST_ALONE, Row, Ways, numbers_of_a_row
+from umbel.strategies import Callback
 
 MOST_CLIENTS, LEAST_CLIENTS = 1000, 10
 """Maximum number of measured clients, and the least for which a network is not too large to train by each."""
@@ -32,13 +34,15 @@ CLOSE = 0.1
 _ERRORS = 2.0  # standard errors, as of a normal distribution
 
 
-class Appraisal(Observer):
+class Appraisal(Callback):
     """Measures the worth of a finished run, and logs it."""
 
-    def at_end(self, run: Run) -> None:
+    run: Run
+
+    def at_end(self) -> None:
         """Measure it, if the run has a dataset here."""
-        manifest = run.setup.manifest
-        if run.folder is None or manifest is None:
+        run = self.run
+        if run.folder is None or run.setup.manifest is None:
             return
         if not run.setup.has_rows_of(run.folder.read_config()):
             log(WARNING, "The dataset has changed since the run began, so the run's worth is not measured.")
