@@ -422,7 +422,7 @@ def test_the_noise_of_reports_is_that_of_a_sites_mean_once_and_of_clients_each()
     assert (exact.noise, exact.bound) == (0, 0)
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0, 1e300])
 def test_a_noise_or_a_bound_that_no_site_has_counts_as_none(bad: float) -> None:
     asked = Asked(np.arange(2), {7: np.arange(2)})
     found = read_scores({7: Message(evaluation_reply(np.ones(2), np.ones(2), 2.0, bad), 7, "evaluate")}, asked)

@@ -376,7 +376,7 @@ def reports_exactly(content: RecordDict) -> bool:
 
 def noise_of_reports(content: RecordDict) -> tuple[float, float]:
     """Return nu of loss and metric in a reply, and their bound, according to the reply; 0 for none or another value."""
-    record = record_in(content, _SCORES, MetricRecord)
+    record, most = record_in(content, _SCORES, MetricRecord), float(np.finfo(np.float32).max)  # squares are finite
     found = [record.get(name, 0.0) for name in (_NOISE, _BOUND)]
-    nu, bound = (float(one) if isinstance(one, int | float) and 0 <= one < math.inf else 0.0 for one in found)
+    nu, bound = (float(one) if isinstance(one, int | float) and 0 <= one <= most else 0.0 for one in found)
     return nu, bound
