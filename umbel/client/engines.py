@@ -1,4 +1,4 @@
-"""What an engine is, and the order in memory in which a network computes fastest."""
+"""The operations of an engine, and the order in memory in which a network computes fastest."""
 
 from __future__ import annotations
 
