@@ -62,7 +62,15 @@ class Own:
     @classmethod
     def joined(cls, parts: Sequence[Own]) -> Own:
         """Join the predictors of several cohorts, with as many networks each, to those of one."""
-        return parts[0] if len(parts) == 1 else cls._combined(parts, np.concatenate)
+        if len(parts) == 1:
+            return parts[0]
+        names = parts[0].parameters
+        return cls(
+            {name: np.concatenate([own.parameters[name] for own in parts]) for name in names},
+            np.concatenate([own.weights for own in parts]),
+            np.concatenate([own.factor for own in parts]),
+            np.concatenate([own.offset for own in parts]),
+        )
 
     @classmethod
     def chosen(cls, made: Sequence[Own], which: NDArray[np.int64]) -> Self:
@@ -72,29 +80,21 @@ class Own:
         """
         m = max(own.weights.shape[1] for own in made)
 
+        def filled(value: NDArray[Any]) -> NDArray[Any]:
+            # The first network fills up: its outputs are finite if the predictor's are.
+            return np.concatenate([value, np.repeat(value[:, :1], m - value.shape[1], axis=1)], axis=1)
+
         def taken(values: Sequence[NDArray[Any]]) -> NDArray[Any]:
             result = values[0].copy()
             for i, value in enumerate(values):
                 result[which == i] = value[which == i]
             return result
 
-        return cls._combined([own._filled(m) for own in made], taken)
-
-    def _filled(self, m: int) -> Own:
-        """Return the same predictors with m networks: the first fills up, as its outputs are finite if theirs are."""
-        more = m - self.weights.shape[1]
-        networks = {
-            name: np.concatenate([value, np.repeat(value[:, :1], more, axis=1)], axis=1)
-            for name, value in self.parameters.items()
-        }
-        return Own(networks, np.pad(self.weights, ((0, 0), (0, more))), self.factor, self.offset)
-
-    @classmethod
-    def _combined(cls, parts: Sequence[Own], combine: Callable[[list[NDArray[Any]]], NDArray[Any]]) -> Self:
-        """Return predictors of which each array is combined from those of the parts."""
-        networks = {name: combine([own.parameters[name] for own in parts]) for name in parts[0].parameters}
         return cls(
-            networks, *(combine([getattr(own, name) for own in parts]) for name in ("weights", "factor", "offset"))
+            {name: taken([filled(own.parameters[name]) for own in made]) for name in made[0].parameters},
+            taken([np.pad(own.weights, ((0, 0), (0, m - own.weights.shape[1]))) for own in made]),
+            taken([own.factor for own in made]),
+            taken([own.offset for own in made]),
         )
 
     def arrays(self, client: int) -> Arrays:
@@ -120,7 +120,8 @@ class Own:
 
     def part(self, clients: slice | NDArray[np.int64]) -> Own:
         """Return the predictors of some clients."""
-        return Own._combined([self], lambda values: values[0][clients])
+        parameters = {name: value[clients] for name, value in self.parameters.items()}
+        return Own(parameters, self.weights[clients], self.factor[clients], self.offset[clients])
 
     def outputs(self, learner: Learner, cohort: Cohort) -> Tensor:
         """Return each client's predictions for its rows, (rows, \\*output shape)."""
