@@ -25,10 +25,8 @@ from benchmarks.peers import play_opacus
 from benchmarks.peers.play_opacus import BATCH, CLIP_NORM, CONTESTANTS, NETWORKS
 from benchmarks.peers.rivals import Peer, environment
 from umbel import models
-from umbel.client.batched import BatchedLearner
 from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.learner import Learner
-from umbel.client.loop import LoopLearner
 from umbel.client.row_gradients import SLACK, gradients_of
 from umbel.models.losses import LOSSES, METRICS
 from umbel.models.model import Model
@@ -165,12 +163,12 @@ def a_cohort(times: int, device: torch.device) -> None:
     update = LocalUpdate(1, 0.1, 0, rows=RowPrivacy(1.0, 1.0, 0.3, 9.0, STEPS))
     start = {name: value[None] for name, value in model.initial(0).items()}
 
-    def train(engine: type[Learner]) -> Reading:
-        learner, begin = engine(model, device), time.perf_counter()
+    def train(engine: str) -> Reading:
+        learner, begin = Learner(model, device, engine), time.perf_counter()
         learner.train(start, np.zeros(CLIENTS, np.int64), cohort, update, row_sources(0, 1, range(CLIENTS)))
         return Reading(time.perf_counter() - begin)
 
-    readings = interleave({"together": partial(train, BatchedLearner), "a loop": partial(train, LoopLearner)}, times)
+    readings = interleave({"together": partial(train, "batched"), "a loop": partial(train, "loop")}, times)
     lines = [
         (
             one,

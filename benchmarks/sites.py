@@ -28,8 +28,7 @@ from numpy.typing import NDArray
 import umbel.client.app
 from benchmarks.measure import Out, Ratio, Reading, benchmark, interleave, show
 from umbel import models
-from umbel.client import crew, engines, trial
-from umbel.client.invariant import InvariantLearner
+from umbel.client import crew, learner, trial
 from umbel.privacy.gate import gate
 from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.messages import round_request
@@ -102,7 +101,7 @@ def answered(scratch: Path, model: str, clients: int, k: int, rounds: count[int]
 def in_a_loop(answer: Callable[[], Reading]) -> Reading:
     """Return the same of a site that computes one client after the other."""
     one_thread = mock.patch.object(gate, "cores", return_value=1)
-    with without(InvariantLearner, "takes"), without(crew, "_one_thread_each"), one_thread:
+    with without(learner, "is_exact"), without(crew, "_one_thread_each"), one_thread:
         forget()
         try:
             return answer()
@@ -119,7 +118,7 @@ def without(owner: Any, name: str) -> Iterator[None]:
 
 def forget() -> None:
     """Have the next message look for a learner again."""
-    engines._make.cache_clear()
+    learner._made.cache_clear()
     trial._tried.cache_clear()
     umbel.client.node._try_out.cache_clear()
 

@@ -26,7 +26,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from umbel.client.cohort import Cohort
-from umbel.client.engines import learner_for
+from umbel.client.learner import learner_for
 from umbel.client.personal import method
 from umbel.client.personal.own import Own, same_for
 from umbel.client.prediction import DEFAULT, Learnt

@@ -12,7 +12,7 @@ from torch import nn
 import umbel.client.learner
 from tests.helpers.cohorts import CPU, cohort_of, linear, score
 from umbel import models
-from umbel.client.batched import BatchedLearner, dense_layers
+from umbel.client.batched import Batched, dense_layers
 from umbel.client.cohort import Cohort
 from umbel.models import LOSSES, METRICS, Model
 
@@ -48,7 +48,7 @@ def test_a_chain_of_dense_layers_gives_what_each_network_gives_by_itself(network
     inputs = torch.randn(5, 7, 3, generator=generator)
     assert dense_layers(model.module) is not None
     expected = [model.apply({n: v[c] for n, v in parameters.items()}, inputs[c]) for c in range(5)]
-    torch.testing.assert_close(BatchedLearner(model, CPU)._forward(parameters, inputs), torch.stack(expected))
+    torch.testing.assert_close(Batched(model, CPU).forward(parameters, inputs), torch.stack(expected))
 
 
 def test_other_networks_are_left_to_vmap() -> None:
@@ -68,7 +68,7 @@ def test_other_networks_are_left_to_vmap() -> None:
         assert dense_layers(module) is None
     model = Model("doubling", lambda: Doubling(nn.Linear(3, 1)), LOSSES["mse"], METRICS["rmse"])
     parameters = {name: torch.ones(2, *shape) for name, shape in model.shapes.items()}
-    outputs = BatchedLearner(model, CPU)._forward(parameters, torch.ones(2, 1, 3))
+    outputs = Batched(model, CPU).forward(parameters, torch.ones(2, 1, 3))
     torch.testing.assert_close(outputs, torch.full((2, 1, 1), 8.0))
 
 
@@ -78,13 +78,13 @@ def test_other_networks_are_left_to_vmap() -> None:
 def test_scoring_goes_by_whole_clients_as_many_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     # A row of the linear model holds two inputs and one output, 12 bytes: six rows fit in 72.
     parts: list[list[int]] = []
-    original = BatchedLearner._row_sums
+    original = Batched._sums_of_rows
 
-    def spy(self: BatchedLearner, stacked: Any, part: Cohort) -> Any:
+    def spy(self: Batched, stacked: Any, part: Cohort) -> Any:
         parts.append(part.lengths.tolist())
         return original(self, stacked, part)
 
-    monkeypatch.setattr(BatchedLearner, "_row_sums", spy)
+    monkeypatch.setattr(Batched, "_sums_of_rows", spy)
     monkeypatch.setattr(umbel.client.learner, "CPU_CHUNK_BYTES", 72)
     cohort = cohort_of(*[(np.ones((rows, 2)), np.full(rows, 3.0)) for rows in (2, 4, 1, 9, 3)])
     losses, _ = score(models.load("linear"), linear([1, 1]), cohort, "batched")

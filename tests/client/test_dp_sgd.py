@@ -19,13 +19,11 @@ from torch import Tensor, nn
 from tests.helpers.errors import raises
 from tests.helpers.examples import examples
 from umbel import models
-from umbel.client.batched import BatchedLearner
+from umbel.client.batched import dense_layers
 from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.dp_sgd import AT_ONCE, _sums
-from umbel.client.invariant import InvariantLearner
 from umbel.client.learner import Learner
-from umbel.client.loop import LoopLearner
-from umbel.client.row_gradients import SLACK, Chained, Layered, RowByRow, gradients_of
+from umbel.client.row_gradients import SLACK, Chained, Layered, RowByRow, RowGradients, gradients_of
 from umbel.models.losses import LOSSES, METRICS
 from umbel.models.model import Model
 from umbel.models.optimizers import SGD, Descent, Momentum
@@ -37,6 +35,11 @@ CPU = torch.device("cpu")
 C = 0.5
 ALL = RowPrivacy(C, 1e-6, 1.0, 1.0, 1)
 """One step on all rows, and a fine grid: with no noise, what is left is the clipped sum."""
+
+
+def gradients_by(engine: str, model: Model, shape: tuple[int, ...]) -> RowGradients:
+    chain = dense_layers(model.module) if engine == "batched" else None
+    return gradients_of(model, model.frozen_values, frozenset(model.shapes), shape, chain)
 
 
 class NoNoise:
@@ -234,8 +237,8 @@ def test_the_sum_is_that_of_each_rows_gradient_clipped_by_itself(
     model = model_of(network) if network else MLP
     cohort = cohort_of(model, 7)
     expected = by_hand(model, cohort, clip_norm)
-    for engine in (LoopLearner, BatchedLearner):
-        moved = trained(engine(model, CPU), cohort, update(replace(ALL, clip_norm=clip_norm)))
+    for engine in ("loop", "batched"):
+        moved = trained(Learner(model, CPU, engine), cohort, update(replace(ALL, clip_norm=clip_norm)))
         for name, value in expected.items():
             np.testing.assert_allclose(-moved[name][0], value, rtol=2e-4, atol=2e-6 + 1e-5 * clip_norm)
 
@@ -258,7 +261,7 @@ def test_dense_layers_and_convolutions_need_no_gradient_of_a_row(network: type[n
 
 
 def test_a_dense_network_computes_all_clients_at_once() -> None:
-    chosen = BatchedLearner(MLP, CPU)._row_gradients(frozenset(MLP.shapes), (5,))
+    chosen = gradients_by("batched", MLP, (5,))
     assert type(chosen) is Chained
 
 
@@ -268,7 +271,7 @@ def test_one_step_of_a_linear_model_by_hand() -> None:
     start = {"1.weight": np.zeros((1, 1, 1), np.float32), "1.bias": np.zeros((1, 1), np.float32)}
     cohort = Cohort(torch.tensor([[1.0], [0.0]]), torch.tensor([3.0, -1.0]), np.array([2]))
     rows = RowPrivacy(4.0, 1e-6, 1.0, 8.0, 1)
-    moved, _ = LoopLearner(model, CPU).train(start, np.zeros(1, np.int64), cohort, update(rows, 0.5), [SILENT])
+    moved, _ = Learner(model, CPU).train(start, np.zeros(1, np.int64), cohort, update(rows, 0.5), [SILENT])
     kept = 4 * (1 - SLACK) / math.sqrt(2)
     np.testing.assert_allclose(moved["1.weight"].ravel(), [0.5 * kept / 8], rtol=1e-5)
     np.testing.assert_allclose(moved["1.bias"].ravel(), [0.5 * (kept - 2) / 8], rtol=1e-5)
@@ -279,13 +282,13 @@ def test_one_step_of_a_linear_model_by_hand() -> None:
 def test_a_row_moves_the_sum_by_at_most_the_clip_norm(data: st.DataObject) -> None:
     numbers = st.floats(-1e4, 1e4, width=32) | st.sampled_from([math.inf, -math.inf, math.nan, 3e38])
     rows = data.draw(st.lists(st.lists(numbers, min_size=5, max_size=5), min_size=2, max_size=5))
-    engine = data.draw(st.sampled_from([LoopLearner, BatchedLearner]))
+    engine = data.draw(st.sampled_from(["loop", "batched"]))
     network = data.draw(st.sampled_from([None, Tied]))
     model = model_of(network) if network else MLP
     features = torch.tensor(rows)
     targets = torch.from_numpy(np.arange(len(rows)) % 2)
     sums = [
-        trained(engine(model, CPU), Cohort(features[:n], targets[:n], np.array([n])), update())
+        trained(Learner(model, CPU, engine), Cohort(features[:n], targets[:n], np.array([n])), update())
         for n in (len(rows), len(rows) - 1)
     ]
     away = math.sqrt(sum(float(np.square(sums[0][name] - sums[1][name]).sum()) for name in sums[0]))
@@ -330,7 +333,7 @@ def test_places_whose_gradients_cancel_hide_no_norm(network: type[nn.Module]) ->
             start["head.weight"] = (head + generator.normal(size=16).astype(np.float32))[None, None]
             features = torch.tensor([1, 1])
         cohort = Cohort(features[None], torch.tensor([-0.5]), np.array([1]))
-        found, _ = LoopLearner(model, CPU).train(start, np.zeros(1, np.int64), cohort, update(), [SILENT])
+        found, _ = Learner(model, CPU).train(start, np.zeros(1, np.int64), cohort, update(), [SILENT])
         assert math.sqrt(sum(float(np.square(found[name] - start[name]).sum(dtype=np.float64)) for name in found)) <= C
 
 
@@ -340,7 +343,7 @@ def test_a_row_moves_the_sum_of_many_rows_by_at_most_the_clip_norm() -> None:
     cohort = Cohort(torch.full((n, 1), 0.7), torch.full((n,), -3.0), np.array([n]))
     rows = cohort, cohort.rows(np.arange(n) > 0)
     start = {name: np.zeros((1, *shape), np.float32) for name, shape in model.shapes.items()}
-    gradients = BatchedLearner(model, CPU)._row_gradients(frozenset(model.shapes), (1,))
+    gradients = gradients_by("batched", model, (1,))
     zeros = {name: torch.from_numpy(value) for name, value in start.items()}
     sums = [_sums(gradients, zeros, some, [np.arange(some.lengths[0])], C) for some in rows]
     away = math.sqrt(sum(float((sums[0][name].double() - sums[1][name].double()).square().sum()) for name in start))
@@ -360,11 +363,9 @@ TIMES = 30
 
 
 @pytest.mark.parametrize("n", [4096, AT_ONCE])
-@pytest.mark.parametrize(
-    ("engine", "network"), [(BatchedLearner, one_weight), (LoopLearner, one_weight), (LoopLearner, one_token)]
-)
+@pytest.mark.parametrize(("engine", "network"), [("batched", one_weight), ("loop", one_weight), ("loop", one_token)])
 def test_a_row_that_decides_how_sums_are_rounded_moves_them_by_at_most_the_clip_norm(
-    engine: type[Learner], network: Callable[[], nn.Module], n: int
+    engine: str, network: Callable[[], nn.Module], n: int
 ) -> None:
     """With the row, a sum is just above a power of 2, where each of many tiny gradients rounds to nothing. Without it
     the sum is below, where numbers are half as far apart and each rounds to one step."""
@@ -377,8 +378,8 @@ def test_a_row_that_decides_how_sums_are_rounded_moves_them_by_at_most_the_clip_
     model = Model(network.__name__, network, LOSSES["mse"], METRICS["rmse"])
     (name,), tokens = model.shapes, network is one_token
     shape = (TIMES,) if tokens else (1,)
-    clipped = engine(model, CPU)._row_gradients(frozenset(model.shapes), shape)
-    assert type(clipped) is (Chained if engine is BatchedLearner else RowByRow if tokens else Layered)
+    clipped = gradients_by(engine, model, shape)
+    assert type(clipped) is (Chained if engine == "batched" else RowByRow if tokens else Layered)
     sums = []
     for gradients in ([*large, rest, whole, *tiny], [*large, rest, *tiny]):
         rows = torch.tensor(gradients)[:, None].repeat(1, shape[0])
@@ -401,16 +402,14 @@ def in_blocks(blocks: int) -> list[float]:
     return [*large, rest, *[-0.4 * apart] * (AT_ONCE - len(large) - 2), whole] * blocks
 
 
-@pytest.mark.parametrize(
-    ("engine", "network"), [(BatchedLearner, one_weight), (LoopLearner, one_weight), (LoopLearner, one_token)]
-)
+@pytest.mark.parametrize(("engine", "network"), [("batched", one_weight), ("loop", one_weight), ("loop", one_token)])
 def test_a_row_that_decides_how_many_sums_are_rounded_moves_them_by_at_most_the_clip_norm(
-    engine: type[Learner], network: Callable[[], nn.Module]
+    engine: str, network: Callable[[], nn.Module]
 ) -> None:
     """The row comes first, so that it moves all others by a place."""
     model, others = Model(network.__name__, network, LOSSES["mse"], METRICS["rmse"]), in_blocks(10)
     (name,) = model.shapes
-    clipped, sums = engine(model, CPU)._row_gradients(frozenset(model.shapes), (1,)), []
+    clipped, sums = gradients_by(engine, model, (1,)), []
     for gradients in ([1.0, *others], others):
         rows = torch.tensor(gradients)[:, None]
         features = torch.zeros(rows.shape, dtype=torch.int64) if network is one_token else torch.ones(rows.shape)
@@ -426,14 +425,14 @@ class Thin(nn.Sequential):
         super().__init__(*(nn.Linear(1, 1, bias=False) for _ in range(3)))
 
 
-@pytest.mark.parametrize("engine", [LoopLearner, BatchedLearner])
-def test_the_norm_of_a_tiny_input_and_a_huge_gradient_is_that_of_their_product(engine: type[Learner]) -> None:
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_the_norm_of_a_tiny_input_and_a_huge_gradient_is_that_of_their_product(engine: str) -> None:
     model = replace(model_of(Thin), loss=LOSSES["mse"])
     weights = {"0.weight": 1e-23, "1.weight": 1e-25, "2.weight": 1e18}
     start = {name: np.full((1, 1, 1), value, np.float32) for name, value in weights.items()}
     cohort = Cohort(torch.ones(1, 1), torch.tensor([-1.0]), np.array([1]))
     rows = RowPrivacy(1e-6, 1e-12, 1.0, 1.0, 1)  # the gradient is 2e-5
-    found, _ = engine(model, CPU).train(start, np.zeros(1, np.int64), cohort, update(rows), [SILENT])
+    found, _ = Learner(model, CPU, engine).train(start, np.zeros(1, np.int64), cohort, update(rows), [SILENT])
     assert 0.5e-6 < abs(found["1.weight"] - start["1.weight"]).item() <= 1e-6
 
 
@@ -455,13 +454,13 @@ def test_a_network_that_changes_its_parameters_itself_is_refused() -> None:
         gradients_of(model, model.frozen_values, frozenset(model.shapes), (6,))
 
 
-@pytest.mark.parametrize("engine", [LoopLearner, BatchedLearner, InvariantLearner])
+@pytest.mark.parametrize("engine", ["loop", "batched", "site"])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 3e38])
-def test_a_row_whose_gradient_is_no_number_does_not_count(engine: type[Learner], bad: float) -> None:
+def test_a_row_whose_gradient_is_no_number_does_not_count(engine: str, bad: float) -> None:
     cohort = cohort_of(MLP, 4)
     cohort.features[2] = bad
     three = Cohort(cohort.features[[0, 1, 3]], cohort.targets[[0, 1, 3]], np.array([3]))
-    with_it, without = (trained(engine(MLP, CPU), one, update()) for one in (cohort, three))
+    with_it, without = (trained(Learner(MLP, CPU, engine), one, update()) for one in (cohort, three))
     for name, value in without.items():
         np.testing.assert_allclose(with_it[name], value, rtol=1e-4, atol=1e-6)
 
@@ -472,7 +471,7 @@ def test_a_row_whose_gradient_is_no_number_does_not_count(engine: type[Learner],
 def test_noise_has_the_deviation_that_it_says_and_an_empty_sample_steps_too() -> None:
     model, sigma, batch = models.load("mlp inputs=5 hidden=40 outputs=10"), 3.0, 4.0
     rows = RowPrivacy(C, sigma, 1e-12, batch, 50)
-    moved = trained(LoopLearner(model, CPU), cohort_of(model, 6), update(rows, 0.25), row_sources(3, 1, [0]))
+    moved = trained(Learner(model, CPU), cohort_of(model, 6), update(rows, 0.25), row_sources(3, 1, [0]))
     found = np.concatenate([value.ravel() for value in moved.values()]) / (0.25 * sigma * C / batch * math.sqrt(50))
     # Two-sided test of a chi-squared variable: a right deviation fails with a chance of 1e-6.
     low, high = stats.chi2.ppf([5e-7, 1 - 5e-7], len(found))
@@ -498,7 +497,7 @@ def test_rows_are_drawn_each_by_itself_at_the_rate() -> None:
 def test_sums_are_divided_by_the_public_batch_and_not_by_the_drawn_rows() -> None:
     cohort = cohort_of(MLP, 3)
     twice = Cohort(cohort.features.repeat(2, 1), cohort.targets.repeat(2), np.array([6]))
-    once, both = (trained(LoopLearner(MLP, CPU), one, update(replace(ALL, batch=5.0))) for one in (cohort, twice))
+    once, both = (trained(Learner(MLP, CPU), one, update(replace(ALL, batch=5.0))) for one in (cohort, twice))
     for name, value in once.items():
         np.testing.assert_allclose(both[name], 2 * value, rtol=1e-4, atol=1e-7)
 
@@ -507,23 +506,25 @@ def test_sums_are_divided_by_the_public_batch_and_not_by_the_drawn_rows() -> Non
 def test_all_engines_draw_the_same_and_a_client_depends_on_no_other(how: Descent) -> None:
     cohort, rows = cohort_of(MLP, 9, 0, 4), RowPrivacy(C, 0.5, 0.4, 3.0, 20)
 
-    def of(engine: type[Learner], part: slice) -> dict[str, NDArray[Any]]:
+    def of(engine: str, part: slice) -> dict[str, NDArray[Any]]:
         clients = list(range(3))[part]
-        return trained(engine(MLP, CPU), cohort.part(part), update(rows, descent=how), row_sources(8, 1, clients))
+        return trained(
+            Learner(MLP, CPU, engine), cohort.part(part), update(rows, descent=how), row_sources(8, 1, clients)
+        )
 
-    reference, alone = of(LoopLearner, slice(0, 3)), of(LoopLearner, slice(2, 3))
-    for engine in (BatchedLearner, InvariantLearner):
+    reference, alone = of("loop", slice(0, 3)), of("loop", slice(2, 3))
+    for engine in ("batched", "site"):
         for name, value in of(engine, slice(0, 3)).items():
             np.testing.assert_allclose(value, reference[name], rtol=1e-3, atol=1e-5)
-    for name, value in of(InvariantLearner, slice(2, 3)).items():
-        assert (value == of(InvariantLearner, slice(0, 3))[name][2:]).all(), "bit for bit"
+    for name, value in of("site", slice(2, 3)).items():
+        assert (value == of("site", slice(0, 3))[name][2:]).all(), "bit for bit"
         np.testing.assert_array_equal(alone[name][0], reference[name][2])
 
 
 def test_steps_do_not_depend_on_the_number_of_rows() -> None:
     """A site's limit on computed rows leaves out passes of ordinary training, but no step here."""
     cohort, rows = cohort_of(MLP, 50), replace(ALL, steps=4)
-    free, limited = (trained(LoopLearner(MLP, CPU), cohort, update(rows, max_examples=most)) for most in (math.inf, 60))
+    free, limited = (trained(Learner(MLP, CPU), cohort, update(rows, max_examples=most)) for most in (math.inf, 60))
     for name, value in free.items():
         np.testing.assert_array_equal(limited[name], value)
 
@@ -534,7 +535,7 @@ def test_steps_do_not_depend_on_the_number_of_rows() -> None:
 @pytest.mark.parametrize("network", [Mixing, MixingInTraining, MixingLater, MixingAndDropping, Normal])
 def test_a_network_that_mixes_rows_is_refused(network: type[nn.Module]) -> None:
     with raises(ModelError, "model.rows"):
-        trained(LoopLearner(model_of(network), CPU), cohort_of(model_of(network), 4), update())
+        trained(Learner(model_of(network), CPU), cohort_of(model_of(network), 4), update())
 
 
 def test_a_network_with_rules_of_its_own_is_refused() -> None:
@@ -546,7 +547,7 @@ def test_a_network_with_rules_of_its_own_is_refused() -> None:
 def test_dropout_draws_the_same_whoever_else_is_asked() -> None:
     model, rows = model_of(Dropping), RowPrivacy(C, 1e-6, 1.0, 1.0, 3)
     cohort = cohort_of(model, 5, 5)
-    together = trained(LoopLearner(model, CPU), cohort, update(rows), row_sources(1, 1, [0, 1]))
-    alone = trained(LoopLearner(model, CPU), cohort.part(slice(1, 2)), update(rows), row_sources(1, 1, [1]))
+    together = trained(Learner(model, CPU), cohort, update(rows), row_sources(1, 1, [0, 1]))
+    alone = trained(Learner(model, CPU), cohort.part(slice(1, 2)), update(rows), row_sources(1, 1, [1]))
     for name, value in alone.items():
         np.testing.assert_array_equal(together[name][1], value[0])

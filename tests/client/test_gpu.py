@@ -22,10 +22,8 @@ from tests.helpers.fake_gpu import fake_gpu
 from tests.helpers.models import draw_hypotheses, headed, model_of, tiny_cnn
 from tests.helpers.strangers import TiedWriter, layered_mlp, normalised_mlp
 from umbel import models
-from umbel.client.batched import BatchedLearner
 from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.learner import Learner
-from umbel.client.loop import LoopLearner
 from umbel.client.personal import make_own
 from umbel.client.prediction import Learnt, predictions
 from umbel.client.trial import try_out
@@ -41,7 +39,7 @@ pytestmark = pytest.mark.rest
 
 CUDA = torch.device("cuda")
 LENGTHS = (4, 1, 5)
-BOTH = (LoopLearner, BatchedLearner)
+BOTH = ("loop", "batched")
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +54,7 @@ class Case(NamedTuple):
     model: Model
     features: NDArray[Any]
     targets: NDArray[Any]
-    learners: tuple[type[Learner], ...] = BOTH
+    learners: tuple[str, ...] = BOTH
     lengths: tuple[int, ...] = LENGTHS
 
     @property
@@ -84,7 +82,7 @@ def cases() -> Iterator[Case]:
     yield Case(models.load("softmax features=4 classes=3", "cross-entropy"), rows(4), classes)
     yield Case(classifier("convolutions", tiny_cnn), rows(1, 6, 6), classes)
     yield Case(classifier("layer-normalisation", layered_mlp), rows(6), classes)
-    yield Case(classifier("batch-normalisation-and-dropout", normalised_mlp), rows(6), classes, (LoopLearner,))
+    yield Case(classifier("batch-normalisation-and-dropout", normalised_mlp), rows(6), classes, ("loop",))
     yield Case(classifier("attention-over-tokens", TiedWriter), words, np.roll(words, -1, 1))
     yield Case(models.load("factors items=7 size=3"), items, likes)
     yield Case(models.load("biased-factors items=7 size=3"), items, likes)
@@ -129,17 +127,17 @@ def assert_same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("case", "kind", "update"),
     [
-        pytest.param(case, kind, update, id=f"{case.model.name}-{kind.__name__}-{optimizer}")
+        pytest.param(case, kind, update, id=f"{case.model.name}-{kind}-{optimizer}")
         for case in CASES
         for kind in case.learners
         for optimizer, update in {"sgd": EPOCH, "adam": ADAM}.items()
         if update is EPOCH or case.model.name == "biased-factors items=7 size=3"
     ],
 )
-def test_the_numbers_are_those_of_the_cpu(case: Case, kind: type[Learner], update: LocalUpdate) -> None:
-    expected = everything(kind(case.model, CPU), case.dataset, update)
+def test_the_numbers_are_those_of_the_cpu(case: Case, kind: str, update: LocalUpdate) -> None:
+    expected = everything(Learner(case.model, CPU, kind), case.dataset, update)
     with fake_gpu():
-        found = everything(kind(case.model, CUDA), case.dataset, update)
+        found = everything(Learner(case.model, CUDA, kind), case.dataset, update)
     assert_same(found, expected)
 
 
@@ -155,14 +153,14 @@ MANY = Case(
 
 @pytest.mark.parametrize(
     ("kind", "what"),
-    [(BatchedLearner, "choose"), (BatchedLearner, "score"), (BatchedLearner, "train"), (LoopLearner, "train")],
+    [("batched", "choose"), ("batched", "score"), ("batched", "train"), ("loop", "train")],
 )
-def test_a_chunk_that_does_not_fit_is_halved(kind: type[Learner], what: str) -> None:
+def test_a_chunk_that_does_not_fit_is_halved(kind: str, what: str) -> None:
     """And all that the first try held is let go before the next."""
     hypotheses, update = draw_hypotheses(MANY.model, 2), LocalUpdate(1, 0.1, 0)
 
     def done(device: torch.device) -> list[Any]:
-        learner, cohort = kind(MANY.model, device), Cohort.gather(MANY.dataset, range(12), device)
+        learner, cohort = Learner(MANY.model, device, kind), Cohort.gather(MANY.dataset, range(12), device)
         if what == "train":
             generators = streams(0, "shuffle", 1, range(12))
             return [learner.train(hypotheses, np.arange(12) % 2, cohort, update, generators)[0]["1.weight"]]
@@ -185,7 +183,7 @@ def test_a_chunk_that_does_not_fit_is_halved(kind: type[Learner], what: str) -> 
 
 def test_what_a_gpu_says_is_free_bounds_a_chunk() -> None:
     """A quarter of all of it, or less in halves."""
-    learner = BatchedLearner(MANY.model, CUDA)
+    learner = Learner(MANY.model, CUDA, "batched")
     with fake_gpu(said_free=1 << 30):
         assert learner._chunk_bytes() == 1 << 30
     with fake_gpu(said_free=(1 << 29) - 1):
@@ -198,11 +196,11 @@ def test_what_a_gpu_says_is_free_bounds_a_chunk() -> None:
 @pytest.mark.parametrize("case", CASES[::2], ids=lambda case: case.model.name)
 def test_a_trial_step_picks_the_learner_as_on_the_cpu(case: Case) -> None:
     """But for convolutions, which a GPU computes in batches."""
-    picked = type(try_out(case.model, case.dataset, "cpu"))
+    picked = try_out(case.model, case.dataset, "cpu").engine
     with fake_gpu():
         found = try_out(case.model, case.dataset, "auto")
     assert found.device == CUDA
-    assert type(found) is (BatchedLearner if case.model.name == "convolutions" else picked)
+    assert found.engine == ("batched" if case.model.name == "convolutions" else picked)
 
 
 def test_a_run_is_that_of_the_cpu() -> None:
@@ -225,7 +223,7 @@ def test_a_model_of_ones_own_is_that_of_the_cpu(how: Personal) -> None:
 
     def own(device: torch.device) -> Any:
         cohort = Cohort.gather(case.dataset, clients, device)
-        learner = BatchedLearner(case.model, device)
+        learner = Learner(case.model, device, "batched")
         draws = partial(streams, 0, "shuffle", 0, clients)
         return make_own(how, learner, hypotheses, cohort, update, draws).arrays(0)
 

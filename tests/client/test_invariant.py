@@ -21,12 +21,11 @@ from tests.helpers.examples import examples
 from tests.helpers.models import TINY_CNN, draw_hypotheses, model_of
 from tests.helpers.strangers import Recurrent, Words
 from umbel import models
-from umbel.client import engines, trial
+from umbel.client import batched, trial
+from umbel.client import learner as module
+from umbel.client.batched import SLOTS
 from umbel.client.cohort import Cohort, LocalUpdate
-from umbel.client.engines import SITE, learner_for
-from umbel.client.invariant import SLOTS, InvariantLearner
-from umbel.client.learner import Learner
-from umbel.client.loop import LoopLearner
+from umbel.client.learner import SITE, Learner, learner_for
 from umbel.client.trial import try_out
 from umbel.data import open_dataset, write_dataset
 from umbel.models import LOSSES, METRICS, Model
@@ -43,16 +42,16 @@ def lstm() -> nn.Module:
 @pytest.mark.parametrize("name", ["linear", "mlp", "linear inputs=9 outputs=1", "mlp inputs=5 hidden=7,4 outputs=3"])
 @pytest.mark.parametrize("loss", ["mse", "rmse"])
 def test_dense_networks_are_computed_together(name: str, loss: str) -> None:
-    assert type(learner_for(models.load(name, loss), "cpu", SITE)) is InvariantLearner
+    assert learner_for(models.load(name, loss), "cpu", SITE).engine == "site"
 
 
 @pytest.mark.parametrize("loss", ["log", "hinge", "margin"])
 def test_dense_networks_of_labels_are_computed_together(loss: str) -> None:
-    assert type(learner_for(models.load("linear inputs=4 outputs=1", loss), "cpu", SITE)) is InvariantLearner
+    assert learner_for(models.load("linear inputs=4 outputs=1", loss), "cpu", SITE).engine == "site"
 
 
 def test_softmax_regression_is_computed_together() -> None:
-    assert type(learner_for(models.load("softmax features=20 classes=10"), "cpu", SITE)) is InvariantLearner
+    assert learner_for(models.load("softmax features=20 classes=10"), "cpu", SITE).engine == "site"
 
 
 OTHERS = ("factors items=9 size=2", "biased-factors items=9 size=2")
@@ -60,7 +59,7 @@ OTHERS = ("factors items=9 size=2", "biased-factors items=9 size=2")
 
 @pytest.mark.parametrize("name", [*sorted(models.MODELS.keys() - {"linear", "mlp"}), *OTHERS])
 def test_all_other_models_of_umbels_are_computed_one_by_one(name: str) -> None:
-    assert type(learner_for(models.load(name), "cpu", SITE)) is LoopLearner
+    assert learner_for(models.load(name), "cpu", SITE).engine == "loop"
 
 
 @pytest.mark.parametrize(
@@ -80,36 +79,34 @@ def test_all_other_models_of_umbels_are_computed_one_by_one(name: str) -> None:
     ids=lambda model: model.name,
 )
 def test_models_of_other_operations_are_computed_one_by_one(model: Model) -> None:
-    assert type(learner_for(model, "cpu", SITE)) is LoopLearner
+    assert learner_for(model, "cpu", SITE).engine == "loop"
 
 
 def test_rows_that_are_no_vectors_are_computed_one_by_one(tmp_path: Path) -> None:
     """A dense layer takes them, but a chunk has no place for another axis."""
     model = model_of("planes", lambda: nn.Linear(3, 3), LOSSES["mse"], METRICS["rmse"])
-    for shape, kind in (((3,), InvariantLearner), ((2, 3), LoopLearner)):
+    for shape, kind in (((3,), "site"), ((2, 3), "loop")):
         rows = np.zeros((2, *shape), np.float32)
         path = tmp_path / str(len(shape))
         write_dataset(path, manifest(1), rows, rows, np.array([0, 2]))
-        assert type(try_out(model, open_dataset(path), "cpu", SITE)) is kind
+        assert try_out(model, open_dataset(path), "cpu", SITE).engine == kind
 
 
-class Mixing(InvariantLearner):
-    """Computes a client's step from the gradients of all."""
-
-    def _moved(self, value: Tensor, gradient: Tensor, step_size: float) -> Tensor:
-        return super()._moved(value, gradient + 1e-4 * gradient.sum(0), step_size)
+def mixing(value: Tensor, gradient: Tensor, step_size: float) -> Tensor:
+    """Compute a client's step from the gradients of all."""
+    return value - (gradient + 1e-4 * gradient.sum(0)) * step_size
 
 
 def test_a_site_looks_whether_others_change_a_clients_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch may compute otherwise on another processor; then the site computes one by one."""
-    monkeypatch.setitem(engines._ENGINES, "invariant", Mixing)
-    engines._make.cache_clear()
+    monkeypatch.setattr(batched, "_rounded_twice", mixing)
+    module._made.cache_clear()
     trial._tried.cache_clear()
     try:
         dataset = open_dataset(save_plane(tmp_path / "plane", 2))
-        assert type(try_out(models.load("linear"), dataset, "cpu", SITE)) is LoopLearner
+        assert try_out(models.load("linear"), dataset, "cpu", SITE).engine == "loop"
     finally:
-        engines._make.cache_clear()
+        module._made.cache_clear()
         trial._tried.cache_clear()
 
 
@@ -297,7 +294,7 @@ def test_the_numbers_are_those_of_the_loop_up_to_rounding() -> None:
 
 def test_clients_of_similar_numbers_of_rows_are_computed_together() -> None:
     """Rows are padded to 8, 16, 32 and so on; clients beyond 2,048 rows, with six products a row, are alone."""
-    learner = InvariantLearner(models.load("mlp"), CPU)
+    learner = Learner(models.load("mlp"), CPU, "site")
     assert learner.batches(np.array([1, 9, 8, 16, 2049, 2048, 17])) == [
         [0, 2], [1, 3], [5], [6], slice(4, 5)
     ]  # fmt: skip
@@ -306,6 +303,6 @@ def test_clients_of_similar_numbers_of_rows_are_computed_together() -> None:
 
 def test_networks_whose_products_fill_a_chunk_are_computed_one_by_one() -> None:
     """With 784 x 10 products a row, eight rows of 64 clients take 16 MB."""
-    learner = InvariantLearner(models.load("softmax features=784 classes=10"), CPU)
+    learner = Learner(models.load("softmax features=784 classes=10"), CPU, "site")
     assert learner.batches(np.array([1, 2])) == [slice(0, 1), slice(1, 2)]
-    assert LoopLearner(TINY_CNN, CPU).batches(np.array([1, 2])) == [slice(0, 1), slice(1, 2)]
+    assert Learner(TINY_CNN, CPU).batches(np.array([1, 2])) == [slice(0, 1), slice(1, 2)]

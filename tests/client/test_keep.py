@@ -21,7 +21,7 @@ from tests.helpers.nodes import ask
 from umbel import models
 from umbel.client.app import app
 from umbel.client.cohort import Cohort
-from umbel.client.engines import learner_for
+from umbel.client.learner import learner_for
 from umbel.client.local import LocalParameters
 from umbel.client.node import Node
 from umbel.client.personal import Own

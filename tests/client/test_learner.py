@@ -36,11 +36,10 @@ from tests.helpers.errors import raises
 from tests.helpers.examples import examples
 from tests.helpers.models import TINY_CNN, draw_hypotheses, model_of
 from umbel import models
-from umbel.client.batched import BatchedLearner
+from umbel.client.batched import Batched
 from umbel.client.cohort import Cohort, LocalUpdate
-from umbel.client.engines import learner_for
-from umbel.client.learner import Learner, best_hypothesis
-from umbel.client.loop import LoopLearner
+from umbel.client.learner import Learner, best_hypothesis, learner_for
+from umbel.client.loop import Loop
 from umbel.models import LOSSES, METRICS, Model
 from umbel.models.losses import squared_error
 from umbel.privacy.gate.randomness import streams
@@ -267,14 +266,14 @@ def test_chunks_do_not_change_the_numbers(
     whole = train(model, hypotheses, chosen, cohort, update, generators(5), engine)
 
     parts: list[int] = []
-    kind = type(learner_of(engine, model))
-    original = kind._descend
+    kind = Loop if engine == "loop" else Batched
+    original = kind.descend
 
     def spy(self: Any, start: Any, part: Cohort, *rest: Any) -> Any:
         parts.append(len(part))
         return original(self, start, part, *rest)
 
-    monkeypatch.setattr(kind, "_descend", spy)
+    monkeypatch.setattr(kind, "descend", spy)
     monkeypatch.setattr(umbel.client.learner, "CPU_CHUNK_BYTES", chunk_bytes)
     assert_close(train(model, hypotheses, chosen, cohort, update, generators(5), engine), whole)
     assert (len(parts), sum(parts)) == (chunks, 5)
@@ -356,7 +355,7 @@ def test_a_chunk_for_which_memory_is_not_enough_is_computed_again_in_halves(engi
 
 def test_what_was_too_much_once_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     parts: list[int] = []
-    learner, cohort = BatchedLearner(LINEAR, CPU), cohort_of(*[TWO_ROWS] * 8)
+    learner, cohort = Learner(LINEAR, CPU, "batched"), cohort_of(*[TWO_ROWS] * 8)
 
     def three_at_most(start: Any, part: Cohort, *_: Any) -> Any:
         parts.append(len(part))
@@ -364,7 +363,7 @@ def test_what_was_too_much_once_is_not_tried_again(monkeypatch: pytest.MonkeyPat
             raise torch.OutOfMemoryError
         return start
 
-    monkeypatch.setattr(learner, "_descend", three_at_most)
+    monkeypatch.setattr(learner._batched, "descend", three_at_most)
     for _ in range(2):
         learner.train(linear([1, 2]), np.zeros(8, np.int64), cohort, LocalUpdate(1, 0.1, 0), generators(8))
     assert parts == [8, 4, 2, 2, 2, 2, 2, 2, 2, 2]
@@ -402,21 +401,21 @@ def test_the_gpu_is_taken_if_there_is_one(name: str, there: bool, picked: str, m
 @pytest.mark.parametrize(
     ("model", "device", "kind"),
     [
-        (LINEAR, "cpu", BatchedLearner),
-        (models.load("mlp"), "cuda", BatchedLearner),
-        (models.load("cnn"), "cpu", LoopLearner),
-        (models.load("cnn"), "cuda", BatchedLearner),
-        (TINY_CNN, "cpu", LoopLearner),
+        (LINEAR, "cpu", "batched"),
+        (models.load("mlp"), "cuda", "batched"),
+        (models.load("cnn"), "cpu", "loop"),
+        (models.load("cnn"), "cuda", "batched"),
+        (TINY_CNN, "cpu", "loop"),
     ],
 )
 def test_only_convolutions_on_the_cpu_are_computed_one_by_one(
-    model: Model, device: str, kind: type[Learner], monkeypatch: pytest.MonkeyPatch
+    model: Model, device: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: device == "cuda")
-    assert type(learner_for(model, device)) is kind
-    assert type(learner_for(model, "auto", "auto")) is kind
-    assert type(learner_for(model, "cpu", "loop")) is LoopLearner
-    assert type(learner_for(model, "cpu", "batched")) is BatchedLearner
+    assert learner_for(model, device).engine == kind
+    assert learner_for(model, "auto", "auto").engine == kind
+    assert learner_for(model, "cpu", "loop").engine == "loop"
+    assert learner_for(model, "cpu", "batched").engine == "batched"
     assert learner_for(LINEAR, "cpu") is learner_for(LINEAR, "cpu", "batched"), "one for each model"
 
 

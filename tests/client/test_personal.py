@@ -11,8 +11,8 @@ import torch
 from tests.helpers.errors import raises
 from umbel import models
 from umbel.client.cohort import Cohort, LocalUpdate
-from umbel.client.engines import learner_for
 from umbel.client.exports import OwnNetwork
+from umbel.client.learner import learner_for
 from umbel.client.personal import Own, Task, make_own, method
 from umbel.client.personal.tune import best_shares
 from umbel.privacy.gate.policy import Personal, Policy

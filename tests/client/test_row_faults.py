@@ -24,9 +24,7 @@ from tests.helpers.sites import own, simulated
 from umbel.client import dp_sgd, node, trial
 from umbel.client.app import app
 from umbel.client.cohort import Cohort
-from umbel.client.learner import Learner
 from umbel.client.local import LocalParameters
-from umbel.client.loop import LoopLearner
 from umbel.client.node import Node
 from umbel.client.trial import try_training
 from umbel.data import offsets_of, write_dataset
@@ -246,7 +244,7 @@ def test_a_training_that_fails_on_made_up_rows_is_charged_to_nobody(
 
     grid = site()
     trial._seconds.cache_clear()
-    monkeypatch.setattr(LoopLearner, "_row_gradients", broken)
+    monkeypatch.setattr("umbel.client.learner.gradients_of", broken)
     assert refused(train(grid))
     assert not Ledger(tmp_path / "ledger.sqlite").accounts()
     [context] = grid.contexts.values()
@@ -258,7 +256,7 @@ def test_what_was_trained_without_a_finite_number_does_not_leave(site: Grid, mon
     """It would leave as the bare hypothesis."""
     grid = site()
     monkeypatch.setattr(
-        Learner, "_descend_privately", lambda _, start, *__: {name: value * np.nan for name, value in start.items()}
+        dp_sgd, "descend", lambda _, start, *__: {name: value * np.nan for name, value in start.items()}
     )
     assert refused(train(grid))
 

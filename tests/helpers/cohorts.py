@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from umbel.client.cohort import Cohort, LocalUpdate
-from umbel.client.engines import SITE, learner_for
-from umbel.client.learner import Learner, Scores
+from umbel.client.learner import SITE, Learner, Scores, learner_for
 from umbel.models import Model
 from umbel.protocol.arrays import Arrays
 

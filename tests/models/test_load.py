@@ -14,7 +14,7 @@ import torch
 from tests.helpers.errors import raises
 from tests.helpers.models import write_module
 from umbel import models
-from umbel.client.engines import learner_for
+from umbel.client.learner import learner_for
 from umbel.data import Manifest
 from umbel.protocol.errors import ConfigError, ModelError
 from umbel.protocol.run_config import RunConfig

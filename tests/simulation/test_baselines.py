@@ -14,7 +14,7 @@ from tests.helpers.datasets import manifest
 from tests.helpers.errors import raises
 from umbel import models
 from umbel.client.cohort import Cohort
-from umbel.client.engines import learner_for
+from umbel.client.learner import learner_for
 from umbel.data import Dataset, offsets_of
 from umbel.privacy.gate.policy import Personal
 from umbel.protocol.errors import DatasetError

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from umbel import models
 from umbel.client.cohort import Cohort
-from umbel.client.loop import LoopLearner
+from umbel.client.learner import Learner
 from umbel.server.rounds import draw_hypotheses
 from umbel.simulation.worth import ways
 from umbel.simulation.worth.ways import fit_pooled
@@ -90,7 +90,7 @@ def images(clients: int, seed: int) -> Cohort:
 
 def test_images_that_one_model_tells_apart_are_told_apart() -> None:
     """From this seed, the first two fits end at a loss of 0.68."""
-    learner = LoopLearner(models.load(f"{__name__}:network", "cross-entropy"), CPU)
+    learner = Learner(models.load(f"{__name__}:network", "cross-entropy"), CPU)
     found, doubt = fit_pooled(learner, images(8, 0), 7, draw_hypotheses(learner.model, 1, 7, 0))
     assert doubt == ""
     assert learner.score(found, images(4, 1))[1].min() > 0.95

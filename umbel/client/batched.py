@@ -1,98 +1,119 @@
-"""The clients of a cohort computed together: parameters stacked, rows padded and masked."""
+"""The clients of a cohort computed together: parameters stacked, rows padded and masked.
+
+At a site a release must not depend on the other clients of its batch, not even by rounding. Matrix products do: a
+library picks its kernel by shape, and MKL sums in another order if a matrix begins at another address. So there the
+engine is exact. It computes chunks of one fixed shape, padded with clients that have no rows, and pads a client's rows
+to a width that depends only on their number. A chunk contains only
+
+- additions, multiplications, divisions and roots of single numbers, which IEEE 754 rounds in one way;
+- exponentials and similar functions on a multiple of 64 numbers: the same vector code computes all of them, and the
+  code for a remainder is never used;
+- sums over an axis within one client, whose order depends only on the shape.
+
+One thread computes a chunk, since several threads would split it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import vmap
 
-from umbel.client.cohort import Cohort, Schedule, Steps
-from umbel.client.layout import unfused_attention
-from umbel.client.learner import ALL_ROWS, Learner
-from umbel.client.row_gradients import RowGradients, gradients_of
-from umbel.models.model import Parameters
-from umbel.models.networks import Linear, Units
+from umbel.client.cohort import ALL_ROWS, Cohort, Schedule, Steps
+from umbel.client.engines import ONE_THREAD_BYTES, Chain, Engine, unfused_attention
+from umbel.models.losses import LOSSES, METRICS, Score
+from umbel.models.model import Model, Parameters
+from umbel.models.networks import Linear, Softmax, Units
 from umbel.privacy.gate.undisclosed import check_time
 
-Minibatch = tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]
-
+SLOTS = 64  # clients of an exact chunk: a multiple of the numbers that any processor computes at once
+_NARROWEST = 8  # minimum rows to which an exact engine pads a client, so that few widths occur
 _ELEMENTWISE = (nn.ReLU, nn.Sigmoid, nn.Tanh, nn.Identity, Units)
 
+Counted = TypeVar("Counted", Cohort, Schedule)
 
-class BatchedLearner(Learner):
-    """Computes the clients of a chunk at once, and scores all hypotheses at once."""
+
+class Batched(Engine):
+    """Computes the clients of a chunk at once, and scores all hypotheses at once.
+
+    An exact engine differs in two operations, products and steps, and in the padding. It takes the models that
+    `is_exact` names, and chunks of at most `SLOTS` clients that have one `width`.
+    """
+
+    def __init__(self, model: Model, device: torch.device, exact: bool = False) -> None:
+        super().__init__(model, device)
+        self.exact = exact
+        self._product, self._moved = (_single_products, _rounded_twice) if exact else (_matrix_products, _rounded_once)
 
     @cached_property
-    def _chain(self) -> list[tuple[str, nn.Module]] | None:
+    def _layers(self) -> Chain | None:
         return dense_layers(self.model.module)
 
     @property
-    def _alike(self) -> bool:
-        """Whether loss and metric come from the same sum."""
-        return self.model.metric.per_sample is self.model.loss.per_sample
+    def chain(self) -> Chain | None:
+        """See `Engine.chain`; its sums are not exact."""
+        return None if self.exact else self._layers
 
-    def _sums(self, hypotheses: Parameters, cohort: Cohort, local: Parameters) -> NDArray[np.float64]:
-        k = len(next(iter(hypotheses.values())))
-        sums = np.empty((1 if self._alike and not local else 2, k, len(cohort)))
+    def width(self, rows: int) -> int:
+        """Return the power of two to which an exact engine pads so many rows; 0 if that is too much for a chunk."""
+        width = max(_NARROWEST, 1 << max(rows - 1, 0).bit_length())
+        return width if width <= self._widest else 0
 
-        def add(part: slice) -> None:
-            own, rows = {name: value[part] for name, value in local.items()}, cohort.part(part)
-            sums[:, :, part] = self._own_sums(hypotheses, rows, own) if own else self._row_sums(hypotheses, rows)
+    @cached_property
+    def _widest(self) -> int:
+        layers = [layer for _, layer in self._layers or [] if isinstance(layer, nn.Linear)]
+        return ONE_THREAD_BYTES // (4 * SLOTS * max((layer.weight.numel() for layer in layers), default=1))
 
-        sizes = self._training_bytes(cohort, ALL_ROWS) if local else self._scoring_bytes(cohort, k)
-        self._in_chunks(cohort, sizes, add)
-        return sums
-
-    def _row_sums(self, stacked: Parameters, cohort: Cohort) -> NDArray[np.float64]:
-        """Return the sums (2, k, clients); (1, k, clients) if loss and metric sum the same."""
-        model, k = self.model, len(next(iter(stacked.values())))
-        outputs = self._forward(stacked, cohort.features.expand(k, *cohort.features.shape))
-        targets = cohort.targets.expand(len(outputs), *cohort.targets.shape)
-        scores = model.loss.of_rows(outputs, targets, 2)[None]
-        if not self._alike:
-            scores = torch.cat([scores, model.metric.of_rows(outputs, targets, 2)[None]])
-        sums: NDArray[np.float64] = np.add.reduceat(scores.double().cpu().numpy(), cohort.starts, axis=2)
-        return sums
-
-    def _own_sums(self, stacked: Parameters, cohort: Cohort, local: Parameters) -> NDArray[np.float64]:
-        """Return the sums (2, k, clients) where each client has its own parameters."""
-        model, m = self.model, len(cohort)
-        rows, weights, _ = next(self._minibatches(cohort, Schedule.draw(cohort.lengths, ALL_ROWS, ())))
-        index, real = torch.from_numpy(rows).to(self.device), torch.from_numpy(weights > 0).to(self.device)
+    def sums(self, hypotheses: Parameters, cohort: Cohort, local: Parameters) -> Tensor:
+        """See `Engine.sums`."""
+        if not (local or self.exact):
+            return self._sums_of_rows(hypotheses, cohort)
+        clients, own, sums = len(cohort), self._slots(local), []
+        index, real = self._all_rows(cohort)
         inputs, targets = cohort.features[index], cohort.targets[index]
-        sums = []
-        for j in range(len(next(iter(stacked.values())))):
-            shared = {name: value[j].expand(m, *value.shape[1:]) for name, value in stacked.items()}
-            outputs = self._forward(shared | local, inputs)
-            scores = torch.stack([one.of_rows(outputs, targets, 2).double() for one in (model.loss, model.metric)])
-            sums.append(torch.where(real, scores, 0.0).sum(-1).cpu().numpy())
-        return np.stack(sums, axis=1)
+        for j in range(len(next(iter(hypotheses.values())))):
+            shared = {name: value[j].expand(len(index), *value.shape[1:]) for name, value in hypotheses.items()}
+            outputs = self.forward(shared | own, inputs)
+            scores = [one.of_rows(outputs, targets, 2).double() for one in (self.model.loss, self.model.metric)]
+            sums.append(torch.where(real, torch.stack(scores), 0.0).sum(-1))
+        return torch.stack(sums, 1)[:, :, :clients].cpu()
 
-    def _own_outputs(self, parameters: Parameters, cohort: Cohort) -> Tensor:
-        rows, weights, _ = next(Schedule.draw(cohort.lengths, ALL_ROWS, ()).minibatches())
-        index, real = torch.from_numpy(rows).to(self.device), torch.from_numpy(weights > 0).to(self.device)
-        return self._forward(parameters, cohort.features[index])[real]
+    def _sums_of_rows(self, hypotheses: Parameters, cohort: Cohort) -> Tensor:
+        """Return the sums where clients share the hypotheses, so that no row is padded."""
+        k = len(next(iter(hypotheses.values())))
+        outputs = self.forward(hypotheses, cohort.features.expand(k, *cohort.features.shape))
+        targets = cohort.targets.expand(k, *cohort.targets.shape)
+        scores: list[Score] = [self.model.loss]
+        if self.model.metric.per_sample is not self.model.loss.per_sample:
+            scores.append(self.model.metric)
+        values = torch.stack([one.of_rows(outputs, targets, 2) for one in scores]).double().cpu().numpy()
+        return torch.from_numpy(np.add.reduceat(values, cohort.starts, axis=2))
 
-    def _descend(self, start: Parameters, cohort: Cohort, schedule: Schedule, names: frozenset[str]) -> Parameters:
-        model, update = self.model, schedule.update
-        parameters = start
-        rows_of = torch.from_numpy(cohort.lengths).to(self.device)
-        steps = None
+    def outputs(self, parameters: Parameters, cohort: Cohort) -> Tensor:
+        """See `Engine.outputs`."""
+        index, real = self._all_rows(cohort)
+        return self.forward(self._slots(parameters), cohort.features[index])[real]
+
+    def descend(self, start: Parameters, cohort: Cohort, schedule: Schedule, names: frozenset[str]) -> Parameters:
+        """See `Engine.descend`."""
+        model, update, clients = self.model, schedule.update, len(cohort)
+        parameters, lengths = self._slots(start), self._padded(cohort).lengths
+        rows_of, steps = torch.from_numpy(lengths).to(self.device), None
         if not update.descent.plain:
-            own = [{name: start[name][c] for name in start if name in names} for c in range(len(cohort))]
+            own = [{name: value[c] for name, value in parameters.items() if name in names} for c in range(len(lengths))]
             steps = Steps(update.descent, update.step_size, own, model.shapes)
-        for rows, weights, counts in self._minibatches(cohort, schedule):
+        for rows, weights, counts in self._minibatches(schedule):
             check_time()
-            index = torch.from_numpy(rows).to(self.device)
-            share, padding = (torch.from_numpy(one).to(self.device) for one in (weights, weights == 0))
+            index, share, padding = (one.to(self.device) for one in (rows, weights, weights == 0))
             parameters = {name: value.detach() for name, value in parameters.items()}
             trained = {name: value.requires_grad_() for name, value in parameters.items() if name in names}
-            outputs = self._forward(parameters, cohort.features[index], training=True)
+            outputs = self.forward(parameters, cohort.features[index], training=True)
             if not trained:
                 continue  # running statistics have changed in place
             losses = model.loss.of_rows(outputs, cohort.targets[index], 2)
@@ -103,33 +124,31 @@ class BatchedLearner(Learner):
             found = torch.autograd.grad(objective.sum(), list(trained.values()))
             gradients = dict(zip(trained, found, strict=True))
             with torch.no_grad():
-                for name in self._decays.keys() & gradients.keys():
-                    shares = self._decays[name] / rows_of.reshape(-1, *[1] * (gradients[name].ndim - 1))
-                    gradients[name] = gradients[name] + shares * trained[name]
+                for name in self.decays.keys() & gradients.keys():
+                    gradients[name] = (
+                        gradients[name] + self.decays[name] / _wide(rows_of, trained[name]) * trained[name]
+                    )
                 for name in model.summed & gradients.keys():
-                    many = torch.from_numpy(counts).to(self.device)
-                    gradients[name] = gradients[name] * many.reshape(-1, *[1] * (gradients[name].ndim - 1))
+                    gradients[name] = gradients[name] * _wide(counts.to(self.device), gradients[name])
                 if steps:
-                    parts = [{name: value[c] for name, value in gradients.items()} for c in range(len(cohort))]
-                    steps.step([part if count else None for part, count in zip(parts, counts, strict=True)])
+                    parts = [{name: value[c] for name, value in gradients.items()} for c in range(len(lengths))]
+                    steps.step([part if count else None for part, count in zip(parts, counts.tolist(), strict=True)])
                     continue
-                still = None if counts.all() else torch.from_numpy(np.flatnonzero(counts == 0)).to(self.device)
+                still = None if counts.all() else torch.nonzero(counts == 0)[:, 0].to(self.device)
                 for name, value in trained.items():
                     # Not multiplied by 0, for the same reason.
                     gradient = gradients[name] if still is None else gradients[name].index_fill(0, still, 0.0)
                     parameters[name] = self._moved(value, gradient, update.step_size)
-        return {name: value.detach() for name, value in parameters.items()}
+        return {name: value.detach()[:clients] for name, value in parameters.items()}
 
-    def _row_gradients(self, names: frozenset[str], shape: tuple[int, ...]) -> RowGradients:
-        return gradients_of(self.model, self._frozen, names, shape, self._chain)
-
-    def _forward(self, parameters: Parameters, inputs: Tensor, training: bool = False) -> Tensor:
+    def forward(self, parameters: Parameters, inputs: Tensor, training: bool = False) -> Tensor:
         """Return the outputs (m, b, ...) of m networks, each with its own parameters and inputs (m, b, ...)."""
-        model, frozen = self.model, self._frozen
-        layers = self._chain  # which builds the module if need be: inside vmap its initialisers could not draw
-        if layers is None or inputs.ndim != 3 or frozen:
+        layers = self._layers  # which builds the module if need be: inside vmap its initialisers could not draw
+        if layers is None or inputs.ndim != 3 or self.frozen:
+            if self.exact:
+                raise NotImplementedError("a client's rows are no vectors")
             with unfused_attention():
-                outputs: Tensor = vmap(lambda own, rows: model.apply(frozen | own, rows, training))(parameters, inputs)
+                outputs: Tensor = vmap(lambda own, rows: self.apply(own, rows, training))(parameters, inputs)
             return outputs
         # A network of dense layers is a chain of products of stacked matrices, several times faster than vmap.
         for name, layer in layers:
@@ -141,20 +160,39 @@ class BatchedLearner(Learner):
                 inputs += parameters[f"{name}bias"][:, None]  # baddbmm spreads it out first, which takes far longer
         return inputs
 
-    def _minibatches(self, cohort: Cohort, schedule: Schedule) -> Iterator[Minibatch]:
-        """Yield the rows of each step; see `Schedule.minibatches`."""
-        return schedule.minibatches()
+    def _all_rows(self, cohort: Cohort) -> tuple[Tensor, Tensor]:
+        """Return each client's rows (clients, b), and which of them are real."""
+        rows, weights, _ = next(self._minibatches(Schedule.draw(cohort.lengths, ALL_ROWS, ())))
+        return rows.to(self.device), weights.to(self.device) > 0
 
-    def _product(self, inputs: Tensor, weight: Tensor) -> Tensor:
-        """Return the products (m, b, o) of inputs (m, b, i) and weights (m, o, i)."""
-        return torch.bmm(inputs, weight.mT)
+    def _minibatches(self, schedule: Schedule) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield the schedule's minibatches, padded to the slots and the width of an exact chunk."""
+        width = self.width(schedule.update.size(int(schedule.lengths.max(initial=0)))) if self.exact else 0
+        return self._padded(schedule).minibatches(width)
 
-    def _moved(self, value: Tensor, gradient: Tensor, step_size: float) -> Tensor:
-        """Return parameters after a plain step."""
-        return value.sub(gradient, alpha=step_size)
+    def _padded(self, clients: Counted) -> Counted:
+        """Return as many clients as an exact chunk has slots; the added clients have no rows."""
+        if not self.exact:
+            return clients
+        return replace(clients, lengths=np.pad(clients.lengths, (0, SLOTS - len(clients.lengths))))
+
+    def _slots(self, values: Parameters) -> Parameters:
+        """Return the values of some clients, followed by zeros for the other slots of an exact chunk."""
+        if not self.exact:
+            return values
+        return {
+            name: torch.cat([value, value.new_zeros(SLOTS - len(value), *value.shape[1:])])
+            for name, value in values.items()
+        }
 
 
-def dense_layers(module: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]] | None:
+def is_exact(model: Model) -> bool:
+    """Return whether a model has only the operations that the module's docstring lists."""
+    known = LOSSES.get(model.loss.name) == model.loss and METRICS.get(model.metric.name) == model.metric
+    return known and not model.frozen_values and dense_layers(model.module) is not None
+
+
+def dense_layers(module: nn.Module, prefix: str = "") -> Chain | None:
     """Return the layers of a plain chain of dense layers and activations, by name; None for other networks."""
     if module._forward_hooks or module._forward_pre_hooks:
         return None
@@ -162,12 +200,35 @@ def dense_layers(module: nn.Module, prefix: str = "") -> list[tuple[str, nn.Modu
         return [(prefix, module)]
     if type(module) is nn.Flatten and module.start_dim == 1:
         return []  # rows are vectors here, and stay as they are
-    if type(module) is not nn.Sequential:
+    if type(module) not in (nn.Sequential, Softmax):
         return None
-    chain: list[tuple[str, nn.Module]] = []
+    chain: Chain = []
     for name, child in module._modules.items():  # with layers that are used twice, unlike named_children
         layers = dense_layers(child, f"{prefix}{name}.") if child else None
         if layers is None:
             return None
         chain += layers
     return chain
+
+
+def _matrix_products(inputs: Tensor, weight: Tensor) -> Tensor:
+    """Return the products (m, b, o) of inputs (m, b, i) and weights (m, o, i)."""
+    return torch.bmm(inputs, weight.mT)
+
+
+def _single_products(inputs: Tensor, weight: Tensor) -> Tensor:
+    return (inputs[:, :, None] * weight[:, None]).sum(-1)
+
+
+def _rounded_once(value: Tensor, gradient: Tensor, step_size: float) -> Tensor:
+    """Return parameters after a plain step, which rounds once or twice, depending on a number's position."""
+    return value.sub(gradient, alpha=step_size)
+
+
+def _rounded_twice(value: Tensor, gradient: Tensor, step_size: float) -> Tensor:
+    return value - gradient * step_size
+
+
+def _wide(numbers: Tensor, like: Tensor) -> Tensor:
+    """Return numbers (clients,) in a shape that broadcasts with a client's values."""
+    return numbers.reshape(-1, *[1] * (like.ndim - 1))

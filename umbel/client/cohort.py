@@ -140,6 +140,9 @@ class LocalUpdate:
         return min(self.batch_size or rows, rows)
 
 
+ALL_ROWS = LocalUpdate(1, 1.0, 0)
+
+
 Draw = Callable[[], NDArray[np.int64]]
 """Draws a client's rows in the order of its next pass."""
 
@@ -201,11 +204,11 @@ class Schedule:
         for _ in range(int(self.update.passes_over(self.lengths[client])) if length else 0):
             yield self.rows[start : start + length] if draw is None else draw()
 
-    def minibatches(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]]:
+    def minibatches(self, width: int = 0) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield for each step the rows (clients, b), their weights in the mean, and each client's number of rows.
 
-        If a client has fewer rows than others, its first row of the step fills the rest with weight 0. So padding
-        overflows only if one of its rows does. A client without rows in a step has the number 0.
+        If a client has fewer rows than others, or than `width`, its first row of the step fills the rest with weight 0.
+        So padding overflows only if one of its rows does. A client without rows in a step has the number 0.
         """
         starts, lengths = (self.lengths.cumsum() - self.lengths)[:, None], self.lengths[:, None]
         passes = self.update.passes_over(self.lengths)
@@ -219,14 +222,19 @@ class Schedule:
                 if going[c]:
                     order[starts[c, 0] : starts[c, 0] + lengths[c, 0]] = draw()
             for begin in self.update.batches(longest):
-                position = np.arange(begin, min(begin + self.update.size(longest), longest))[None, :]
-                real = (position < lengths) & going[:, None]
+                end = min(begin + self.update.size(longest), longest)
+                position = np.arange(begin, max(end, begin + width))[None, :]
+                real = (position < np.minimum(lengths, end)) & going[:, None]
                 # A client without rows in this step has none to be padded with.
                 padding = np.where(begin < lengths, begin, 0)
                 rows = order[np.minimum(starts + np.where(real, position, padding), len(order) - 1)]
                 count = real.sum(1, keepdims=True)
-                weights = real / np.maximum(count, 1)
-                yield rows, weights.astype(np.float32), count[:, 0].astype(np.float32)
+                weights = (real / np.maximum(count, 1)).astype(np.float32)
+                yield (
+                    torch.from_numpy(rows),
+                    torch.from_numpy(weights),
+                    torch.from_numpy(count[:, 0].astype(np.float32)),
+                )
 
 
 def _send(rows: NDArray[Any], device: torch.device) -> Tensor:

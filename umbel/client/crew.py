@@ -15,8 +15,7 @@ from queue import SimpleQueue
 import numpy as np
 import torch
 
-from umbel.client.learner import Learner, one_thread
-from umbel.client.loop import LoopLearner
+from umbel.client.learner import LOOP, Learner, one_thread
 from umbel.client.node import Node
 from umbel.models.fit import CPU_CHUNK_BYTES, look, training_bytes
 from umbel.privacy.gate.undisclosed import Apart, Some
@@ -74,7 +73,7 @@ class Crew:
 def _copies(learner: Learner, count: int) -> list[Learner]:
     """Return so many learners with a network each; none if the network cannot be copied."""
     try:
-        return [LoopLearner(deepcopy(learner.model), learner.device) for _ in range(count)]
+        return [Learner(deepcopy(learner.model), learner.device) for _ in range(count)]
     except Exception:  # a module may hold anything
         return []
 
@@ -88,7 +87,7 @@ def _one_thread_each(node: Node) -> bool:
     model, learner, hosted = node.model, node.learner, max(len(node.training), len(node.validation))
     return (
         not node.site.simulated
-        and type(learner) is LoopLearner
+        and learner.engine == LOOP
         and learner.device.type == "cpu"
         and hosted >= _CLIENTS * torch.get_num_threads()
         and not model.local_shapes

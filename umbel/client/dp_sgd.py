@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -30,9 +30,9 @@ def descend(
     cohort: Cohort,
     update: LocalUpdate,
     sources: Sequence[RowSource],
-    shared: frozenset[str],
+    shared: Collection[str],
 ) -> Parameters:
-    r"""Train a model's parameters of all clients, each (clients, \\*shape), and return all.
+    r"""Train a model's parameters of all clients, each (clients, \\*shape), in place, and return all.
 
     The loss of a step is a mean over rows also for a loss like RMSE, whose usual objective is no such mean.
 
@@ -46,22 +46,21 @@ def descend(
         With `LocalUpdate.rows`.
     sources : sequence of RowSource
         One for each client.
-    shared : frozenset of str
+    shared : collection of str
         Parameters that a proximal term holds.
     """
     rows = update.rows
     assert rows is not None, "the rows have a guarantee"
     names = [name for name in start if name in gradients.names]
-    parameters = {name: value.detach() for name, value in start.items()}
     steps = None
     if not update.descent.plain:
-        own = [{name: parameters[name][c] for name in names} for c in range(len(cohort))]
+        own = [{name: start[name][c] for name in names} for c in range(len(cohort))]
         steps = Steps(update.descent, update.step_size, own, shared)
     sizes = [start[name][0].numel() for name in names]
     noises = [_blocks(source.noise.standard_normal, sum(sizes), rows.steps) for source in sources]
     for drawn in _samples(cohort.lengths, rows, sources, update.most_drawn):
         check_time()
-        sums = _sums(gradients, parameters, cohort, drawn, rows.clip_norm)
+        sums = _sums(gradients, start, cohort, drawn, rows.clip_norm)
         flat = torch.cat([sums[name].reshape(len(cohort), -1) for name in names], 1).double().cpu().numpy()
         flat += rows.noise_multiplier * rows.clip_norm * np.stack([next(noise) for noise in noises])
         # The low bits of a sum reveal its summands. The grid is public, and 32-bit numbers can hold it.
@@ -72,8 +71,8 @@ def descend(
             steps.step([{name: found[name][c] for name in names} for c in range(len(cohort))])
             continue
         for name in names:
-            parameters[name].sub_(found[name], alpha=update.step_size)
-    return parameters
+            start[name].sub_(found[name], alpha=update.step_size)
+    return start
 
 
 def _sums(

@@ -1,17 +1,18 @@
 """A learner: choose, train and score for a model on a device.
 
-The learners give the same numbers up to rounding. `umbel.client.loop` computes one client after the other and is the
-reference. `umbel.client.batched` computes the clients of a cohort together, and `umbel.client.invariant` does so at a
-site, where a client's numbers depend on no other client. `umbel.client.engines` picks one.
+Two engines give the same numbers up to rounding: `umbel.client.loop` computes one client after the other and is the
+reference, `umbel.client.batched` computes the clients of a chunk together. A learner decides which of them computes a
+client, with how many others, and on how many threads.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import lru_cache
 from typing import cast
 
 import numpy as np
@@ -20,37 +21,44 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from umbel.client import dp_sgd
-from umbel.client.cohort import Cohort, LocalUpdate, Schedule, seeded
-from umbel.client.row_gradients import RowGradients, gradients_of
+from umbel.client.batched import SLOTS, Batched, is_exact
+from umbel.client.cohort import ALL_ROWS, Cohort, LocalUpdate, Schedule, seeded
+from umbel.client.engines import ONE_THREAD_BYTES, Engine
+from umbel.client.loop import Loop
+from umbel.client.row_gradients import gradients_of
 from umbel.models.fit import CPU_CHUNK_BYTES, Look, look, one_line, training_bytes
 from umbel.models.model import Model, Parameters
 from umbel.privacy.gate.randomness import RowSource
 from umbel.privacy.gate.undisclosed import check_time
 from umbel.protocol.arrays import Arrays
-from umbel.protocol.errors import ModelError
+from umbel.protocol.errors import ConfigError, ModelError
+from umbel.protocol.project import ENGINE
+
+LOOP, BATCHED, SITE = "loop", "batched", "site"
+"""The engines; that of a site is exact: a client's numbers depend on no other client, bit for bit."""
 
 GPU_CHUNK_SHARE = 0.25  # of a GPU's memory; see `CPU_CHUNK_BYTES`
-ONE_THREAD_BYTES = 1 << 22
-"""Up to here a single thread computes a chunk: on a busy machine, threads wait far longer than that takes."""
-ALL_ROWS = LocalUpdate(1, 1.0, 0)
 _NEWCOMER_EPOCHS = 50  # for which a newcomer fits its local parameters, all its rows at once
 
 Scores = tuple[NDArray[np.float64], NDArray[np.float64]]
+Compute = Callable[[Engine, slice], None]
 
 
-class Learner(ABC):
+class Learner:
     r"""The work of a cohort's clients on a model: choose, train and score, on a device.
 
     Hypotheses are (k, \*shape) each. Local parameters, and what clients have trained, are (clients, \*shape) each.
+
+    Attributes
+    ----------
+    engine : str
+        `LOOP`, `BATCHED` or `SITE`. At a site, clients of many rows are computed by the loop.
     """
 
-    def __init__(self, model: Model, device: torch.device) -> None:
-        self.model, self.device = model, device
-        self._frozen = {name: value.detach().to(device) for name, value in model.frozen_values.items()}
-        local = model.local_shapes
-        self._decays = {
-            name: torch.from_numpy(value).to(device) for name, value in model.decays.items() if name in local
-        }
+    def __init__(self, model: Model, device: torch.device, engine: str = LOOP) -> None:
+        self.model, self.device, self.engine = model, device, engine
+        self._loop = Loop(model, device)
+        self._batched = None if engine == LOOP else Batched(model, device, exact=engine == SITE)
         self._room = math.inf  # bytes of a chunk; less once that was too much
 
     def choose(self, hypotheses: Arrays, cohort: Cohort, local: Arrays | None = None) -> NDArray[np.int64]:
@@ -64,14 +72,21 @@ class Learner(ABC):
 
         They are the reported values (`umbel.models.losses.Score.report`), not the objective of training.
         """
+        shared, own, cohort = self._tensors(hypotheses), self._tensors(local or {}), self._readable(cohort)
+        k, together = len(next(iter(shared.values()))), self.engine == BATCHED
+        sums = torch.empty(2, k, len(cohort), dtype=torch.float64)
+
+        def add(engine: Engine, part: slice) -> None:
+            some = {name: value[part] for name, value in own.items()}
+            sums[:, :, part] = engine.sums(shared, cohort.part(part), some)
+
+        stacked = together and bool(own)
+        sizes = self._training_bytes(cohort, ALL_ROWS) if stacked else self._scoring_bytes(cohort, k if together else 1)
         with torch.inference_mode():
-            sums = self._sums(self._tensors(hypotheses), self._readable(cohort), self._tensors(local or {}))
-        means = torch.from_numpy(sums / cohort.lengths)
-        loss, metric = self.model.loss, self.model.metric
+            self._in_chunks(cohort, sizes, add)
         with one_thread():
-            losses = loss.report(means[0]).numpy()
-            same = metric.per_sample is loss.per_sample and metric.report is loss.report
-            return losses, losses if same else metric.report(means[-1]).numpy()
+            loss, metric = sums / torch.from_numpy(cohort.lengths)
+            return self.model.loss.report(loss).numpy(), self.model.metric.report(metric).numpy()
 
     def score_newcomers(self, hypotheses: Arrays, cohort: Cohort, fresh: Arrays, step_size: float) -> Scores:
         """Return loss and metric (k, clients) of clients that have no trained local parameters yet.
@@ -103,111 +118,39 @@ class Learner(ABC):
         clients of the cohort. A slice of `umbel.privacy.gate.randomness.streams` has its generators at their
         beginning. If each row has a guarantee (`LocalUpdate.rows`), `generators` are sources of samples and noise.
         """
-        trained = self._train_some(hypotheses, chosen, cohort, update, generators, local or {}, only)
-        return {name: trained[name] for name in hypotheses}, {name: trained[name] for name in local or {}}
+        shared, own, cohort = self._tensors(hypotheses), self._tensors(local or {}), self._readable(cohort)
+        names = frozenset(only or shared | own) - self.model.buffers
+        draws, on_cpu, choice = self._look(cohort).draws, self.device.type == "cpu", torch.from_numpy(chosen)
+        trained = {name: torch.empty(len(cohort), *value.shape[1:]) for name, value in (shared | own).items()}
+        gradients = None
+        if update.rows is not None:
+            chain = self._batched.chain if self._batched else None
+            shape = tuple(cohort.features.shape[1:])
+            gradients = gradients_of(self.model, self._loop.frozen, names, shape, chain)
 
-    def outputs(self, parameters: Arrays, features: Tensor) -> Tensor:
-        r"""Return one network's outputs for rows (rows, \*feature shape), given shared and local parameters."""
-        rows = self._readable(Cohort(features.to(self.device), features, np.array([len(features)]))).features
-        with torch.inference_mode():
-            return self.model.apply(self._frozen | self._tensors(parameters), rows)
-
-    def objective(self, parameters: Parameters, cohort: Cohort) -> Tensor:
-        r"""Return the objective that training minimises, of one network (\*shape) on all rows of a cohort together."""
-        outputs = self.model.apply(self._frozen | parameters, self._readable(cohort).features)
-        return self.model.loss.objective(self.model.loss.of_rows(outputs, cohort.targets).mean())
-
-    def own_outputs(self, networks: Arrays, cohort: Cohort) -> Tensor:
-        r"""Return the outputs of each client's own m networks for its rows, (m, rows, \*output shape).
-
-        Parameters
-        ----------
-        networks : dict of ndarray, each (clients, m, \*shape)
-            Shared and local parameters. If all clients have the same ones, as from ``np.broadcast_to``, each network
-            computes the rows of all clients at once.
-        """
-        cohort = self._readable(cohort)
-        same = all(value.strides[0] == 0 or len(value) == 1 for value in networks.values())
-        m, parts = next(iter(networks.values())).shape[1], list[list[Tensor]]()
-
-        def compute(part: slice) -> None:
-            rows = cohort.part(part)
-            with torch.inference_mode():
-                if not len(rows.features):  # of no rows, many networks cannot tell the shape of their outputs
-                    found = [torch.zeros(0, *self._look(cohort).outputs, device=self.device)] * m
-                elif same:
-                    ones = [self._tensors({name: value[0, j] for name, value in networks.items()}) for j in range(m)]
-                    found = [self.model.apply(self._frozen | one, rows.features) for one in ones]
-                else:
-                    of = [self._tensors({name: value[part, j] for name, value in networks.items()}) for j in range(m)]
-                    found = [self._own_outputs(one, rows) for one in of]
-            parts.append(found)
-
-        sizes = self._scoring_bytes(cohort, 1) if same else self._training_bytes(cohort, ALL_ROWS)
-        self._in_chunks(cohort, sizes, compute)
-        return torch.stack([torch.cat([found[j] for found in parts]) for j in range(m)])
-
-    def _train_some(
-        self,
-        hypotheses: Arrays,
-        chosen: NDArray[np.int64],
-        cohort: Cohort,
-        update: LocalUpdate,
-        generators: Sequence[np.random.Generator] | Sequence[RowSource],
-        local: Arrays,
-        only: frozenset[str] | None,
-    ) -> Arrays:
-        """Train all parameters or `only` those named, a chunk of clients at a time."""
-        stacked, own, cohort = self._tensors(hypotheses), self._tensors(local), self._readable(cohort)
-        draws, on_cpu = self._look(cohort).draws, self.device.type == "cpu"
-        every = {name: value.shape[1:] for name, value in (stacked | own).items()}
-        trained: Arrays = {name: np.empty((len(cohort), *shape), np.float32) for name, shape in every.items()}
-
-        def train(part: slice) -> None:
-            index = torch.from_numpy(chosen[part]).to(self.device)
+        def train(engine: Engine, part: slice) -> None:
+            index = choice[part].to(self.device)
             # On a CPU in the memory of the result: a copy of large models takes as long as a step.
-            places = {name: torch.from_numpy(value[part]) for name, value in trained.items()} if on_cpu else {}
+            places = {name: value[part] for name, value in trained.items()} if on_cpu else {}
             # `value[index]` begins threads for a few thousand numbers, which takes a millisecond on a busy machine.
-            start = {name: torch.index_select(value, 0, index, out=places.get(name)) for name, value in stacked.items()}
+            start = {name: torch.index_select(value, 0, index, out=places.get(name)) for name, value in shared.items()}
             start |= {name: value[part].clone() for name, value in own.items()}
             rows, some = cohort.part(part), generators[part]
-            names = frozenset(only or start) - self.model.buffers
-            if update.rows is not None:
-                found = self._descend_privately(start, rows, update, cast(Sequence[RowSource], some), names)
-            else:
+            if gradients is None:
                 schedule = Schedule.draw(rows.lengths, update, cast(Sequence[np.random.Generator], some), draws)
-                found = self._descend(start, rows, schedule, names)
+                found = engine.descend(start, rows, schedule, names)
+            else:
+                sources = cast(Sequence[RowSource], some)
+                with seeded(int.from_bytes(sources[0].sample.bytes(8)) >> 1, self.device) if draws else nullcontext():
+                    found = dp_sgd.descend(gradients, start, rows, update, sources, self.model.shapes)
             for name, value in found.items():
                 if value is not places.get(name):
-                    trained[name][part] = value.cpu().numpy()
+                    trained[name][part] = value
 
-        self._in_chunks(cohort, self._training_bytes(cohort, update), train)
-        return trained
-
-    def _descend_privately(
-        self,
-        start: Parameters,
-        cohort: Cohort,
-        update: LocalUpdate,
-        sources: Sequence[RowSource],
-        names: frozenset[str],
-    ) -> Parameters:
-        """Train as `_descend` does, with a guarantee for each row."""
-        shape = tuple(cohort.features.shape[1:])
-        gradients, shared = self._row_gradients(names, shape), frozenset(self.model.shapes)
-        if gradients.together:
-            return dp_sgd.descend(gradients, start, cohort, update, sources, shared)
-        draws = self._look(cohort).draws
-        for c in range(len(cohort)):
-            one, own = slice(c, c + 1), {name: value[c : c + 1] for name, value in start.items()}
-            seed = int.from_bytes(sources[c].sample.bytes(8)) >> 1 if draws else None
-            with seeded(seed, self.device) if seed is not None else nullcontext():
-                # In place: `own` is a part of `start`.
-                dp_sgd.descend(gradients, own, cohort.part(one), update, sources[one], shared)
-        return start
-
-    def _row_gradients(self, names: frozenset[str], shape: tuple[int, ...]) -> RowGradients:
-        return gradients_of(self.model, self._frozen, names, shape)
+        alone = gradients is not None and not gradients.together
+        self._in_chunks(cohort, self._training_bytes(cohort, update), train, alone)
+        arrays: Arrays = {name: value.numpy() for name, value in trained.items()}
+        return {name: arrays[name] for name in shared}, {name: arrays[name] for name in own}
 
     def fit_local(self, hypothesis: Arrays, cohort: Cohort, fresh: Arrays, step_size: float) -> Arrays:
         """Return local parameters that fit clients' rows and a single hypothesis, starting from fresh ones."""
@@ -223,44 +166,88 @@ class Learner(ABC):
         chosen = np.zeros(len(cohort), np.int64)
         # All rows at once: no rows are shuffled, and no generator is used.
         with self.model.last_statistics() if measured else nullcontext():
-            trained = self._train_some(hypothesis, chosen, cohort, update, (), fresh, frozenset(fresh))
-        return {name: trained[name] for name in fresh}
+            return self.train(hypothesis, chosen, cohort, update, (), fresh, frozenset(fresh))[1]
+
+    def outputs(self, parameters: Arrays, features: Tensor) -> Tensor:
+        r"""Return one network's outputs for rows (rows, \*feature shape), given shared and local parameters."""
+        rows = self._readable(Cohort(features.to(self.device), features, np.array([len(features)]))).features
+        with torch.inference_mode():
+            return self._loop.apply(self._tensors(parameters), rows)
+
+    def objective(self, parameters: Parameters, cohort: Cohort) -> Tensor:
+        r"""Return the objective that training minimises, of one network (\*shape) on all rows of a cohort together."""
+        outputs = self._loop.apply(parameters, self._readable(cohort).features)
+        return self.model.loss.objective(self.model.loss.of_rows(outputs, cohort.targets).mean())
+
+    def own_outputs(self, networks: Arrays, cohort: Cohort) -> Tensor:
+        r"""Return the outputs of each client's own m networks for its rows, (m, rows, \*output shape).
+
+        Parameters
+        ----------
+        networks : dict of ndarray, each (clients, m, \*shape)
+            Shared and local parameters. If all clients have the same ones, as from ``np.broadcast_to``, each network
+            computes the rows of all clients at once.
+        """
+        cohort = self._readable(cohort)
+        same = all(value.strides[0] == 0 or len(value) == 1 for value in networks.values())
+        m, parts = next(iter(networks.values())).shape[1], list[Tensor]()
+
+        def compute(engine: Engine, part: slice) -> None:
+            rows, of = cohort.part(part), 0 if same else part
+            each = [self._tensors({name: value[of, j] for name, value in networks.items()}) for j in range(m)]
+            if not len(rows.features):  # of no rows, many networks cannot tell the shape of their outputs
+                found = [torch.zeros(0, *self._look(cohort).outputs, device=self.device)] * m
+            elif same:
+                found = [engine.apply(one, rows.features) for one in each]
+            else:
+                found = [engine.outputs(one, rows) for one in each]
+            parts.append(torch.stack(found))
+
+        sizes = self._scoring_bytes(cohort, 1) if same else self._training_bytes(cohort, ALL_ROWS)
+        with torch.inference_mode():
+            self._in_chunks(cohort, sizes, compute)
+        return torch.cat(parts, 1)
 
     def batches(self, lengths: NDArray[np.int64]) -> list[slice | list[int]]:
-        """Return the batches in which a site computes clients with these numbers of rows: here one client each."""
-        return [slice(c, c + 1) for c in range(len(lengths))]
+        """Return the batches in which a site computes clients with these numbers of rows.
 
-    @abstractmethod
-    def _sums(self, hypotheses: Parameters, cohort: Cohort, local: Parameters) -> NDArray[np.float64]:
-        """Return the summed loss and metric (2, k, clients) of every hypothesis over each client's rows.
-
-        If both sum the same numbers, the shape may be (1, k, clients).
+        Clients of one width are together, in their order; all others are alone.
         """
+        alike: dict[int, list[int]] = {}
+        for c, rows in enumerate(lengths.tolist()):
+            alike.setdefault(self._batched.width(rows) if self._batched else 0, []).append(c)
+        alone = [slice(c, c + 1) for c in alike.pop(0, [])]
+        return [*(some[i : i + SLOTS] for some in alike.values() for i in range(0, len(some), SLOTS)), *alone]
 
-    @abstractmethod
-    def _own_outputs(self, parameters: Parameters, cohort: Cohort) -> Tensor:
-        r"""Return outputs (rows, \*output shape) where each client has a network, (clients, \*shape)."""
+    def _chunk(self, lengths: NDArray[np.int64], begin: int, most: int) -> tuple[Engine, slice]:
+        """Return the next clients, which end before `most`, and what computes them."""
+        if self._batched is None or not self._batched.exact:
+            return self._batched or self._loop, slice(begin, most)
+        width, end = self._batched.width(int(lengths[begin])), begin + 1
+        if not width:
+            return self._loop, slice(begin, end)
+        while end < min(most, begin + SLOTS) and self._batched.width(int(lengths[end])) == width:
+            end += 1
+        return self._batched, slice(begin, end)
 
-    @abstractmethod
-    def _descend(self, start: Parameters, cohort: Cohort, schedule: Schedule, names: frozenset[str]) -> Parameters:
-        r"""Train the named parameters of all clients, each (clients, \*shape), and return all."""
-
-    def _in_chunks(self, cohort: Cohort, sizes: NDArray[np.int64], compute: Callable[[slice], None]) -> None:
+    def _in_chunks(self, cohort: Cohort, sizes: NDArray[np.int64], compute: Compute, alone: bool = False) -> None:
         """Compute successive clients, as many at once as their sizes in bytes fit into memory, but at least one.
 
         Sizes are estimates, and on a GPU other programs may take free memory. If memory runs out, the same clients are
-        computed again, half as many at once. From then on no chunk is larger than that.
+        computed again, half as many at once. From then on no chunk is larger than that. With `alone`, a chunk is one
+        client.
         """
         ends, limit, begin = sizes.cumsum(), self._chunk_bytes(), 0
         while begin < len(cohort):
             check_time()
-            size = min(limit, self._room)
+            size = 0 if alone else min(limit, self._room)
             fits = int(ends.searchsorted(ends[begin] - sizes[begin] + size, side="right"))
-            part, trouble = slice(begin, max(begin + 1, fits)), ""
-            small = self.device.type == "cpu" and int(sizes[part].sum()) <= ONE_THREAD_BYTES
+            engine, part = self._chunk(cohort.lengths, begin, max(begin + 1, fits))
+            few = engine.exact or int(sizes[part].sum()) <= ONE_THREAD_BYTES
+            trouble = ""
             try:
-                with one_thread() if small else nullcontext():
-                    compute(part)
+                with one_thread() if few and self.device.type == "cpu" else nullcontext():
+                    compute(engine, part)
             except torch.OutOfMemoryError as error:
                 trouble = one_line(error)
             # Here the error no longer exists, and no longer holds the memory of what was computed.
@@ -328,3 +315,38 @@ def best_hypothesis(losses: NDArray[np.float64]) -> NDArray[np.int64]:
     """
     best: NDArray[np.int64] = np.where(np.isnan(losses), np.inf, losses).argmin(axis=0)
     return best
+
+
+def engine_asked() -> str:
+    """Return the engine that the environment variable `ENGINE` names, to look for a fault; by default ``auto``.
+
+    Raises
+    ------
+    ConfigError
+        If there is none of that name.
+    """
+    engine = os.environ.get(ENGINE, "auto")
+    if engine not in ("auto", LOOP, BATCHED):
+        text = f"{ENGINE} = {engine!r} names no engine; set it to auto, loop or batched"
+        raise ConfigError(text, code="config.unknown-name")
+    return engine
+
+
+def learner_for(model: Model, device: str = "auto", engine: str = "auto") -> Learner:
+    """Return the learner of a model on ``cpu``, ``cuda`` or ``auto`` (the GPU if there is one).
+
+    The engine is one of `LOOP`, `BATCHED`, `SITE` or ``auto``. A batched convolution becomes a grouped one, which the
+    CPU computes more slowly than one client after the other. In every other case the batched form is faster.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError('device = "cuda" but PyTorch sees no GPU here; set device = "auto"', code="config.no-device")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if engine == "auto":
+        engine = LOOP if device == "cpu" and model.convolves else BATCHED
+    if engine == SITE and not (device == "cpu" and is_exact(model)):
+        engine = LOOP
+    return _made(model, torch.device(device), engine)
+
+
+_made = lru_cache(maxsize=16)(Learner)

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from umbel import models
 from umbel.client.cohort import LocalUpdate
-from umbel.client.engines import SITE, engine_asked
-from umbel.client.learner import Learner
+from umbel.client.learner import SITE, Learner, engine_asked
 from umbel.client.personal import method
 from umbel.client.row_gradients import check_rows
 from umbel.client.trial import try_out, try_training

@@ -14,7 +14,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from umbel.client.cohort import seeded
-from umbel.client.layout import arrangement, unfused_attention
+from umbel.client.engines import Chain, arrangement, unfused_attention
 from umbel.models.fit import look
 from umbel.models.model import Model, Parameters
 from umbel.protocol.errors import ModelError
@@ -42,10 +42,13 @@ _USUAL = 1e9
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Takes outputs and targets (rows, ...) and returns a loss for each row (rows,)."""
+Summed = Callable[[Tensor], Tensor]
+Part = tuple[str, Tensor, Summed]
+"""A parameter, the squared norm of each row's gradient, and the sum of these gradients, given a factor for each."""
 
 
 class RowGradients(ABC):
-    """Computes clipped sums for a model's trained parameters.
+    """Computes clipped sums for a model's trained parameters, one client after the other.
 
     Parameters
     ----------
@@ -54,15 +57,30 @@ class RowGradients(ABC):
         The frozen parameters, on the device.
     names : frozenset of str
         The trained parameters.
+    loss : Loss, optional
+        By default the model's; another in a trial.
+    training : bool
+        Whether the network computes as in training.
     """
 
     together = False
     """Whether several clients are computed at once."""
 
-    def __init__(self, model: Model, frozen: Parameters, names: frozenset[str]) -> None:
+    def __init__(
+        self,
+        model: Model,
+        frozen: Parameters,
+        names: frozenset[str],
+        loss: Loss | None = None,
+        training: bool = True,
+    ) -> None:
         self.model, self.frozen, self.names = model, frozen, names
+        self.loss, self.training = loss or model.loss.of_rows, training
 
     @abstractmethod
+    def parts(self, parameters: Parameters, inputs: Tensor, targets: Tensor) -> Iterator[Part]:
+        r"""Yield the part of each trained parameter (\*shape), from rows (rows, ...); if `together`, of each client."""
+
     def clipped(
         self,
         parameters: Parameters,
@@ -84,6 +102,39 @@ class RowGradients(ABC):
         dtype : torch.dtype
             Of the sums.
         """
+        if self.together:
+            return self._sums(parameters, inputs, targets, drawn, clip_norm, dtype)
+        total = {name: torch.zeros_like(parameters[name], dtype=dtype) for name in self.names}
+        for c, real in enumerate(drawn):
+            own, every = {name: value[c].detach() for name, value in parameters.items()}, real[real]
+            for part in real.nonzero()[:, 0].split(self.rows_at_once):
+                if len(part):
+                    sums = self._sums(own, inputs[c][part], targets[c][part], every[: len(part)], clip_norm, dtype)
+                    for name, value in sums.items():
+                        total[name][c] += value
+        return total
+
+    @property
+    def rows_at_once(self) -> int:
+        """Rows of a client whose parts are computed together."""
+        return 1 << 62
+
+    def _sums(
+        self,
+        parameters: Parameters,
+        inputs: Tensor,
+        targets: Tensor,
+        drawn: Tensor,
+        clip_norm: float,
+        dtype: torch.dtype,
+    ) -> Parameters:
+        parts = [part for part in self.parts(parameters, inputs, targets) if part[0] in self.names]
+        with torch.no_grad():
+            squares = torch.zeros(drawn.shape, dtype=torch.float64, device=drawn.device)
+            for _, square, _ in parts:
+                squares += square
+            kept = factors(squares, drawn, clip_norm, dtype)
+            return {name: summed(kept) for name, _, summed in parts}
 
 
 def factors(squares: Tensor, drawn: Tensor, clip_norm: float, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -98,25 +149,16 @@ def factors(squares: Tensor, drawn: Tensor, clip_norm: float, dtype: torch.dtype
 
 
 class Chained(RowGradients):
-    """A chain of dense layers and activations, for all clients at once."""
+    """A chain of dense layers and activations, for all clients at once: parameters (clients, \\*shape)."""
 
     together = True
 
-    def __init__(
-        self, model: Model, frozen: Parameters, names: frozenset[str], chain: list[tuple[str, nn.Module]]
-    ) -> None:
+    def __init__(self, model: Model, frozen: Parameters, names: frozenset[str], chain: Chain) -> None:
         super().__init__(model, frozen, names)
         self._chain = chain
 
-    def clipped(
-        self,
-        parameters: Parameters,
-        inputs: Tensor,
-        targets: Tensor,
-        drawn: Tensor,
-        clip_norm: float,
-        dtype: torch.dtype = torch.float32,
-    ) -> Parameters:
+    def parts(self, parameters: Parameters, inputs: Tensor, targets: Tensor) -> Iterator[Part]:
+        """See `RowGradients.parts`; rows are (clients, rows, ...)."""
         taps: list[tuple[str, Tensor, Tensor]] = []
         hidden = inputs
         for name, layer in self._chain:
@@ -131,64 +173,19 @@ class Chained(RowGradients):
             taps.append((name, before, hidden))
         losses = self.model.loss.of_rows(hidden, targets, 2)
         slopes = torch.autograd.grad(losses.sum(), [after for _, _, after in taps])
-        sums: Parameters = {}
-        with torch.no_grad():
-            squares = torch.zeros_like(losses, dtype=torch.float64)
-            for (name, before, _), slope in zip(taps, slopes, strict=True):
-                length = _lengths(slope).square()
-                for kind, own in (("weight", _lengths(before).square()), ("bias", 1.0)):
-                    if f"{name}{kind}" in self.names:
-                        squares += length * own
-            kept = factors(squares, drawn, clip_norm, dtype)
-            for (name, before, _), slope in zip(taps, slopes, strict=True):
-                part = _masked(slope, kept)
-                if (weight := f"{name}weight") in self.names:
-                    sums[weight] = torch.bmm(part.mT, _finite(before, kept))
-                if (bias := f"{name}bias") in self.names:
-                    sums[bias] = part.sum(1)
-        return sums
+        for (name, before, _), slope in zip(taps, slopes, strict=True):
+            yield from _stacked(name, before, slope)
 
 
-class OneByOne(RowGradients):
-    """One client after the other.
-
-    `loss` and `training` say what a row's gradient is of: the model's loss in training, or another in a trial.
-    """
-
-    def __init__(
-        self,
-        model: Model,
-        frozen: Parameters,
-        names: frozenset[str],
-        loss: Loss | None = None,
-        training: bool = True,
-    ) -> None:
-        super().__init__(model, frozen, names)
-        self.loss, self.training = loss or model.loss.of_rows, training
-
-    def clipped(
-        self,
-        parameters: Parameters,
-        inputs: Tensor,
-        targets: Tensor,
-        drawn: Tensor,
-        clip_norm: float,
-        dtype: torch.dtype = torch.float32,
-    ) -> Parameters:
-        sums = []
-        for c, rows in enumerate(drawn):
-            own = {name: value[c].detach() for name, value in parameters.items()}
-            sums.append(self.of_one(own, inputs[c][rows], targets[c][rows], clip_norm, dtype))
-        return {name: torch.stack([one[name] for one in sums]) for name in self.names}
-
-    @abstractmethod
-    def of_one(
-        self, parameters: Parameters, inputs: Tensor, targets: Tensor, clip_norm: float, dtype: torch.dtype
-    ) -> Parameters:
-        r"""Return one client's sums (\*shape), of all rows."""
+def _stacked(name: str, before: Tensor, slope: Tensor) -> Iterator[Part]:
+    """Yield the parts of a dense layer of each client, given its inputs and the gradients of its outputs."""
+    length = _lengths(slope).square()
+    weighted = length * _lengths(before).square()
+    yield f"{name}weight", weighted, lambda kept: torch.bmm(_masked(slope, kept).mT, _finite(before, kept))
+    yield f"{name}bias", length, lambda kept: _masked(slope, kept).sum(1)
 
 
-class Layered(OneByOne):
+class Layered(RowGradients):
     """Dense layers and convolutions, by their inputs and the gradients of their outputs."""
 
     @cached_property
@@ -197,68 +194,52 @@ class Layered(OneByOne):
         assert owners is not None, "the network was tried"
         return {layer: name for name, layer in owners}
 
-    def of_one(
-        self, parameters: Parameters, inputs: Tensor, targets: Tensor, clip_norm: float, dtype: torch.dtype
-    ) -> Parameters:
-        """See `OneByOne.of_one`."""
-        arrange = arrangement(self.model, tuple(inputs.shape[1:]))
+    def parts(self, parameters: Parameters, inputs: Tensor, targets: Tensor) -> Iterator[Part]:
+        """See `RowGradients.parts`."""
+        arrange, layers = arrangement(self.model, tuple(inputs.shape[1:])), self._layers
         values = {
             name: arrange(value.detach()).requires_grad_(name in self.names) for name, value in parameters.items()
         }
-        if not len(inputs):
-            return {name: torch.zeros_like(values[name], dtype=dtype) for name in self.names}
-        with _tapped(self._layers) as taps:
+        with _tapped(layers) as taps:
             losses = self.loss(self.model.apply(self.frozen | values, inputs, self.training), targets)
         slopes = torch.autograd.grad(losses.sum(), [after for _, _, after in taps])
-        squares, parts = torch.zeros_like(losses, dtype=torch.float64), []
         with torch.no_grad():
             for (layer, before, _), slope in zip(taps, slopes, strict=True):
                 for kind, square, summed in (_dense if isinstance(layer, nn.Linear) else _convolution)(
                     layer, before, slope
                 ):
-                    if (name := f"{self._layers[layer]}{kind}") in self.names:
-                        squares += square
-                        parts.append((name, summed))
-            kept = factors(squares, torch.ones_like(losses, dtype=torch.bool), clip_norm, dtype)
-            return {name: summed(kept).reshape(values[name].shape) for name, summed in parts}
+                    yield f"{layers[layer]}{kind}", square, summed
 
 
-class RowByRow(OneByOne):
-    """Any network: the gradient of each row, of as many rows at once as memory is there for."""
+class RowByRow(RowGradients):
+    """Any network: the gradient of each row."""
 
-    def of_one(
-        self, parameters: Parameters, inputs: Tensor, targets: Tensor, clip_norm: float, dtype: torch.dtype
-    ) -> Parameters:
-        """See `OneByOne.of_one`."""
+    @property
+    def rows_at_once(self) -> int:
+        """See `RowGradients.rows_at_once`."""
+        shapes = self.model.shapes | self.model.local_shapes
+        return max(1, _AT_ONCE // max(1, 4 * sum(math.prod(shapes[name]) for name in self.names)))
+
+    def parts(self, parameters: Parameters, inputs: Tensor, targets: Tensor) -> Iterator[Part]:
+        """See `RowGradients.parts`."""
         trained = {name: value for name, value in parameters.items() if name in self.names}
         rest = self.frozen | {name: value for name, value in parameters.items() if name not in self.names}
-        total = {name: torch.zeros_like(value, dtype=dtype) for name, value in trained.items()}
-        size = max(1, _AT_ONCE // max(1, 4 * sum(value.numel() for value in trained.values())))
-        for rows, own in zip(inputs.split(size), targets.split(size), strict=True):
-            if not len(rows):
-                continue
-            found = self._gradients(rest, trained, rows, own)
-            squares = torch.stack([_lengths(value.flatten(1)).square() for value in found.values()]).sum(0)
-            kept = factors(squares, torch.ones_like(squares, dtype=torch.bool), clip_norm, dtype)
-            for name, value in found.items():
-                total[name] += torch.einsum("b,b...->...", kept, _finite(value, kept))
-        return total
-
-    def _gradients(self, rest: Parameters, trained: Parameters, inputs: Tensor, targets: Tensor) -> Parameters:
-        r"""Return the gradient of each row's loss, (rows, \*shape)."""
 
         def of_row(values: Parameters, row: Tensor, target: Tensor) -> Tensor:
             return self.loss(self.model.apply(rest | values, row[None], self.training), target[None]).sum()
 
         try:
             with unfused_attention():
-                found: Parameters = vmap(grad(of_row), in_dims=(None, 0, 0), randomness="different")(
-                    trained, inputs, targets
-                )
-                return found
+                found = vmap(grad(of_row), in_dims=(None, 0, 0), randomness="different")(trained, inputs, targets)
         except RuntimeError:  # a network may do what vmap cannot
             rows = [grad(of_row)(trained, row, target) for row, target in zip(inputs, targets, strict=True)]
-            return {name: torch.stack([row[name] for row in rows]) for name in trained}
+            found = {name: torch.stack([row[name] for row in rows]) for name in trained}
+        for name, value in found.items():
+            yield name, _lengths(value.flatten(1)).square(), partial(_weighted, value)
+
+
+def _weighted(values: Tensor, kept: Tensor) -> Tensor:
+    return torch.einsum("b,b...->...", kept, _finite(values, kept))
 
 
 def gradients_of(
@@ -266,7 +247,7 @@ def gradients_of(
     frozen: Parameters,
     names: frozenset[str],
     shape: tuple[int, ...],
-    chain: list[tuple[str, nn.Module]] | None = None,
+    chain: Chain | None = None,
 ) -> RowGradients:
     """Return the fastest correct way to the clipped sums of a model's trained parameters.
 
@@ -341,7 +322,8 @@ def _is_layered(model: Model, names: frozenset[str], shape: tuple[int, ...]) -> 
     """
     if owners_of(model, names) is None:
         return False
-    rows, values = _made_up(model, shape), _initial(model)
+    rows, values = _made_up(model, shape), {name: value[None] for name, value in _initial(model).items()}
+    every = torch.ones(1, len(rows), dtype=torch.bool)
 
     def loss(outputs: Tensor, _: Tensor) -> Tensor:
         return outputs.flatten(1).square().sum(1) + outputs.flatten(1).sum(1)
@@ -349,7 +331,7 @@ def _is_layered(model: Model, names: frozenset[str], shape: tuple[int, ...]) -> 
     ways = [kind(model, model.frozen_values, names, loss, not look(model, shape).draws) for kind in (Layered, RowByRow)]
     try:
         for clip_norm in (1e-3, 1e6):
-            found, right = (way.of_one(values, rows, rows, clip_norm, torch.float32) for way in ways)
+            found, right = (way.clipped(values, rows[None], rows[None], every, clip_norm) for way in ways)
             for name, summed in right.items():
                 scale = float(summed.abs().max()) + clip_norm * 1e-9
                 if not torch.allclose(found[name], summed, rtol=_CLOSE, atol=_CLOSE * scale):
@@ -370,10 +352,6 @@ def _made_up(model: Model, shape: tuple[int, ...]) -> Tensor:
 
 
 # --- layers whose parameters' gradients follow from their inputs and the gradients of their outputs
-
-Summed = Callable[[Tensor], Tensor]
-Part = tuple[str, Tensor, Summed]
-"""A parameter, the squared norm of each row's gradient, and the sum of these, given a factor for each."""
 
 
 def owners_of(model: Model, names: frozenset[str]) -> list[tuple[str, nn.Module]] | None:
@@ -449,7 +427,7 @@ def _products(a: Tensor, g: Tensor) -> tuple[Tensor, Summed]:
             squares = _safe((torch.bmm(a, a.mT) * torch.bmm(g, g.mT)).sum((1, 2)), largest, lengths, slopes)
         return squares, lambda kept: _masked(g, kept).flatten(0, 1).T @ _finite(a, kept).flatten(0, 1)
     products = torch.bmm(g.mT, a).flatten(1)
-    return _lengths(products).square(), lambda kept: kept @ _finite(products, kept)
+    return _lengths(products).square(), lambda kept: (kept @ _finite(products, kept)).reshape(outputs, inputs)
 
 
 def _lengths(values: Tensor) -> Tensor:

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.dp_sgd import AT_ONCE
-from umbel.client.engines import SITE, engine_asked, learner_for
-from umbel.client.learner import Learner, one_thread
+from umbel.client.learner import BATCHED, LOOP, SITE, Learner, engine_asked, learner_for, one_thread
 from umbel.data import Dataset
 from umbel.models import load
 from umbel.models.fit import look, misfit, one_line
@@ -44,7 +43,7 @@ def try_out(model: Model, dataset: Dataset, device: str = "auto", engine: str = 
     """Return the learner that computes a model on data like a dataset's, after one trial step.
 
     It uses only the dataset's shapes and types, and `umbel.models.fit.misfit`: a refusal must not reveal clients' data.
-    With engine ``auto``, unless the environment names one (`umbel.client.engines.engine_asked`), the loop computes a
+    With engine ``auto``, unless the environment names one (`umbel.client.learner.engine_asked`), the loop computes a
     model that cannot be computed in batches. `hypotheses` is their number, if known.
 
     Raises
@@ -63,7 +62,7 @@ def try_out(model: Model, dataset: Dataset, device: str = "auto", engine: str = 
         )
         fix = "draw some of its parameters at random, or set hypotheses = 1"
         raise ModelError(f"{told}; {fix}", code="model.same-start")
-    targets, device = dataset.targets, learner_for(model, device, "loop").device.type
+    targets, device = dataset.targets, learner_for(model, device, LOOP).device.type
     return _tried(model, dataset.features.shape[1:], targets.dtype.kind, targets.shape[1:], device, engine)
 
 
@@ -83,20 +82,16 @@ def _tried(
         for score in (model.loss, model.metric):
             if score.by_row:
                 _check_mean(model, score, cohort)
-    loop, picked = learner_for(model, device, "loop"), learner_for(model, device, engine)
+    loop, picked = learner_for(model, device, LOOP), learner_for(model, device, engine)
     if picked is loop and loop.device.type == "cpu":
         return loop  # which has just been checked
     cohort = Cohort(cohort.features.to(loop.device), cohort.targets.to(loop.device), cohort.lengths)
-    reason = "" if picked is loop else _unlike_alone(model, cohort)
-    if not reason:
-        try:
-            expected = _step(loop, cohort)
-        except Exception as error:
-            raise ModelError(f"model {model.name!r} fails when tried: {one_line(error)}", code="model.trial") from error
-        reason = "" if picked is loop else _against_batches(picked, cohort, expected)
-        if not reason and engine == SITE and picked is not loop:
-            reason = _against_alone(picked, cohort)
-    if reason and engine == "batched":
+    try:
+        expected = _step(loop, cohort)
+    except Exception as error:
+        raise ModelError(f"model {model.name!r} fails when tried: {one_line(error)}", code="model.trial") from error
+    reason = "" if picked is loop else _unlike_alone(picked, cohort, expected)
+    if reason and engine == BATCHED:
         raise ModelError(f'model {model.name!r} {reason}; set engine = "auto"', code="model.batches")
     return loop if reason else picked
 
@@ -127,7 +122,7 @@ def try_engines() -> None:
     model = load("linear inputs=2 outputs=1")
     hides_rows = replace(_STEP, rows=RowPrivacy(1.0, 1.0, 1.0, 1.0, 1), most_drawn=2)
     with one_thread():
-        for engine in ("loop", SITE):
+        for engine in (LOOP, SITE):
             for update in (hides_rows, replace(_STEP, descent=Adam())):
                 _seconds(learner_for(model, "cpu", engine), (2,), "f", (), 1, update, 2)
 
@@ -309,20 +304,19 @@ def _check_gradients(model: Model, trained: Parameters, loss: Tensor) -> None:
         raise ModelError(text, code="model.not-finite")
 
 
-def _unlike_alone(model: Model, cohort: Cohort) -> str:
-    """Return why clients could not be computed in batches as they are alone, for the middle of a sentence."""
+def _unlike_alone(learner: Learner, cohort: Cohort, expected: Arrays) -> str:
+    """Return why batches would not compute clients as they are alone, to complete a sentence; empty if they would.
+
+    `expected` is the loop's step. Where several clients are exact, not a bit may differ from a client alone.
+    """
+    model, told = learner.model, "is computed differently in batches than alone, as seen in"
     if look(model, tuple(cohort.features.shape[1:])).draws:
         return "draws in training, as in dropout, and batches would mix the clients' draws"
     if model.batch_dependent:
         return "uses statistics of its batch, which would include padding"
-    return ""
-
-
-def _against_batches(learner: Learner, cohort: Cohort, expected: Arrays) -> str:
-    """Return the batched learner's difference, for the middle of a sentence; empty if there is none."""
-    model = learner.model
     try:
         found = _step(learner, cohort)
+        alone = _step(learner, cohort.part(slice(0, 1))) if learner.engine == SITE else {}
     except Exception as error:
         return f"cannot be computed in batches: {one_line(error)}"
     start = {key: value[None] for key, value in model.initial(0).items()}
@@ -330,17 +324,10 @@ def _against_batches(learner: Learner, cohort: Cohort, expected: Arrays) -> str:
         moved = np.abs(value - start.get(key, 0)).max(initial=0)
         allowed = _SAME * moved + _ROUNDING * (1 + np.abs(value).max(initial=0))
         if not np.abs(found[key] - value).max(initial=0) <= allowed:
-            return f"is computed differently in batches than alone, as seen in {key}"
-    return ""
-
-
-def _against_alone(learner: Learner, cohort: Cohort) -> str:
-    """Return the difference, in any bit, that other clients make to a client; empty if there is none."""
-    together, alone = _step(learner, cohort), _step(learner, cohort.part(slice(0, 1)))
-    for key, value in alone.items():
-        own = together[key][..., :1] if key in _SCORES else together[key][:1]
-        if own.tobytes() != value.tobytes():
-            return f"is computed differently in batches than alone, as seen in {key}"
+            return f"{told} {key}"
+        first = found[key][..., :1] if key in _SCORES else found[key][:1]
+        if alone and first.tobytes() != alone[key].tobytes():
+            return f"{told} {key}"
     return ""
 
 

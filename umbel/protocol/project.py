@@ -29,7 +29,7 @@ Its name does not begin with ``UMBEL_``, since such a name would be an entry of 
 """
 
 ENGINE = "UMBEL_ENGINE"
-"""Environment variable with the engine that computes simulated clients (`umbel.client.engines.engine_asked`)."""
+"""Environment variable with the engine that computes simulated clients (`umbel.client.learner.engine_asked`)."""
 
 
 @cache

@@ -26,7 +26,7 @@ from tests.helpers.messages import releases as arrays_of
 from umbel.client import node as client_node
 from umbel.client.app import app
 from umbel.client.cohort import Cohort
-from umbel.client.invariant import InvariantLearner
+from umbel.client.learner import Learner
 from umbel.data import offsets_of, write_dataset
 from umbel.privacy.gate import randomness
 from umbel.privacy.gate.ledger import Ledger
@@ -336,7 +336,7 @@ def test_a_client_whose_rows_need_too_much_memory_changes_nobody_elses_release(
     tmp_path: Path, run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, on_gpu: bool
 ) -> None:
     """A server that saw all updates vanish would know that some client has many rows."""
-    gather, sums, last = Cohort.gather, InvariantLearner._sums, []
+    gather, score, last = Cohort.gather, Learner.score, []
 
     def too_many(dataset: Any, clients: list[int], device: Any) -> Any:
         last[:] = clients
@@ -345,18 +345,18 @@ def test_a_client_whose_rows_need_too_much_memory_changes_nobody_elses_release(
         return gather(dataset, clients, device)
 
     def too_many_on_gpu(self: Any, hypotheses: Any, cohort: Cohort, *rest: Any) -> Any:
-        def none(_part: slice) -> None:
+        def none(_engine: Any, _part: slice) -> None:
             raise torch.OutOfMemoryError
 
         if 0 in last and on_gpu:
             self._in_chunks(cohort, cohort.lengths, none)
-        return sums(self, hypotheses, cohort, *rest)
+        return score(self, hypotheses, cohort, *rest)
 
     task, seeded = replace(HONEST, noise_multiplier=1.0, clients=(0, 1)), {"insecure-seed": True}
     site, other = (Site(tmp_path / name, run_config, **seeded) for name in ("one", "other"))
     usual = releases(site.ask(task))
     monkeypatch.setattr(Cohort, "gather", too_many)
-    monkeypatch.setattr(InvariantLearner, "_sums", too_many_on_gpu)
+    monkeypatch.setattr(Learner, "score", too_many_on_gpu)
     now = releases(other.ask(task))
     np.testing.assert_array_equal(usual[1], now[1])
     assert (usual[0] != now[0]).any(), "the one that could not be computed releases no update"

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from umbel.client.cohort import Cohort
-from umbel.client.learner import Learner, best_hypothesis
-from umbel.client.loop import LoopLearner
+from umbel.client.learner import LOOP, Learner, best_hypothesis
 from umbel.client.personal.bayes import closed_form
 from umbel.client.prediction import DEFAULT
 from umbel.data import Dataset
@@ -93,7 +92,7 @@ class Ways:
     def _how(self) -> Personal:
         """The method to personalise, of which the default trains a model six times."""
         small = numbers_of_a_row(self.setup.model, self.dataset) <= SMALL
-        return DEFAULT if small and not isinstance(self.learner, LoopLearner) else Personal.MIXTURE
+        return DEFAULT if small and self.learner.engine != LOOP else Personal.MIXTURE
 
     @cached_property
     def _trains(self) -> bool:
