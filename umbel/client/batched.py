@@ -17,7 +17,7 @@ from umbel.client.learner import ALL_ROWS, Learner
 from umbel.client.row_gradients import RowGradients, gradients_of
 from umbel.models.model import Parameters
 from umbel.models.networks import Linear, Units
-from umbel.privacy.gate.undisclosed import check_time
+from umbel.privacy.gate.time_limit import check_time
 
 Minibatch = tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]
 

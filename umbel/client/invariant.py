@@ -33,7 +33,7 @@ from umbel.client.row_gradients import RowGradients
 from umbel.models.losses import LOSSES, METRICS
 from umbel.models.model import Model, Parameters
 from umbel.models.networks import Softmax
-from umbel.privacy.gate.undisclosed import check_time
+from umbel.privacy.gate.time_limit import check_time
 
 SLOTS = 64  # clients of a chunk: a multiple of the numbers that any processor computes at once
 _NARROWEST = 8  # minimum rows to which a client is padded, so that few widths occur

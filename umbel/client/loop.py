@@ -14,7 +14,7 @@ from umbel.client.cohort import Cohort, LocalUpdate, Schedule, Steps, seeded
 from umbel.client.layout import arrangement
 from umbel.client.learner import Learner
 from umbel.models.model import Parameters
-from umbel.privacy.gate.undisclosed import check_time
+from umbel.privacy.gate.time_limit import check_time
 
 
 class LoopLearner(Learner):
