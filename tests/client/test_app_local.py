@@ -23,7 +23,7 @@ from umbel import models
 from umbel.client.app import app
 from umbel.client.cohort import Cohort
 from umbel.client.local import LocalParameters
-from umbel.client.noisy_messages import noisy_messages
+from umbel.client.work import noisy_messages
 from umbel.data import BUNDLED, open_dataset, write_dataset
 from umbel.models import Model
 from umbel.privacy.gate.ledger import Ledger

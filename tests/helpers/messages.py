@@ -13,7 +13,7 @@ from flwr.proto.message_pb2 import Message as ProtoMessage
 from numpy.typing import NDArray
 
 from umbel.privacy.gate.answer import Clients
-from umbel.privacy.gate.refusals import PUBLIC
+from umbel.privacy.gate.refusals import PUBLIC, REMEDIES
 from umbel.privacy.gate.umbel_app import answer_round
 from umbel.privacy.gate.work import Work
 from umbel.protocol.arrays import Arrays
@@ -148,8 +148,8 @@ def records(reply: Message) -> dict[str, dict[str, Any]]:
 
 
 def refused(reply: Message) -> bool:
-    """Return whether a reply is the one word, with a public code or none, and nothing else."""
-    words = {"refused", *(f"refused [{code}]" for code in PUBLIC)}
+    """Return whether a reply is the one word, with a public code or none, and no words but a remedy of the gate's."""
+    words = {"refused", *(f"refused [{code}]{REMEDIES.get(code, '')}" for code in PUBLIC)}
     return reply.has_error() and not reply.has_content() and reply.error.reason in words
 
 

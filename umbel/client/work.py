@@ -5,7 +5,7 @@ A learner (`umbel.client.learner`) chooses, trains and scores.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from logging import ERROR
@@ -19,10 +19,10 @@ from umbel.client.crew import Crew
 from umbel.client.learner import Learner, best_hypothesis
 from umbel.client.local import LocalParameters
 from umbel.client.node import Node
-from umbel.client.noisy_messages import noisy_messages
 from umbel.privacy.gate.randomness import noise, row_sources, streams
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.work import Places, Results, Work
+from umbel.privacy.mechanisms.base import NoiseSource
 from umbel.privacy.mechanisms.choice import OWN
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientOnNode
@@ -63,7 +63,9 @@ class NodeClients:
         kept, hidden = self._kept(task), task.hides_rows(len(hypotheses[names[0]]))
         before = kept.read(clients, hidden)
         after = {name: value.copy() for name, value in before.items()}
-        crew, starts = Crew(node, clients, together=update.rows is None), _copied(hypotheses)
+        crew = Crew(node, clients, together=update.rows is None)
+        # Copies that PyTorch takes as they are; the arrays of a message are read-only.
+        starts = {name: np.array(value) for name, value in hypotheses.items()}
 
         def train(places: Places, cohort: Cohort, learner: Learner, chosen: NDArray[np.int64]) -> Results:
             asked, seed, round = np.asarray(clients)[places].tolist(), node.seed, task.round
@@ -96,16 +98,23 @@ class NodeClients:
                 kept.write(clients, after, dict(zip(names, results[1:], strict=True)), hidden)
             except OSError as error:
                 # The clients have been charged, and so their releases leave. A full disk says nothing about their data.
-                text = "the local parameters of round %d are lost, so clients keep their earlier ones: %s"
-                log(ERROR, text, task.round, error)
+                log(
+                    ERROR,
+                    "the local parameters of round %d are lost, so clients keep their earlier ones: %s",
+                    task.round,
+                    error,
+                )
 
-        instead = without_rows if update.rows is not None else None
-        return Work(compute, crew.batches, crew.size, crew.threads, False, update.rows, instead, keep)
+        return Work(
+            compute, crew.batches, crew.size, crew.threads, rows=update.rows, keep=keep,
+            without_rows=without_rows if update.rows else None,
+        )  # fmt: skip
 
     def score(self, task: EvaluationSpec, hypotheses: Arrays) -> Work:
         """Return how clients score their best hypothesis."""
         node, clients = self.node, self.node.validation_clients(task.clients)
-        kept, crew, scored = self._kept(task), Crew(node, clients), _copied(hypotheses)
+        kept, crew = self._kept(task), Crew(node, clients)
+        scored = {name: np.array(value) for name, value in hypotheses.items()}
 
         def compute(places: Places) -> Results:
             own = np.asarray(clients)[places].tolist()
@@ -129,6 +138,26 @@ class NodeClients:
         return LocalParameters(self.node.site, self.state, self.node.model, task.run, self.node.seed)
 
 
-def _copied(hypotheses: Arrays) -> Arrays:
-    """Return a message's arrays as ones that PyTorch takes without a copy for each client."""
-    return {name: np.array(value) for name, value in hypotheses.items()}
+def noisy_messages(
+    trained: Arrays,
+    hypotheses: Arrays,
+    chosen: NDArray[np.int64],
+    sigma: float,
+    sources: Iterable[NoiseSource],
+    everywhere: bool,
+) -> Arrays:
+    """Return clients' trained arrays (clients, \\*shape), from hypotheses (k, \\*shape), with noise of deviation sigma.
+
+    These are the noisy messages of the PAC paper (Eq. 3), a defence which the gate does not count: no ledger knows it.
+    It is on the changed rows of each array, or on all rows. In the first case the noise shows which rows changed: in a
+    recommender, the items that a client labelled.
+    """
+    noisy = {name: value.copy() for name, value in trained.items()}
+    for c, source in zip(range(len(chosen)), sources, strict=True):
+        for name, value in noisy.items():
+            rows = value[c : c + 1].reshape(value.shape[1] if value.ndim > 1 else 1, -1)
+            before = hypotheses[name][chosen[c]].reshape(rows.shape)
+            changed = np.full(len(rows), True) if everywhere else (rows != before).any(axis=1)
+            drawn = source.standard_normal(int(changed.sum()) * rows.shape[1])
+            rows[changed] += sigma * drawn.reshape(-1, rows.shape[1])
+    return noisy

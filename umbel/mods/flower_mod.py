@@ -11,11 +11,11 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 from numpy.typing import NDArray
 
-from umbel.mods.choose import Loss, best_fit, choosing, hypotheses_in, stacked_in, with_one
+from umbel.mods.choose import Loss, best_fit, choosing, round_in, stacked_in, with_one
 from umbel.privacy.gate.answer import Incoming, report, train
 from umbel.privacy.gate.policy import Role
 from umbel.privacy.gate.work import Places, Results, Work
@@ -23,14 +23,12 @@ from umbel.privacy.mechanisms.choice import OWN
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.errors import ProtocolError, Refused
-from umbel.protocol.hypotheses import ROUND
 from umbel.protocol.records import from_array_record, to_array_record
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 
 ONLY = (ClientOnNode(0),)
 """The one client of the node."""
 METRICS = "metrics"
-_LAST_ROUND = 2**31
 
 
 @dataclass
@@ -58,21 +56,20 @@ class FlowerClient:
         if self.name.startswith(("fitins", "evaluateins")):
             text = "the app is a NumPyClient; umbel.Gate is for the Message API"
             raise Refused(text, code="refused.numpy-client")
-        k = hypotheses_in(content)
-        if k and self.choose is None:
+        stacked = stacked_in(content)
+        if stacked and self.choose is None:
             text = "the message has several hypotheses: give umbel.Gate a loss to choose by, choose=loss"
             raise Refused(text, code="refused.hypotheses")
-        self.choose = self.choose if k else None
-        arrays = stacked_in(content, k) if k else from_array_record(record)
-        self.sent: Arrays = arrays if k else {name: value[None] for name, value in arrays.items()}
-        self.answers, self.k = (self._train if what == "train" else self._evaluate), k or 1
+        self.choose = self.choose if stacked else None
+        self.sent: Arrays = stacked or {name: value[None] for name, value in from_array_record(record).items()}
+        self.answers = self._train if what == "train" else self._evaluate
 
     def _train(self, message: Incoming) -> RecordDict:
         """Return the arrays that came, with the releases in place."""
         names = self._released()
         if message.site.policy.role is Role.VALIDATION:
             raise Refused("clients of role validation do not train; set role to train to let them", code="refused.role")
-        task = replace(self.task, round=_round(self.msg.content))
+        task = replace(self.task, round=round_in(self.msg.content))
         with np.errstate(over="ignore"):  # a value too large for 32 bits becomes infinite, which the gate refuses
             start = {name: self.sent[name].astype(np.float32) for name in names}
         message.entry.asks(task, start)
@@ -91,7 +88,7 @@ class FlowerClient:
             text = "clients here do not report; set report-noise-multiplier and role = train, or role = validation"
             fix = "in simulation UMBEL_REPORT_NOISE_MULTIPLIER and UMBEL_ROLE"
             raise Refused(f"{text} ({fix})", code="refused.no-reports")
-        task = EvaluationSpec(_round(self.msg.content), ONLY)
+        task = EvaluationSpec(round_in(self.msg.content), ONLY)
         message.entry.asks(task)
         scores, reports = report(message, task)
         if not reports.all():
@@ -166,7 +163,7 @@ class FlowerClient:
             chosen = fit if assigned == OWN else assigned
             message = with_one(self.msg, self.sent, chosen)
         try:
-            with choosing(self.k, self.task.choice_epsilon):
+            with choosing(len(next(iter(self.sent.values()), (0,))), self.task.choice_epsilon):
                 reply = self.call_next(message, self.context)
         except SystemExit:
             raise Refused("the app's function ended the process", code="refused.handler") from None
@@ -180,15 +177,6 @@ def _only(content: RecordDict, kind: type[Any]) -> tuple[str, Any]:
     if len(found) != 1:
         raise ProtocolError(f"{len(found)} records of type {kind.__name__}, not one", code="protocol.records")
     return found[0]
-
-
-def _round(content: RecordDict) -> int:
-    """Return a message's round, for the record; 1 if it has no valid one."""
-    for record in content.values():
-        number = record.get(ROUND) if isinstance(record, ConfigRecord) else None
-        if type(number) is int and 1 <= number <= _LAST_ROUND:
-            return number
-    return 1
 
 
 def _as(released: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:

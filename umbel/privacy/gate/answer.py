@@ -168,6 +168,10 @@ def report(message: Incoming, task: EvaluationSpec, secure: SecureSum | None = N
         If clients of the site do not report, or not as the task asks. Then no client is charged.
     """
     site, policy, hypotheses = message.site, message.site.policy, message.hypotheses
+    if not site.simulated:
+        # Count before any client reports: a crash may waste a count, but never hides a report.
+        Runs.of(site).count_evaluation(message.run, policy)
+    numbers = message.clients.check(task, hypotheses)
     if policy.role is Role.TRAIN and not policy.trainers_report:
         text = "training clients of this site do not report; set report-noise-multiplier to let them"
         raise Refused(text, code="refused.no-reports")
@@ -178,10 +182,7 @@ def report(message: Incoming, task: EvaluationSpec, secure: SecureSum | None = N
         channel = secure.reports(task)
     elif policy.trainers_report or not policy.reports_exactly:
         channel = ReportSanitiser.of(site)
-    if not site.simulated:
-        # Count before any client reports: a crash may waste a count, but never hides a report.
-        Runs.of(site).count_evaluation(message.run, policy)
-    numbers, release = message.clients.check(task, hypotheses), None if channel is None else channel.release
+    release = None if channel is None else channel.release
     paid, asked, ids = _charged(message, "evaluate", release, task, numbers, message.most_reports)
     scores = np.full((2, len(paid)), np.nan)
     if ids:
