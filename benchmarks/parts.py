@@ -27,7 +27,7 @@ from benchmarks.peers.tasks import TASKS, named
 
 _COPIES = ("to_array_record", "from_array_record", "pack", "unpack", "flatten", "unflatten")
 _COPIED_IN = (
-    "client.app", "privacy.gate.own_app", "privacy.gate.releases", "protocol.messages", "nodes.fleet",
+    "client.work", "privacy.gate.umbel_app", "privacy.gate.releases", "protocol.messages", "nodes.fleet",
     "nodes.replies", "strategies.base", "server.rounds",
 )  # fmt: skip
 _RECORDS = ("Message", "RecordDict", "ArrayRecord", "ConfigRecord", "MetricRecord", "Array")

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-import umbel.privacy.gate.gate
 from benchmarks import bare, bare_loops, in_process
 from benchmarks.parts import PARTS, Stopwatch, by_parts
 from benchmarks.peers.tasks import TASKS, brief_of, named
 from tests.benchmarks.conftest import write_charges
 from tests.helpers.errors import raises
 from umbel.client.learner import Learner
+from umbel.privacy.gate.releases import Sanitiser
 from umbel.protocol.errors import ConfigError
 from umbel.simulation.in_process import run_config
 
@@ -92,9 +92,9 @@ def test_a_part_does_not_count_the_parts_inside_it() -> None:
 
 
 def test_every_part_of_a_round_is_found_and_nothing_stays_changed(hospital: dict[str, Any]) -> None:
-    before = Learner.score, umbel.privacy.gate.gate.round_to_grid
+    before = Learner.score, Sanitiser.sanitised
     whole, parts, _ = by_parts(hospital)
     assert set(parts) == set(PARTS)
     assert all(seconds > 0 for seconds in parts.values())
     assert sum(parts.values()) < whole
-    assert (Learner.score, umbel.privacy.gate.gate.round_to_grid) == before
+    assert (Learner.score, Sanitiser.sanitised) == before

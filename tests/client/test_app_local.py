@@ -23,11 +23,12 @@ from umbel import models
 from umbel.client.app import app
 from umbel.client.cohort import Cohort
 from umbel.client.local import LocalParameters
-from umbel.client.noisy_messages import noisy_messages
+from umbel.client.work import noisy_messages
 from umbel.data import BUNDLED, open_dataset, write_dataset
 from umbel.models import Model
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.policy import Policy
+from umbel.privacy.gate.releases import Sanitiser
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.store import beside
 from umbel.protocol.arrays import Arrays
@@ -160,11 +161,11 @@ def test_a_sites_own_data_get_message_noise_on_every_item(
     """The noise of the gate grows with it, and would not cover which items a client has labelled."""
     seen: list[Arrays] = []
 
-    def watch(*arguments: Any, **options: Any) -> Arrays:
-        seen.append(noisy_messages(*arguments, **options))
+    def watch(*arguments: Any) -> Arrays:
+        seen.append(noisy_messages(*arguments))
         return seen[-1]
 
-    monkeypatch.setattr(umbel.client.app, "noisy_messages", watch)
+    monkeypatch.setattr(umbel.client.work, "noisy_messages", watch)
     train(own_preferences, 3, message_noise=0.1, noise_multiplier=3.0)
     assert (seen[0]["items"][0] != ITEMS["items"]).any(axis=1).all()
 
@@ -175,7 +176,7 @@ def test_training_that_nobody_has_paid_for_leaves_no_trace(
     """Else a server could train a client's local parameters as often as it likes."""
     with monkeypatch.context() as patch:
         # As where another node that shares the ledger was first.
-        patch.setattr(Ledger, "charge", lambda self, charge, clients, limits, at_least: [False] * len(clients))
+        patch.setattr(Ledger, "charge", lambda self, charge, clients, *_: [False] * len(clients))
         ask(own_preferences, asked({"items": ITEMS["items"][None]}, step(3, 4, noise_multiplier=3.0)))
     assert not list(tmp_path.glob("ledger.sqlite.local/**/*.s*"))
     train(own_preferences, 3, noise_multiplier=3.0)
@@ -212,13 +213,13 @@ def test_heads_differ_between_clients_and_are_not_handed_to_the_gate(
     headed_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handed: list[Arrays] = []
-    original = umbel.client.app.local_result
+    original = Sanitiser.sanitised
 
-    def spy(trained: Arrays, *others: Any) -> RecordDict:
+    def spy(self: Sanitiser, trained: Arrays, *others: Any) -> Any:
         handed.append(trained)
-        return original(trained, *others)
+        return original(self, trained, *others)
 
-    monkeypatch.setattr(umbel.client.app, "local_result", spy)
+    monkeypatch.setattr(Sanitiser, "sanitised", spy)
     model, grid = model_in(headed_config), InProcessGrid(app, headed_config)
     fresh = kept(grid, [3, 4], model=model)
     reply = ask(grid, asked(draw_hypotheses(model, 2), step(3, 4, 7)))

@@ -46,7 +46,7 @@ def test_with_four_clients_a_core_each_core_has_a_client(tmp_path: Path, run_con
     """Also after the site's time, a thread that has not ended computes on a network that no other uses."""
     own = node(tmp_path / "many", run_config)
     many, later = Crew(own, EVERYONE), Crew(own, EVERYONE)
-    assert many.apart.threads == 2
+    assert many.size == 2
     with many.learner() as one, many.learner() as other, later.learner() as third, later.learner() as fourth:
         assert len({id(learner.model.module) for learner in (one, other, third, fourth)}) == 4
     with many.threads:
@@ -57,7 +57,7 @@ def test_with_four_clients_a_core_each_core_has_a_client(tmp_path: Path, run_con
 def test_the_clients_that_are_asked_decide_nothing(tmp_path: Path, run_config: dict[str, Any]) -> None:
     """A single one is computed by one thread too."""
     one = Crew(node(tmp_path / "many", run_config), EVERYONE[:1])
-    assert one.apart.threads == 1
+    assert one.size == 1
     with one.threads:
         assert torch.get_num_threads() == 1
 
@@ -67,7 +67,7 @@ def test_few_clients_and_networks_that_draw_have_all_cores(
     model: str, clients: int, tmp_path: Path, run_config: dict[str, Any]
 ) -> None:
     few = Crew(node(tmp_path / "few", run_config, model, clients), EVERYONE[:clients])
-    assert few.apart.threads == 1
+    assert few.size == 1
     with few.threads:
         assert torch.get_num_threads() == 2
 
@@ -76,7 +76,7 @@ def test_memory_bounds_the_number_of_clients_at_a_time(
     tmp_path: Path, run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(crew, "CPU_CHUNK_BYTES", 1)
-    assert Crew(node(tmp_path / "many", run_config), EVERYONE).apart.threads == 1
+    assert Crew(node(tmp_path / "many", run_config), EVERYONE).size == 1
 
 
 def test_a_network_that_cannot_be_copied_computes_one_client_at_a_time(
@@ -85,7 +85,7 @@ def test_a_network_that_cannot_be_copied_computes_one_client_at_a_time(
     odd = node(tmp_path / "many", run_config)
     odd.model.module.odd = (one for one in ())
     try:
-        assert Crew(odd, EVERYONE).apart.threads == 1
+        assert Crew(odd, EVERYONE).size == 1
     finally:
         del odd.model.module.odd
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from tests.helpers.cohorts import generators
-from umbel.client.noisy_messages import noisy_messages
+from umbel.client.work import noisy_messages
 
 FALSE_ALARM = 1e-6
 

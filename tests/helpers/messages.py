@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,17 +12,20 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from numpy.typing import NDArray
 
-from umbel.privacy.gate.own_app import RoundGate
+from umbel.privacy.gate.answer import Clients
 from umbel.privacy.gate.refusals import PUBLIC, REMEDIES
+from umbel.privacy.gate.umbel_app import answer_round
+from umbel.privacy.gate.work import Work
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.messages import round_request
 from umbel.protocol.records import pack, record_in, times_step, to_array_record, unpack
+from umbel.protocol.release import RowPrivacy
 from umbel.protocol.simulated import in_process
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 
 Layout = Mapping[str, tuple[int, ...]]
-Handler = Callable[[Message, Context], Message]
-"""What stands behind the gate."""
+Compute = Callable[[TrainingSpec, NDArray[np.int64]], Any]
+"""What clients train for a task, given the hypotheses that the gate assigns: all that `Work.compute` returns."""
 
 SIMULATED: dict[str, Any] = {"partition-id": 0, "num-partitions": 1}
 """The configuration of the only node of a simulation."""
@@ -64,22 +66,41 @@ def of_node(node_config: dict[str, Any], **run_config: Any) -> Context:
     return Context(1, 100, node_config, RecordDict(), {"seed": 3} | run_config)
 
 
-def accept(hypotheses: Arrays, task: TrainingSpec) -> None:
-    """Find nothing wrong with what a task asks."""
+class Behind:
+    """Clients behind the gate, all computed together also at a site.
+
+    `trains` and `scores` get a task, and `trains` the assigned hypotheses; they return all clients' results, or fail.
+    `rows` says how training hides rows.
+    """
+
+    def __init__(
+        self,
+        trains: Compute | None = None,
+        scores: Callable[[EvaluationSpec], Any] | None = None,
+        rows: RowPrivacy | None = None,
+    ) -> None:
+        self._trains, self._scores, self._rows = trains, scores, rows
+
+    def check(self, task: Any, hypotheses: Arrays) -> Any:
+        """Find nothing wrong with what a task asks."""
+        return task.clients
+
+    def train(self, task: TrainingSpec, hypotheses: Arrays, assigned: NDArray[np.int64]) -> Work:
+        assert self._trains is not None
+        return Work(lambda _: self._trains(task, assigned), [slice(0, len(task.clients))], rows=self._rows)
+
+    def score(self, task: EvaluationSpec, hypotheses: Arrays) -> Work:
+        assert self._scores is not None
+        return Work(lambda _: self._scores(task), [slice(0, len(task.clients))])
 
 
 def through_gate(
-    content: RecordDict,
-    context: Context,
-    handler: Handler,
-    message_type: str = "train",
-    check: Callable[[Arrays, TrainingSpec], None] = accept,
+    content: RecordDict, context: Context, clients: Clients | Compute, message_type: str = "train"
 ) -> Message:
     """Return what the gate lets out, on a node of the in-process grid unless it has data of its own."""
+    behind = clients if hasattr(clients, "train") else Behind(clients)
     with in_process():
-        return RoundGate(lambda _site, _run: SimpleNamespace(check_training=check))(
-            to_node(content, message_type), context, handler
-        )
+        return answer_round(to_node(content, message_type), context, lambda *_: behind)
 
 
 def sent(arrays: Mapping[str, Any]) -> ArrayRecord:

@@ -17,9 +17,7 @@ from umbel.protocol.errors import ProtocolError
 from umbel.protocol.messages import (
     answers_training,
     asks,
-    assigned_in,
     evaluation_in,
-    evaluation_only,
     evaluation_reply,
     hypotheses_in,
     keep_request,
@@ -29,11 +27,10 @@ from umbel.protocol.messages import (
     released_in,
     scores_in,
     training_in,
-    training_only,
     training_reply,
     version_in,
 )
-from umbel.protocol.records import Held, pack
+from umbel.protocol.records import pack
 from umbel.protocol.tasks import VERSION, EvaluationSpec, TrainingSpec
 
 
@@ -73,32 +70,6 @@ def test_of_what_two_messages_ask_alike_the_first_stands() -> None:
     first, second = request(TRAINING), request(TrainingSpec(9, (1,), 1, 0.1, 10, 5.0))
     (one,) = merged([to(7, first), to(7, second)])
     assert training_in(one.content) == TRAINING
-
-
-def test_what_the_gate_asks_within_a_node_is_handed_over_as_it_is() -> None:
-    training, evaluation = training_only(STACKED, TRAINING, np.array([-1, 1])), evaluation_only(STACKED, EVALUATION)
-    assert (training_in(training), evaluation_in(training)) == (TRAINING, None)
-    assert (training_in(evaluation), evaluation_in(evaluation)) == (None, EVALUATION)
-    assert assigned_in(training).tolist() == [-1, 1]
-    for part in (training, evaluation):
-        assert hypotheses_in(part) is STACKED
-
-
-def test_nothing_that_is_handed_over_within_a_node_can_be_sent() -> None:
-    held = training_only(STACKED, TRAINING, np.array([-1, 1]))
-    came = over_the_wire(held)
-    assert {name: dict(record) for name, record in came.items()} == {name: {} for name in held}
-    with raises(ProtocolError, "protocol.records", "hypotheses"):
-        hypotheses_in(came)
-    with raises(ProtocolError, "protocol.missing-field"):
-        training_in(came)
-
-
-def test_something_else_in_the_place_of_what_is_handed_over_is_refused() -> None:
-    content = RecordDict({"training": Held(EVALUATION), "hypotheses": Held([1.0]), "assigned": Held([0])})
-    for read in (training_in, hypotheses_in, assigned_in):
-        with raises(ProtocolError, "protocol.records"):
-            read(content)
 
 
 def test_what_a_run_has_found_travels_by_itself() -> None:

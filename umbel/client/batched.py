@@ -30,7 +30,7 @@ from umbel.client.engines import ONE_THREAD_BYTES, Chain, Engine, unfused_attent
 from umbel.models.losses import LOSSES, METRICS, Score
 from umbel.models.model import Model, Parameters
 from umbel.models.networks import Linear, Softmax, Units
-from umbel.privacy.gate.undisclosed import check_time
+from umbel.privacy.gate.time_limit import check_time
 
 SLOTS = 64  # clients of an exact chunk: a multiple of the numbers that any processor computes at once
 _NARROWEST = 8  # minimum rows to which an exact engine pads a client, so that few widths occur

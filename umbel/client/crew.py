@@ -18,7 +18,7 @@ import torch
 from umbel.client.learner import LOOP, Learner, one_thread
 from umbel.client.node import Node
 from umbel.models.fit import CPU_CHUNK_BYTES, look, training_bytes
-from umbel.privacy.gate.undisclosed import Apart, Some
+from umbel.privacy.gate.work import Places
 from umbel.protocol.clients import ClientInDataset
 
 _CLIENTS = 4  # hosted clients for each core: with fewer, some cores could be idle if a message asks only some clients
@@ -31,13 +31,15 @@ class Crew:
 
     Attributes
     ----------
-    apart : Apart
-        The batches of the asked clients.
+    batches : sequence of slice or list of int
+        The places of the clients that a site computes together.
+    size : int
+        Number of batches that are computed at a time.
     """
 
     def __init__(self, node: Node, clients: Sequence[ClientInDataset], together: bool = True) -> None:
         self._single = _one_thread_each(node)
-        batches: list[Some] = [slice(0, len(clients))]  # a simulation computes all clients at once
+        batches: list[Places] = [slice(0, len(clients))]  # a simulation computes all clients at once
         learners = [node.learner]
         if not node.site.simulated:
             offsets, asked = node.dataset.offsets, np.asarray(clients, np.int64)
@@ -50,7 +52,7 @@ class Crew:
             most = min(torch.get_num_threads(), len(batches), CPU_CHUNK_BYTES // size)
             # Copies alone: a thread that has not ended in the site's time still computes on its network.
             learners = (_copies(node.learner, most) if most > 1 else []) or learners
-        self.apart = Apart(batches, len(learners))
+        self.batches, self.size = batches, len(learners)
         self._idle: SimpleQueue[Learner] = SimpleQueue()
         for learner in learners:
             self._idle.put(learner)

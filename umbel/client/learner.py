@@ -29,7 +29,7 @@ from umbel.client.row_gradients import gradients_of
 from umbel.models.fit import CPU_CHUNK_BYTES, Look, look, one_line, training_bytes
 from umbel.models.model import Model, Parameters
 from umbel.privacy.gate.randomness import RowSource
-from umbel.privacy.gate.undisclosed import check_time
+from umbel.privacy.gate.time_limit import check_time
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ConfigError, ModelError
 from umbel.protocol.project import ENGINE

@@ -85,7 +85,7 @@ class LocalParameters:
     def write(self, clients: Sequence[int], values: Arrays, shared: Arrays, hidden: bool = False) -> None:
         """Keep the local parameters of clients, and whether training has hidden each row in them.
 
-        Training that diverged counts as no update, as in `umbel.privacy.gate.gate`: a client whose `shared` or
+        Training that diverged counts as no update, as in `umbel.privacy.gate.answer`: a client whose `shared` or
         local parameters are not finite keeps its earlier local parameters.
         """
         if not values:

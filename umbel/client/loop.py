@@ -11,7 +11,7 @@ from torch import Tensor
 from umbel.client.cohort import Cohort, Schedule, Steps, seeded
 from umbel.client.engines import Engine, arrangement
 from umbel.models.model import Parameters
-from umbel.privacy.gate.undisclosed import check_time
+from umbel.privacy.gate.time_limit import check_time
 
 
 class Loop(Engine):

@@ -149,11 +149,6 @@ class Node:
         place = (self.site.first, self.site.step) if self.site.placed else (-1, -1)
         return Hosting(len(self.training), len(self.validation), *place)
 
-    @property
-    def training_clients_report(self) -> bool:
-        """Whether the clients that report also train, so that their reports need noise."""
-        return len(self.validation) > 0 and self.validation == self.training
-
     def training_clients(self, asked: tuple[ClientOnNode, ...]) -> list[ClientInDataset]:
         """Return the dataset's numbers of asked clients, all of which must train here."""
         return self._pick(asked, 0, self.training, "training")

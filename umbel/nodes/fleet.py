@@ -1,7 +1,7 @@
 """The clients of a run, as a strategy sees them: sampling, messages and replies.
 
 `umbel.nodes.exchange` sends the messages and waits, and `umbel.nodes.replies` checks the replies. On the
-node a message comes to `umbel.client.app`, behind the gate (`umbel.privacy.gate.own_app`).
+node a message comes to `umbel.client.app`, behind the gate (`umbel.privacy.gate.umbel_app`).
 """
 
 from __future__ import annotations

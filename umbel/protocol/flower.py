@@ -47,7 +47,6 @@ __all__ = [
     "parse_config_args",
     "pull_soon",
     "refuse_repeated_parts",
-    "with_content",
     "without_proxy",
 ]
 
@@ -93,13 +92,6 @@ def encoded(dtype: str, shape: tuple[int, ...], data: bytes) -> Array:
     array = Array.__new__(Array)
     vars(array).update(dtype=dtype, shape=shape, stype=SType.NUMPY, data=data)
     return array
-
-
-def with_content(message: Message, content: RecordDict) -> Message:
-    """Return a message with other content, for use within this process."""
-    other = _shallow(message)
-    other.content = content
-    return other
 
 
 def delivered(message: Message) -> Message:

@@ -31,17 +31,7 @@ from numpy.typing import NDArray
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.flower import filled
-from umbel.protocol.records import (
-    Held,
-    from_array_record,
-    held_in,
-    in_steps,
-    pack,
-    record_in,
-    times_step,
-    to_array_record,
-    unpack,
-)
+from umbel.protocol.records import from_array_record, in_steps, pack, record_in, times_step, to_array_record, unpack
 from umbel.protocol.release import ReleaseBy
 from umbel.protocol.tasks import LONGEST_NAME, VERSION, EvaluationSpec, Hosting, TrainingSpec
 
@@ -50,7 +40,6 @@ _HYPOTHESES = "hypotheses"
 _PRIOR = "prior"
 _TRAINING = "training"
 _EVALUATION = "evaluation"
-_ASSIGNED = "assigned"
 _ARRAYS = "arrays"
 _RELEASED = "released"
 _STEP = "step"
@@ -164,9 +153,6 @@ def run_names(content: RecordDict) -> set[str]:
 
 def hypotheses_in(content: RecordDict) -> Arrays:
     """Return the hypotheses of a message."""
-    record = content.get(_HYPOTHESES)
-    if isinstance(record, Held):
-        return held_in(content, _HYPOTHESES, dict)
     return unpack(record_in(content, _HYPOTHESES, ArrayRecord))
 
 
@@ -181,33 +167,7 @@ def evaluation_in(content: RecordDict) -> EvaluationSpec | None:
 
 
 def _task_in(content: RecordDict, name: str, kind: type[D]) -> D | None:
-    record = content.get(name)
-    if record is None:
-        return None
-    if isinstance(record, Held):
-        return held_in(content, name, kind)
-    return kind.from_record(record_in(content, name, ConfigRecord))
-
-
-# --- from the gate to its handler, within a node
-
-
-def training_only(hypotheses: Arrays, task: TrainingSpec, assigned: NDArray[np.int64]) -> RecordDict:
-    """Return a message that asks for training only, with a task that has been checked already.
-
-    `assigned` (clients,) is the hypothesis that each client trains, or -1 for the one that fits it best.
-    """
-    return filled(RecordDict(), {_HYPOTHESES: Held(hypotheses), _TRAINING: Held(task), _ASSIGNED: Held(assigned)})
-
-
-def assigned_in(content: RecordDict) -> NDArray[np.int64]:
-    """Return the hypothesis that `training_only` assigns to each client; -1 for the one that fits it best."""
-    return held_in(content, _ASSIGNED, np.ndarray)
-
-
-def evaluation_only(hypotheses: Arrays, task: EvaluationSpec) -> RecordDict:
-    """Return a message that asks for evaluation only, with a task that has been checked already."""
-    return filled(RecordDict(), {_HYPOTHESES: Held(hypotheses), _EVALUATION: Held(task)})
+    return kind.from_record(record_in(content, name, ConfigRecord)) if name in content else None
 
 
 # --- replies of a node

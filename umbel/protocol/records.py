@@ -22,23 +22,6 @@ _LONGEST_NAME = 1 << 18  # of a matrix, in characters: names and shapes of some 
 _MOST_AXES = 32
 
 R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord)
-T = TypeVar("T")
-
-
-class Held(ConfigRecord):
-    """A value that stays within a process. It cannot be sent: Flower sees an empty record."""
-
-    def __init__(self, value: Any) -> None:
-        super().__init__()
-        self.__dict__["value"] = value
-
-
-def held_in(content: RecordDict, name: str, kind: type[T]) -> T:
-    """Return the value of that name and kind in a message; `ProtocolError` if there is none."""
-    value = getattr(content.get(name), "value", None)
-    if not isinstance(value, kind):
-        raise ProtocolError(f"there is no {kind.__name__} {name!r}", code="protocol.records")
-    return value
 
 
 def record_in(content: RecordDict, name: str, kind: type[R]) -> R:

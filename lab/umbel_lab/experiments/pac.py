@@ -23,7 +23,7 @@ from rich.progress import track
 from umbel import models
 from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.learner import learner_for
-from umbel.client.noisy_messages import noisy_messages
+from umbel.client.work import noisy_messages
 from umbel.models.losses import SLOPES
 from umbel.privacy.mechanisms import Laplace
 from umbel.privacy.mechanisms.sanitise import sanitise

@@ -20,7 +20,7 @@ from umbel.client.personal.calibrate import numbers
 from umbel.client.personal.own import FACTOR, OFFSET, WEIGHTS, Own, Task, mixed, row_scores, sums
 from umbel.models.losses import Loss, Score
 from umbel.models.model import Model
-from umbel.privacy.gate.undisclosed import check_time
+from umbel.privacy.gate.time_limit import check_time
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ModelError
 

@@ -1,6 +1,6 @@
 """What leaves a node of its clients that report, and of a message that asks for training as well.
 
-`test_gate.py` looks at training; here the handler hands over loss and metric of each client.
+`test_gate.py` looks at training; here clients return loss and metric.
 """
 
 from __future__ import annotations
@@ -8,21 +8,20 @@ from __future__ import annotations
 import io
 import struct
 from collections.abc import Callable
-from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from numpy.typing import NDArray
 from scipy import stats
 
 from tests.helpers.ledgers import all_spent
 from tests.helpers.messages import (
     SIMULATED,
-    Handler,
+    Behind,
     arrived,
     asked,
     of_node,
@@ -36,15 +35,11 @@ from tests.helpers.messages import (
     wire,
 )
 from tests.helpers.noise import rounding, sanitise
-from umbel.privacy.gate.gate import LocalReport
 from umbel.privacy.gate.ledger import Ledger
-from umbel.privacy.gate.own_app import local_report, local_result
 from umbel.privacy.gate.randomness import streams
 from umbel.privacy.mechanisms.laplace import Laplace
 from umbel.privacy.mechanisms.sanitise import round_to_grid
-from umbel.protocol.messages import evaluation_in, training_in
-from umbel.protocol.records import Held, held_in, to_array_record
-from umbel.protocol.tasks import EvaluationSpec
+from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 
 SECRET = "diagnosis-of-patient-17"
 SECRET_LOSS = 0.123456789
@@ -61,10 +56,9 @@ def request(clients: tuple[int, ...], hypotheses: Any = ZEROS, **changes: Any) -
     return asked(hypotheses, None, EvaluationSpec(1, clients, **changes))
 
 
-def reports(losses: Numbers, metrics: Numbers, clients: tuple[int, ...] = (), trains: bool = False) -> Handler:
-    """A handler that does as it should."""
-    content = local_report(np.asarray(losses, float), np.asarray(metrics, float), clients, trains)
-    return lambda msg, context: Message(content, reply_to=msg)
+def reports(losses: Numbers, metrics: Numbers) -> Behind:
+    """Clients that report as they should."""
+    return Behind(scores=lambda task: [np.array([losses, metrics], float).T])
 
 
 def what_left(reply: Message) -> tuple[list[float], list[float]] | None:
@@ -96,82 +90,51 @@ def test_loss_and_metric_of_validation_clients_leave_as_they_are(
     assert all_spent(context, (4, 7)) == [0, 0]
 
 
-def test_what_else_a_handler_hands_over_stays() -> None:
-    def handler(msg: Message, context: Context) -> Message:
-        content = local_report(np.array([0.5]), np.array([0.25]), (), False)
-        content["predictions"] = ArrayRecord({SECRET: Array(np.ones(3, np.float32))})
-        content["scores"] = MetricRecord({"loss": [SECRET_LOSS], "samples": [17]})
-        content["released"] = MetricRecord({"clients": [1]})
-        content["private"] = ConfigRecord({"samples": [17]})
-        return Message(content, reply_to=msg)
-
-    assert what_left(through_gate(request((4,)), of_node(SIMULATED), handler)) == ([0.5], [0.25])
+Fault = Callable[[NDArray[np.float64]], Any]
+"""Changes what clients report, returns something else, or raises."""
 
 
-Fault = Callable[[RecordDict], Any]
-"""Changes what the handler hands over, or returns something else, or raises."""
-
-
-def result(values: Any) -> Fault:
-    """Put something else in the place of what is reported."""
-    return lambda content: instead(content, scores=values)
-
-
-def instead(content: RecordDict, **changes: Any) -> None:
-    content["result"] = Held(replace(held_in(content, "result", LocalReport), **changes))
-
-
-def raises(content: RecordDict) -> None:
+def raises(scores: NDArray[np.float64]) -> Any:
     raise ValueError(f"{SECRET}: loss {SECRET_LOSS}")
 
 
 FAULTS: dict[str, Fault] = {
-    "no result": lambda content: content.pop("result"),
-    "scores as they would travel": lambda content: content.update({"result": to_array_record({"s": np.zeros((2, 2))})}),
-    "metrics for a result": lambda content: content.update({"result": MetricRecord({"loss": SECRET_LOSS})}),
-    "a client too few": result(np.full((2, 1), SECRET_LOSS)),
-    "a client too many": result(np.full((2, 3), SECRET_LOSS)),
-    "a loss alone": result(np.full((1, 2), SECRET_LOSS)),
-    "a third number": result(np.full((3, 2), SECRET_LOSS)),
-    "an axis more": result(np.full((2, 2, 1), SECRET_LOSS)),
-    "single precision": result(np.full((2, 2), SECRET_LOSS, np.float32)),
-    "whole numbers": result(np.ones((2, 2), np.int64)),
-    "text": result(np.array([["a", "b"], ["c", "d"]])),
-    "a list": result([[SECRET_LOSS] * 2] * 2),
-    "it does not say whether they train": lambda content: instead(content, trains=None, clients=()),
+    "no result": lambda scores: [],
+    "a client too few": lambda scores: [scores[1:]],
+    "a client too many": lambda scores: [np.full((3, 2), SECRET_LOSS)],
+    "a loss alone": lambda scores: [scores[:, :1]],
+    "a third number": lambda scores: [np.full((2, 3), SECRET_LOSS)],
+    "an axis more": lambda scores: [scores[..., None]],
+    "single precision": lambda scores: [scores.astype(np.float32)],
+    "whole numbers": lambda scores: [np.ones((2, 2), np.int64)],
+    "text": lambda scores: [np.array([["a", "b"], ["c", "d"]])],
+    "a list": lambda scores: [scores.tolist()],
     "an exception": raises,
-    "an error reply": lambda content: Error(code=0, reason=SECRET),
-    "nothing": lambda content: SECRET,
+    "nothing": lambda scores: SECRET,
 }
 
 
-def with_fault(fault: Fault, trains: bool = False) -> Handler:
-    """A handler that commits a fault."""
-
-    def handler(msg: Message, context: Context) -> Any:
-        content = local_report(np.full(2, SECRET_LOSS), np.full(2, SECRET_LOSS), (4, 7), trains)
-        other = fault(content)
-        if isinstance(other, Error):
-            return Message(other, reply_to=msg)
-        return other if isinstance(other, str) else Message(content, reply_to=msg)
-
-    return handler
-
-
-@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("noisy", [False, True])
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
-def test_a_broken_handler_reports_nothing(fault: Fault, trains: bool) -> None:
-    context = of_node(SIMULATED | (NOISY if trains else {}))
-    assert what_left(through_gate(request((4, 7)), context, with_fault(fault, trains))) is None
-    assert all_spent(context, (4, 7)) == [0, 0]
+def test_clients_that_fail_report_nothing_in_simulation_and_noise_at_a_site(fault: Fault, noisy: bool) -> None:
+    """A site that lets exact losses leave says refused."""
+    for own in ({}, OWN):
+        policy = NOISY if noisy else {"role": "validation"} if own else {}
+        context = of_node((own or SIMULATED) | policy)
+        clients = Behind(scores=lambda task: fault(np.full((2, 2), SECRET_LOSS)))
+        found = what_left(through_gate(request((4, 7)), context, clients))
+        assert (found is not None) == (noisy and bool(own))
+        assert all_spent(context, (4, 7)) == [Fraction(1, 2) * noisy] * 2
 
 
 # --- training clients that report
 
 
-def test_a_handler_that_names_other_clients_reports_nothing() -> None:
-    handler = with_fault(lambda content: instead(content, clients=(4,)), trains=True)
-    assert what_left(through_gate(request((4, 7)), of_node(SIMULATED | NOISY), handler)) is None
+def test_a_node_that_does_not_say_who_is_charged_reports_nothing() -> None:
+    node, context = Node(), of_node(SIMULATED | NOISY)
+    node.check = lambda task, hypotheses: task.clients[1:]  # type: ignore[method-assign]
+    assert what_left(through_gate(request((4, 7)), context, node)) is None
+    assert (node.seen, all_spent(context, (4, 7))) == ([], [0, 0])
 
 
 def test_evaluation_takes_no_other_hypotheses_than_training() -> None:
@@ -180,20 +143,17 @@ def test_evaluation_takes_no_other_hypotheses_than_training() -> None:
     assert node.seen == []
 
 
-def test_training_clients_report_nothing_unless_their_site_lets_them() -> None:
-    """Who does not say that they do not train is taken to train."""
-    for trains in (True, 1, 0, "false", None):
-
-        def forget(content: RecordDict, trains: Any = trains) -> None:
-            instead(content, clients=(4, 7), trains=trains)
-
-        assert what_left(through_gate(request((4, 7)), of_node(OWN), with_fault(forget))) is None
+@pytest.mark.parametrize("budget", [8, "inf"])
+def test_training_clients_report_nothing_unless_their_site_lets_them(budget: Any) -> None:
+    node = Node()
+    assert what_left(through_gate(request((4, 7)), of_node(OWN | {"budget": budget}), node)) is None
+    assert node.seen == []
 
 
 @pytest.mark.parametrize("node_config", [SIMULATED | NOISY, OWN | NOISY], ids=["simulated", "own data"])
 def test_reports_of_training_clients_are_clipped_noised_and_charged(node_config: dict[str, Any]) -> None:
     context = of_node(node_config)
-    handler = reports([0.5, 1e9], [0.25, -7.0], (4, 7), trains=True)
+    handler = reports([0.5, 1e9], [0.25, -7.0])
     first, second = (what_left(through_gate(request((4, 7)), context, handler)) for _ in range(2))
     assert first is not None
     assert first != ([0.5, 1e9], [0.25, -7.0])
@@ -205,7 +165,7 @@ def test_reports_of_training_clients_are_clipped_noised_and_charged(node_config:
 
 
 def test_a_report_is_the_sanitised_point_with_noise_from_the_clients_own_stream() -> None:
-    handler = reports([0.5, 9.0, np.nan], [0.25, -1.0, 2.0], (4, 7, 5), trains=True)
+    handler = reports([0.5, 9.0, np.nan], [0.25, -1.0, 2.0])
     found = what_left(through_gate(request((4, 7, 5)), of_node(SIMULATED | NOISY), handler))
     # Clipped to between 0 and 3, what is no number to 3, and centred.
     points = np.array([[0.5, 0.25], [3.0, 0.0], [3.0, 2.0]]) - 1.5
@@ -217,7 +177,7 @@ def test_a_report_is_the_sanitised_point_with_noise_from_the_clients_own_stream(
 def test_the_noise_of_reports_is_that_of_the_mechanism() -> None:
     """|noise| ~ Gamma(2, nu r / 2) for 10,000 clients in the middle of the square. False-alarm rate 1e-6."""
     clients = tuple(range(10_000))
-    handler = reports(np.full(10_000, 1.5), np.full(10_000, 1.5), clients, trains=True)
+    handler = reports(np.full(10_000, 1.5), np.full(10_000, 1.5))
     found = np.array(what_left(through_gate(request(clients), of_node(OWN | NOISY), handler)))
     norms = np.linalg.norm(found - 1.5, axis=0)
     # Rounded to steps of 1/2 or less, which blurs norms of some 17 by no more than that.
@@ -227,8 +187,8 @@ def test_the_noise_of_reports_is_that_of_the_mechanism() -> None:
 
 def test_a_client_without_budget_reports_nothing() -> None:
     context = of_node(SIMULATED | NOISY | {"paper-budget": 0.5})
-    through_gate(request((4,)), context, reports([0.5], [0.5], (4,), trains=True))
-    found = what_left(through_gate(request((4, 7)), context, reports([0.5, 0.5], [0.5, 0.5], (4, 7), trains=True)))
+    through_gate(request((4,)), context, reports([0.5], [0.5]))
+    found = what_left(through_gate(request((4, 7)), context, reports([0.5], [0.5])))
     assert np.isnan(found).tolist() == [[True, False], [True, False]]
     assert all_spent(context, (4, 7)) == [Fraction(1, 2)] * 2
 
@@ -237,9 +197,9 @@ def test_a_crash_in_the_noise_is_paid_for_and_reports_nothing(monkeypatch: pytes
     def crash(*_: Any) -> Any:
         raise MemoryError(SECRET)
 
-    monkeypatch.setattr("umbel.privacy.gate.gate.round_to_grid", crash)
+    monkeypatch.setattr("umbel.privacy.gate.releases.round_to_grid", crash)
     context = of_node(OWN | NOISY)
-    assert what_left(through_gate(request((4, 7)), context, reports([0, 0], [0, 0], (4, 7), trains=True))) is None
+    assert what_left(through_gate(request((4, 7)), context, reports([0, 0], [0, 0]))) is None
     assert all_spent(context, (4, 7)) == [Fraction(1, 2)] * 2
 
 
@@ -258,7 +218,7 @@ def site_of_mean(umbel_home: Path) -> Context:
 
 
 def test_a_site_with_a_budget_reports_one_mean_and_charges_each_client(site_of_mean: Context) -> None:
-    handler = reports([0.5, 9.0, np.nan], [0.25, -1.0, 2.0], (4, 7, 5))
+    handler = reports([0.5, 9.0, np.nan], [0.25, -1.0, 2.0])
     found = what_left(through_gate(request((4, 7, 5)), site_of_mean, handler))
     assert found is not None
     assert [len(set(values)) for values in found] == [1, 1], "all three stand for their mean"
@@ -268,14 +228,14 @@ def test_a_site_with_a_budget_reports_one_mean_and_charges_each_client(site_of_m
 
 def test_a_row_budget_is_one_too(site_of_mean: Context) -> None:
     context = of_node(OWN | MEAN | {"budget": "inf", "row-budget": 2.0})
-    found = what_left(through_gate(request((4, 7)), context, reports([0.5, 1e9], [0.25, 7.0], (4, 7))))
+    found = what_left(through_gate(request((4, 7)), context, reports([0.5, 1e9], [0.25, 7.0])))
     assert found is not None
     assert [len(set(values)) for values in found] == [1, 1]
     assert all_spent(context, (4, 7)) == [Fraction(1, 2)] * 2
 
 
 def test_the_mean_is_of_clipped_reports_with_noise_once() -> None:
-    handler = reports([0.5, 9.0, np.nan], [0.25, -1.0, 2.0], (4, 7, 5))
+    handler = reports([0.5, 9.0, np.nan], [0.25, -1.0, 2.0])
     found = what_left(through_gate(request((4, 7, 5)), of_node(NOT_EXACT), handler))
     total = np.array([[0.5 + 3.0 + 3.0, 0.25 + 0.0 + 2.0]])
     noise = Laplace(4.0).noise([2], np.full((1, 1), 3 * np.sqrt(2)), iter(streams(3, "mean report", 1, [0])))
@@ -286,7 +246,7 @@ def test_the_mean_is_of_clipped_reports_with_noise_once() -> None:
 def test_the_noise_of_the_mean_falls_with_the_number_of_clients() -> None:
     """|noise| ~ Gamma(2, nu r / 2) / m over 500 rounds of m = 100 clients. False-alarm rate 1e-6."""
     clients = tuple(range(100))
-    handler = reports(np.full(100, 1.5), np.full(100, 1.5), clients)
+    handler = reports(np.full(100, 1.5), np.full(100, 1.5))
     asked_for = (asked(ZEROS, None, EvaluationSpec(round, clients)) for round in range(1, 501))
     found = [what_left(through_gate(one, of_node(NOT_EXACT), handler)) for one in asked_for]
     norms = np.linalg.norm([[losses[0] - 1.5, metrics[0] - 1.5] for losses, metrics in filter(None, found)], axis=1)
@@ -298,11 +258,11 @@ def test_the_noise_of_the_mean_falls_with_the_number_of_clients() -> None:
 
 def test_a_client_over_budget_is_not_in_the_mean(site_of_mean: Context) -> None:
     for _ in range(4):
-        through_gate(request((4,)), site_of_mean, reports([3.0], [3.0], (4,)))
-    found = what_left(through_gate(request((4, 7)), site_of_mean, reports([0.0], [0.0], (7,))))
+        through_gate(request((4,)), site_of_mean, reports([3.0], [3.0]))
+    found = what_left(through_gate(request((4, 7)), site_of_mean, reports([0.0], [0.0])))
     assert np.isnan(found).tolist() == [[True, False], [True, False]]
     assert all_spent(site_of_mean, (4, 7)) == [2, Fraction(1, 2)]
-    found = what_left(through_gate(request((4,)), site_of_mean, reports([3.0], [3.0], (4,))))
+    found = what_left(through_gate(request((4,)), site_of_mean, reports([3.0], [3.0])))
     assert np.isnan(found).all()
 
 
@@ -319,7 +279,7 @@ def test_exact_losses_leave_a_site_that_says_so_and_one_without_a_budget(
     entries: dict[str, Any], site_of_mean: Context
 ) -> None:
     context = of_node(OWN | MEAN | {"role": "split", "report-noise-multiplier": 0.0} | entries)
-    found = what_left(through_gate(request((4, 7)), context, reports([0.5, 1e9], [0.25, 7.0], (4, 7))))
+    found = what_left(through_gate(request((4, 7)), context, reports([0.5, 1e9], [0.25, 7.0])))
     assert found == ([0.5, 1e9], [0.25, 7.0])
     assert all_spent(context, (4, 7)) == [0, 0]
 
@@ -327,29 +287,27 @@ def test_exact_losses_leave_a_site_that_says_so_and_one_without_a_budget(
 # --- what is refused before anything is scored
 
 
-class Node:
-    """A handler that trains and scores, and remembers what it was asked."""
+class Node(Behind):
+    """Clients that train and score, and remember what they were asked; they fail at a `broken` part."""
 
     def __init__(self, broken: str = "") -> None:
+        super().__init__(self._train, self._score)
         self.broken = broken
         self.seen: list[tuple[str, tuple[int, ...]]] = []
 
-    def __call__(self, msg: Message, context: Context) -> Message:
-        training, evaluation = training_in(msg.content), evaluation_in(msg.content)
-        if training is not None:
-            assert set(msg.content) == {"hypotheses", "training", "assigned", "node"}
-            self.seen.append(("training", training.clients))
-            if self.broken == "training":
-                raise ValueError(SECRET)
-            ones = stacked(np.ones((len(training.clients), 2)), ONE)
-            return Message(local_result(ones, np.zeros(len(training.clients), int)), reply_to=msg)
-        assert evaluation is not None
-        assert set(msg.content) == {"hypotheses", "evaluation", "node"}
-        self.seen.append(("evaluation", evaluation.clients))
+    def _train(self, task: TrainingSpec, assigned: NDArray[np.int64]) -> Any:
+        self.seen.append(("training", task.clients))
+        if self.broken == "training":
+            raise ValueError(SECRET)
+        m = len(task.clients)
+        return [np.zeros(m, int), np.ones((m, 2), np.float32)]
+
+    def _score(self, task: EvaluationSpec) -> Any:
+        self.seen.append(("evaluation", task.clients))
         if self.broken == "evaluation":
             raise ValueError(SECRET)
-        losses = np.arange(len(evaluation.clients), dtype=float)
-        return Message(local_report(losses, 10 * losses, evaluation.clients, False), reply_to=msg)
+        losses = np.arange(len(task.clients), dtype=float)
+        return [np.stack([losses, 10 * losses], axis=1)]
 
 
 def malformed(**changes: Any) -> ConfigRecord:
@@ -456,12 +414,7 @@ def test_what_goes_wrong_with_one_part_does_not_hold_up_the_other(broken: str, r
 
 
 def test_a_node_that_may_not_report_trains_all_the_same() -> None:
-    def handler(msg: Message, context: Context) -> Message:
-        if evaluation_in(msg.content) is None:
-            return Node()(msg, context)
-        return reports([0.5, 0.5, 0.5], [0.5, 0.5, 0.5], (4, 7, 5), trains=True)(msg, context)
-
-    assert left(through_gate(both(), of_node(OWN), handler)) == {"arrays", "released"}
+    assert left(through_gate(both(), of_node(OWN), Node())) == {"arrays", "released"}
 
 
 def test_a_part_that_makes_no_sense_does_not_hold_up_the_other() -> None:
@@ -474,8 +427,8 @@ def test_a_part_that_makes_no_sense_does_not_hold_up_the_other() -> None:
 
 
 def test_when_both_parts_go_wrong_one_word_is_the_answer() -> None:
-    def handler(msg: Message, context: Context) -> Message:
+    def fails(*_: Any) -> Any:
         raise ValueError(SECRET)
 
-    assert left(through_gate(both(), of_node(SIMULATED), handler)) == set()
+    assert left(through_gate(both(), of_node(SIMULATED), Behind(fails, fails))) == set()
     assert left(through_gate(asked(ZEROS), of_node(SIMULATED), Node())) == set(), "a message that asks for nothing"

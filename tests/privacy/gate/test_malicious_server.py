@@ -204,7 +204,7 @@ def test_after_the_budget_is_gone_nothing_is_trained(open_site: Open, monkeypatc
     assert site.spent() == [2 * PRICE, 2 * PRICE, PRICE, 0]
 
     trained: list[Any] = []
-    monkeypatch.setattr("umbel.client.app._train", lambda *asked: trained.append(asked))
+    monkeypatch.setattr("umbel.client.work.NodeClients.train", lambda *asked: trained.append(asked))
     assert refused(site.ask())
     assert trained == []
     assert site.spent() == [2 * PRICE, 2 * PRICE, PRICE, 0]

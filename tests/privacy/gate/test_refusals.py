@@ -6,7 +6,7 @@ import pytest
 
 from tests.helpers.codes import made
 from tests.helpers.messages import asked, of_node, task_of, through_gate, to_node
-from tests.privacy.gate.test_site_log import ZEROS, broken, handler
+from tests.privacy.gate.test_site_log import BROKEN, CLIENTS, ZEROS
 from tests.privacy.gate.test_site_log import ledger as ledger
 from tests.privacy.gate.test_site_log import own as own
 from umbel.privacy.gate.refusals import PUBLIC, refusal
@@ -42,10 +42,9 @@ def test_a_site_tells_that_its_policy_decided_and_nothing_of_its_data(own: dict[
     said = [
         through_gate(asked(ZEROS, *tasks), of_node(own), does).error.reason
         for tasks, does in (
-            ((task_of((0, 1), noise_multiplier=0.0),), handler),
-            ((task_of((0, 1)),), broken),
-            ((task_of((0, 1), noise_multiplier=0.0), EvaluationSpec(1, (4,))), broken),
-            ((task_of((0, 1)), EvaluationSpec(1, (4,))), broken),
+            ((task_of((0, 1), noise_multiplier=0.0),), CLIENTS),
+            ((None, EvaluationSpec(1, (4,))), BROKEN),
+            ((task_of((0, 1), noise_multiplier=0.0), EvaluationSpec(1, (4,))), BROKEN),
         )
     ]
-    assert said == ["refused [refused.unsanitised]", "refused"] * 2
+    assert said == ["refused [refused.unsanitised]", "refused", "refused [refused.unsanitised]"]

@@ -9,16 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, Message
 
 from tests.helpers.errors import raises
-from tests.helpers.messages import asked, of_node, refused, releases, stacked, task_of, through_gate
+from tests.helpers.messages import Behind, asked, of_node, refused, releases, stacked, task_of, through_gate
 from tests.helpers.sites import own, simulated
 from umbel.privacy.accounting.guarantee import secure_release, site_release
 from umbel.privacy.accounting.rows import by_steps
 from umbel.privacy.gate.charges import Charge, Limits, priced, read, written
 from umbel.privacy.gate.ledger import Ledger, MemoryLedger
-from umbel.privacy.gate.own_app import local_result
 from umbel.protocol.errors import Refused, SiteError
 from umbel.protocol.release import Clipping, Kind, Release, ReleaseBy, RowPrivacy
 from umbel.protocol.tasks import TrainingSpec
@@ -171,13 +169,10 @@ def test_releases_count_by_steps_just_where_training_hides_rows_in_local_paramet
 # --- through the gate
 
 
-def trained(values: Any, rows: RowPrivacy | None = STEPS) -> Any:
-    """Return a handler whose clients trained to these parameters, and hid rows like this."""
-
-    def handler(msg: Message, context: Context) -> Message:
-        return Message(local_result(stacked(values, LAYOUT), np.zeros(len(values), int), rows), reply_to=msg)
-
-    return handler
+def trained(values: Any, rows: RowPrivacy | None = STEPS) -> Behind:
+    """Return clients that trained to these parameters, and hid rows like this."""
+    results = [np.zeros(len(values), int), *stacked(values, LAYOUT).values()]
+    return Behind(lambda task, assigned: results, rows=rows)
 
 
 def test_the_model_leaves_as_it_was_trained_within_the_clip_norm_and_is_charged() -> None:

@@ -21,7 +21,7 @@ from tests.helpers.errors import raises
 from tests.helpers.ledgers import ledger_of
 from tests.helpers.messages import arrived, of_node, refused, task_of, through_gate
 from tests.helpers.sites import own, simulated
-from tests.privacy.gate.test_secure_sums import TASK, TERMS, announced, handler, node, request, sanitiser
+from tests.privacy.gate.test_secure_sums import CLIENTS, TASK, TERMS, announced, node, request, sanitiser
 from umbel.privacy.gate.secure_sums import SecureSanitiser, party_of, remember, reply
 from umbel.privacy.gate.site import Site
 from umbel.privacy.secure.party import Announcement, key_text
@@ -63,7 +63,7 @@ def test_terms_that_exhaust_a_site_or_hide_nothing_are_refused_before_it_works(
     context, content = node(0), with_terms(**terms)
     if not trains:
         del content["training"]
-    assert refused(through_gate(content, context, handler))
+    assert refused(through_gate(content, context, CLIENTS))
     assert not ledger_of(context).account(0)
     assert "umbel.secure" not in context.state
 
@@ -72,14 +72,14 @@ def test_terms_that_exhaust_a_site_or_hide_nothing_are_refused_before_it_works(
 def test_masks_alone_are_as_many_as_the_hypotheses_have_numbers(length: int) -> None:
     """All sites announced keys for a sum of any length that the server names; the memory for it is not taken."""
     context = node(0)
-    assert refused(through_gate(joining(terms=replace(TERMS, length=length)), context, handler))
+    assert refused(through_gate(joining(terms=replace(TERMS, length=length)), context, CLIENTS))
     assert "umbel.secure" not in context.state
 
 
 def test_numbers_of_one_bit_cost_what_others_cost() -> None:
     """Everything wraps around; the server learns less for the same price."""
     context, terms = node(0), replace(TERMS, bits=1)
-    reply = arrived(through_gate(request(terms=terms), context, handler))
+    reply = arrived(through_gate(request(terms=terms), context, CLIENTS))
     assert len(masked_in(reply.content).numbers) == 1
     assert [release.noise_multiplier for release in ledger_of(context).account(0)] == [TASK["noise_multiplier"]]
 
@@ -133,19 +133,19 @@ def joining(round: int = 1, terms: Terms = TERMS) -> RecordDict:
 def test_masks_alone_and_training_are_not_had_in_one_round() -> None:
     """With the same masks on zeros and on the clients' numbers, their difference would have no mask."""
     context = node(0)
-    assert not refused(through_gate(joining(), context, handler))
-    assert refused(through_gate(request(), context, handler))
+    assert not refused(through_gate(joining(), context, CLIENTS))
+    assert refused(through_gate(request(), context, CLIENTS))
     assert not ledger_of(context).account(0)
     other = node(0)
-    assert not refused(through_gate(request(), other, handler))
-    assert refused(through_gate(joining(), other, handler))
+    assert not refused(through_gate(request(), other, CLIENTS))
+    assert refused(through_gate(joining(), other, CLIENTS))
 
 
 def test_a_later_round_ends_the_one_before() -> None:
     """The server asks for two rounds at once: the first is not opened any more."""
     context = node(0)
     for round in (1, 2):
-        assert not refused(through_gate(request(round), context, handler))
+        assert not refused(through_gate(request(round), context, CLIENTS))
     site = simulated(**{"partition-id": 0, "num-partitions": 3})
     names = tuple(sorted(announced()))
     with raises(Refused, "refused.secure-round"):
@@ -157,9 +157,9 @@ def test_asking_again_who_a_site_is_changes_nothing() -> None:
     """An announcement in the middle of a round has the same key. The round continues, and is still masked once."""
     context, site = node(0), simulated(**{"partition-id": 0, "num-partitions": 3})
     before = reply(site, 7, context.state, Request(Stage.ANNOUNCE, TERMS))
-    assert not refused(through_gate(request(), context, handler))
+    assert not refused(through_gate(request(), context, CLIENTS))
     assert reply(site, 7, context.state, Request(Stage.ANNOUNCE, TERMS)) == before
-    assert refused(through_gate(request(), context, handler))
+    assert refused(through_gate(request(), context, CLIENTS))
     names = tuple(sorted(announced()))
     reply(site, 7, context.state, Request(Stage.AGREE, TERMS, 1, survivors=names))
     reply(site, 7, context.state, Request(Stage.ANNOUNCE, TERMS))
@@ -179,7 +179,7 @@ def test_a_client_asked_twice_is_refused() -> None:
         task_of((0, 0), **TASK)
     context, content = node(0), request()
     content["training"]["clients"] = [1, 1]
-    assert refused(through_gate(content, context, handler))
+    assert refused(through_gate(content, context, CLIENTS))
     assert not ledger_of(context).account(1)
 
 
@@ -194,11 +194,11 @@ def test_a_client_over_budget_is_in_no_sum(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(SecureSanitiser, "summed", watch)
     context = node(0, **{"max-participations": 1})
-    assert shared_in(arrived(through_gate(request(1, clients=1), context, handler)).content, 1, 0)[0].tolist() == [True]
-    found = arrived(through_gate(request(2, clients=2), context, handler)).content
+    assert shared_in(arrived(through_gate(request(1, clients=1), context, CLIENTS)).content, 1, 0)[0].tolist() == [True]
+    found = arrived(through_gate(request(2, clients=2), context, CLIENTS)).content
     assert shared_in(found, 2, 0)[0].tolist() == [False, True]
     assert seen == [1, 1]
-    assert refused(through_gate(request(3, clients=2), context, handler))
+    assert refused(through_gate(request(3, clients=2), context, CLIENTS))
 
 
 def test_a_sum_with_a_key_that_is_no_key_charges_nobody() -> None:
@@ -207,14 +207,14 @@ def test_a_sum_with_a_key_that_is_no_key_charges_nobody() -> None:
     found, public = announced(), bytes(32)
     bad = simulated_key(7, 2).sign(key_text(TERMS, "node 2", public))
     content[RECORD] = Request(Stage.MASK, TERMS, 1, {**found, "node 2": Announcement(public, bad)}).to_record()
-    assert refused(through_gate(content, context, handler))
+    assert refused(through_gate(content, context, CLIENTS))
     assert not ledger_of(context).account(0)
 
 
 def test_memory_that_was_damaged_fails_closed() -> None:
     context = node(0)
     context.state["umbel.secure"] = ConfigRecord({"terms": TERMS.digest, "secret": b"x"})
-    assert refused(through_gate(request(), context, handler))
+    assert refused(through_gate(request(), context, CLIENTS))
     assert not ledger_of(context).account(0)
 
 
@@ -329,7 +329,7 @@ def test_a_seed_that_the_server_knows_gives_no_secret_of_a_party(tmp_path: Path)
 
 def test_the_kind_of_charge_is_that_of_a_secure_sum() -> None:
     context = node(0)
-    through_gate(request(), context, handler)
+    through_gate(request(), context, CLIENTS)
     [(release, times)] = ledger_of(context).account(0).items()
     assert (release.kind, release.noise_multiplier, times) == (Kind.SECURE, 2.0, 1)
     assert of_node({}).state == RecordDict()

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -16,20 +16,19 @@ from numpy.typing import NDArray
 
 from tests.helpers.errors import raises
 from tests.helpers.ledgers import ledger_of
-from tests.helpers.messages import Handler, arrived, asked, of_node, refused, stacked, task_of, through_gate
+from tests.helpers.messages import Behind, arrived, asked, of_node, refused, stacked, task_of, through_gate
 from tests.helpers.sites import simulated
 from umbel.privacy.accounting.guarantee import guarantee
 from umbel.privacy.gate import secure_sums
-from umbel.privacy.gate.own_app import local_report, local_result
 from umbel.privacy.gate.secure_sums import SecureReports, SecureSanitiser
 from umbel.privacy.mechanisms.discrete_gaussian import ConcentratedLoss
 from umbel.privacy.secure.party import Announcement, Party
 from umbel.privacy.secure.terms import Grid, Terms
 from umbel.privacy.secure.wire import RECORD, Introduction, Request, Stage, masked_in
 from umbel.protocol.errors import Refused
-from umbel.protocol.messages import assigned_in, evaluation_in, shared_in
+from umbel.protocol.messages import shared_in
 from umbel.protocol.release import Clipping, Kind, Release
-from umbel.protocol.tasks import EvaluationSpec
+from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 
 BOTH = np.array([[0.0], [100.0]])
 TERMS = Terms("spring", length=4, bits=30, deviation=512.0)
@@ -39,10 +38,13 @@ TASK: dict[str, Any] = {
 }  # fmt: skip
 
 
+NUMBERS = np.zeros(0, np.int64)
+
+
 def sanitiser(hypotheses: Any = BOTH, terms: Terms = TERMS, **changes: Any) -> SecureSanitiser:
     matrix = np.asarray(hypotheses, np.float64)
     layout = {"weight": (matrix.shape[1],)}
-    return SecureSanitiser.of(simulated(), stacked(matrix, layout), task_of((0,), **TASK | changes), terms)
+    return SecureSanitiser.of(simulated(), stacked(matrix, layout), task_of((0,), **TASK | changes), terms, NUMBERS)
 
 
 # --- the numbers
@@ -107,11 +109,16 @@ def test_terms_that_do_not_fit_the_task_are_refused(terms: dict[str, Any], chang
 # --- through the gate
 
 
-def handler(msg: Message, context: Context) -> Message:
-    there = len(assigned_in(msg.content))
-    return Message(
-        local_result(stacked(np.full((there, 1), 0.5), {"weight": (1,)}), np.zeros(there, np.int64)), reply_to=msg
-    )
+def train(task: TrainingSpec, assigned: NDArray[np.int64]) -> Any:
+    there = len(task.clients)
+    return [np.zeros(there, np.int64), np.full((there, 1), 0.5, np.float32)]
+
+
+def score(task: EvaluationSpec) -> Any:
+    return [np.full((len(task.clients), 2), 0.5)]
+
+
+CLIENTS = Behind(train, score)
 
 
 def node(place: int, **entries: Any) -> Context:
@@ -139,7 +146,7 @@ def request(round: int = 1, clients: int = 2, terms: Terms = TERMS, stage: Stage
 
 def test_masked_numbers_leave_once_their_clients_are_charged() -> None:
     context = node(0)
-    reply = arrived(through_gate(request(), context, handler))
+    reply = arrived(through_gate(request(), context, CLIENTS))
     assert {*reply.content} == {"secure", "released"}
     assert shared_in(reply.content, 2, 0)[0].all()
     assert {*masked_in(reply.content).boxes} == {"node 1", "node 2"}
@@ -150,21 +157,21 @@ def test_masked_numbers_leave_once_their_clients_are_charged() -> None:
 def test_the_party_remembers_its_round_in_the_nodes_own_memory() -> None:
     """So the same round is masked once, also if the server changes hypotheses, and whoever restarts has another key."""
     context = node(0)
-    assert not refused(through_gate(request(), context, handler))
-    assert refused(through_gate(request(), context, handler))
-    assert not refused(through_gate(request(round=2), context, handler))
+    assert not refused(through_gate(request(), context, CLIENTS))
+    assert refused(through_gate(request(), context, CLIENTS))
+    assert not refused(through_gate(request(round=2), context, CLIENTS))
     assert sum(ledger_of(context).account(0).values()) == 2
 
 
 @pytest.mark.parametrize("stage", [Stage.ANNOUNCE, Stage.AGREE, Stage.OPEN])
 def test_training_for_a_sum_is_asked_for_with_its_parties(stage: Stage) -> None:
     context = node(0)
-    assert refused(through_gate(request(stage=stage), context, handler))
+    assert refused(through_gate(request(stage=stage), context, CLIENTS))
     content = request()
     del content[RECORD]
-    assert refused(through_gate(content, context, handler))
+    assert refused(through_gate(content, context, CLIENTS))
     content[RECORD] = ConfigRecord({"stage": "mask"})
-    assert refused(through_gate(content, context, handler))
+    assert refused(through_gate(content, context, CLIENTS))
     assert not ledger_of(context).account(0)
 
 
@@ -172,14 +179,14 @@ def test_no_client_is_charged_for_a_sum_that_the_site_would_not_enter() -> None:
     context, content = node(0), request()
     others = {name: one for name, one in announced().items() if name != "node 2"}
     content[RECORD] = Request(Stage.MASK, TERMS, 1, others).to_record()
-    assert refused(through_gate(content, context, handler))
+    assert refused(through_gate(content, context, CLIENTS))
     assert not ledger_of(context).account(0)
 
 
 def test_a_site_without_clients_in_a_round_adds_masks_alone() -> None:
     context, content = node(1), request()
     del content["training"]
-    reply = arrived(through_gate(content, context, handler))
+    reply = arrived(through_gate(content, context, CLIENTS))
     assert not any(flags.size for flags in shared_in(reply.content, 0, 0))
     assert masked_in(reply.content).numbers
     assert not any(ledger_of(context).account(client) for client in range(9))
@@ -192,7 +199,7 @@ REPORTING = EvaluationSpec(1, (0, 1), report_noise_multiplier=4.0)
 
 
 def of_reports(terms: Terms = WITH_REPORTS, entries: dict[str, Any] | None = None, **changes: Any) -> SecureReports:
-    return SecureReports.of(simulated(**entries or {}), replace(REPORTING, **changes), terms)
+    return SecureReports.of(simulated(**entries or {}), replace(REPORTING, **changes), terms, NUMBERS)
 
 
 def test_the_sums_of_three_reports_by_hand() -> None:
@@ -244,15 +251,8 @@ def reporting(evaluation: EvaluationSpec = REPORTING, clients: int = 2, terms: T
     return content
 
 
-def of_both(trains: bool = False) -> Handler:
-    def answer(msg: Message, context: Context) -> Message:
-        if "training" in msg.content:
-            return handler(msg, context)
-        asked = evaluation_in(msg.content)
-        assert asked is not None
-        return Message(local_report(*np.full((2, len(asked.clients)), 0.5), asked.clients, trains), reply_to=msg)
-
-    return answer
+def fails(*_: Any) -> Any:
+    raise RuntimeError("boom")
 
 
 def accounts(context: Context, *clients: int) -> list[tuple[Kind, int]]:
@@ -265,7 +265,7 @@ def test_updates_and_reports_leave_in_one_sum(monkeypatch: pytest.MonkeyPatch) -
     mask = Party.mask
     monkeypatch.setattr(Party, "mask", lambda *args: seen.append(args[3].tolist()) or mask(*args))
     context = node(0)
-    reply = arrived(through_gate(reporting(), context, of_both()))
+    reply = arrived(through_gate(reporting(), context, CLIENTS))
     assert {*reply.content} == {"secure", "released"}
     assert [flags.tolist() for flags in shared_in(reply.content, 2, 2)] == [[True, True], [True, True]]
     assert seen == [[256, 0, 512, 0, 90, 90]]
@@ -275,39 +275,30 @@ def test_updates_and_reports_leave_in_one_sum(monkeypatch: pytest.MonkeyPatch) -
 def test_reports_alone_are_a_sum_as_well() -> None:
     context, content = node(0), reporting()
     del content["training"]
-    reply = arrived(through_gate(content, context, of_both()))
+    reply = arrived(through_gate(content, context, CLIENTS))
     assert [len(flags) for flags in shared_in(reply.content, 0, 2)] == [0, 2]
     assert accounts(context, 0) == [(Kind.REPORT, 1)]
 
 
 @pytest.mark.parametrize("part", ["training", "evaluation"])
 def test_a_part_that_fails_does_not_keep_the_other_from_the_sum(part: str) -> None:
-    context = node(0)
-
-    def fails(msg: Message, context: Context) -> Message:
-        if part in msg.content:
-            raise RuntimeError("boom")
-        return of_both()(msg, context)
-
-    reply = arrived(through_gate(reporting(), context, fails))
+    clients = Behind(fails, score) if part == "training" else Behind(train, fails)
+    reply = arrived(through_gate(reporting(), node(0), clients))
     there = [len(flags) for flags in (reply.content["released"][name] for name in ("clients", "reported"))]
     assert there == ([0, 2] if part == "training" else [2, 0])
     assert {*reply.content} == {"secure", "released"}
 
 
 def test_nothing_leaves_where_both_parts_fail() -> None:
-    def fails(msg: Message, context: Context) -> Message:
-        raise RuntimeError("boom")
-
     context = node(0)
-    assert refused(through_gate(reporting(), context, fails))
+    assert refused(through_gate(reporting(), context, Behind(fails, fails)))
     assert "umbel.secure" not in context.state
 
 
 @pytest.mark.parametrize("changes", [{"round": 2}, {"report_noise_multiplier": 0.0}], ids=["another round", "no noise"])
 def test_reports_that_a_sum_would_not_hide_stay_at_the_site(changes: dict[str, Any]) -> None:
     """Where no noise is asked for, they are no part of the sum, and leave as the site's policy says."""
-    reply = arrived(through_gate(reporting(replace(REPORTING, **changes)), node(0), of_both()))
+    reply = arrived(through_gate(reporting(replace(REPORTING, **changes)), node(0), CLIENTS))
     assert shared_in(reply.content, 2, 0)[0].all()
     assert ("scores" in reply.content) is ("round" not in changes)
 
@@ -315,7 +306,7 @@ def test_reports_that_a_sum_would_not_hide_stay_at_the_site(changes: dict[str, A
 def test_a_sum_without_room_for_reports_is_refused_before_anybody_is_charged() -> None:
     context, content = node(0), reporting()
     content[RECORD] = request()[RECORD]
-    assert refused(through_gate(content, context, of_both()))
+    assert refused(through_gate(content, context, CLIENTS))
     assert not accounts(context, 0)
 
 
@@ -323,13 +314,13 @@ def test_reports_for_a_sum_never_leave_without_one() -> None:
     content = reporting()
     del content[RECORD], content["training"]
     context = node(0)
-    assert refused(through_gate(content, context, of_both()))
+    assert refused(through_gate(content, context, CLIENTS))
     assert not accounts(context, 0)
 
 
 def test_training_clients_report_only_where_the_site_lets_them() -> None:
-    for entries, reported in (({}, 0), ({"role": "train", "report-noise-multiplier": 2.0}, 2)):
-        reply = arrived(through_gate(reporting(), node(0, **entries), of_both(trains=True)))
+    for entries, reported in (({}, 0), ({"report-noise-multiplier": 2.0}, 2)):
+        reply = arrived(through_gate(reporting(), node(0, role="train", **entries), CLIENTS))
         assert len(reply.content["released"]["reported"]) == reported
 
 
@@ -341,6 +332,6 @@ def test_a_client_over_budget_reports_no_more() -> None:
         content = reporting(replace(REPORTING, round=round))
         del content["training"]
         content[RECORD] = request(round, terms=WITH_REPORTS)[RECORD]
-        flags.append(shared_in(arrived(through_gate(content, context, of_both())).content, 0, 2)[1].tolist())
+        flags.append(shared_in(arrived(through_gate(content, context, CLIENTS)).content, 0, 2)[1].tolist())
     assert flags == [[True, True], [True, True], [False, False]]
     assert accounts(context, 0, 3) == 2 * [(Kind.REPORT, 2)]

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -18,11 +17,10 @@ from tests.helpers.examples import examples
 from tests.helpers.ledgers import proven
 from tests.helpers.messages import SIMULATED, asked, of_node, releases, stacked, task_of, through_gate
 from tests.helpers.sites import simulated
-from umbel.privacy.gate.own_app import local_result
 from umbel.privacy.gate.releases import Sanitiser
 from umbel.privacy.mechanisms import choice
 from umbel.protocol.arrays import flatten
-from umbel.protocol.messages import assigned_in
+from umbel.protocol.tasks import TrainingSpec
 
 PAIR = {"weight": (2,)}
 RADIUS = 1.0
@@ -54,14 +52,13 @@ def sent(best: int, update: float, seed: int, **changes: Any) -> NDArray[np.floa
     """What leaves the real gate of many clients with the same data: hypotheses far apart, so that the choice shows."""
     hypotheses = np.array([[0.0, 0.0], [200.0, 0.0]])
 
-    def handler(msg: Message, context: Context) -> Message:
-        assigned = assigned_in(msg.content)
+    def compute(task: TrainingSpec, assigned: NDArray[np.int64]) -> Any:
         chosen = np.where(assigned == choice.OWN, best, assigned)
         trained = hypotheses[chosen] + [10 * update, 0.0]  # more than the radius, so that it is clipped
-        return Message(local_result(stacked(trained, PAIR), chosen), reply_to=msg)
+        return [chosen, *stacked(trained, PAIR).values()]
 
     content = asked(stacked(hypotheses, PAIR), task_of(tuple(range(CLIENTS)), **PUBLIC | changes))
-    reply = through_gate(content, of_node(SIMULATED, seed=seed), handler)
+    reply = through_gate(content, of_node(SIMULATED, seed=seed), compute)
     return flatten(releases(reply))
 
 

@@ -19,26 +19,26 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from flwr.app import DEFAULT_TTL, ConfigRecord, Context, Message, RecordDict
+from flwr.app import DEFAULT_TTL, ConfigRecord, Message, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 import umbel.privacy.gate.refusals
 from tests.helpers.errors import raises
-from tests.helpers.messages import SIMULATED, asked, of_node, refused, stacked, task_of, through_gate, to_node
+from tests.helpers.messages import SIMULATED, Behind, asked, of_node, refused, stacked, task_of, through_gate, to_node
 from umbel.privacy.gate.charges import Charge
 from umbel.privacy.gate.ledger import Ledger
-from umbel.privacy.gate.own_app import local_report, local_result
 from umbel.privacy.gate.refusals import guard
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.site_log import FIRST, Entry, SiteLog, from_ranges, in_ranges, outline
 from umbel.privacy.gate.store import beside
 from umbel.protocol.clients import ClientInDataset
 from umbel.protocol.errors import DatasetError, DiskError, LogError, ProtocolError, Refused
-from umbel.protocol.messages import keep_request, query, training_in
+from umbel.protocol.messages import keep_request, query
 from umbel.protocol.records import pack
 from umbel.protocol.release import Clipping, Kind, Release
-from umbel.protocol.tasks import EvaluationSpec
+from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 
 SECRET = "diagnosis-of-patient-17"
 ZEROS = stacked(np.zeros((1, 2)), {"weight": (2,)})
@@ -60,18 +60,20 @@ def own(ledger: Path) -> dict[str, Any]:
     return {"data-path": f"/data/{SECRET}", "ledger-path": str(ledger), "role": "split"}
 
 
-def handler(msg: Message, context: Context) -> Message:
-    """Train and score as it should."""
-    task = training_in(msg.content)
-    if task is not None:
-        clients = len(task.clients)
-        ones = stacked(np.full((clients, 2), 0.123456), {"weight": (2,)})
-        return Message(local_result(ones, np.zeros(clients, int)), reply_to=msg)
-    return Message(local_report(np.full(1, 0.654321), np.full(1, 0.654321), (), False), reply_to=msg)
+def train(task: TrainingSpec, assigned: NDArray[np.int64]) -> Any:
+    clients = len(task.clients)
+    return [np.zeros(clients, int), np.full((clients, 2), 0.123456, np.float32)]
 
 
-def broken(msg: Message, context: Context) -> Message:
+CLIENTS = Behind(train, lambda task: [np.full((1, 2), 0.654321)])
+"""Clients that train and score as they should."""
+
+
+def fails(*_: Any) -> Any:
     raise ValueError(f"row 3 of {SECRET} is 0.123456")
+
+
+BROKEN = Behind(fails, fails)
 
 
 def add(log: SiteLog, *reasons: str) -> None:
@@ -82,7 +84,7 @@ def add(log: SiteLog, *reasons: str) -> None:
 
 
 def test_a_line_says_what_was_asked_what_was_decided_and_who_paid(log: SiteLog, own: dict[str, Any]) -> None:
-    through_gate(asked(ZEROS, task_of((0, 4), round=3)), of_node(own), handler)
+    through_gate(asked(ZEROS, task_of((0, 4), round=3)), of_node(own), CLIENTS)
     [line] = log.lines()
     assert datetime.fromisoformat(line.pop("at")).utcoffset() is not None
     training = line["asked"].pop("training")
@@ -101,8 +103,8 @@ def test_a_line_says_what_was_asked_what_was_decided_and_who_paid(log: SiteLog, 
 Send = Callable[[dict[str, Any]], Any]
 
 
-def round_of(*tasks: Any, handler: Any = handler, **policy: Any) -> Send:
-    return lambda own: through_gate(asked(ZEROS, *tasks), of_node(own | policy), handler)
+def round_of(*tasks: Any, clients: Any = CLIENTS, **policy: Any) -> Send:
+    return lambda own: through_gate(asked(ZEROS, *tasks), of_node(own | policy), clients)
 
 
 def other(content: RecordDict, message_type: str, handler: Any = lambda msg, _: Message(query(), reply_to=msg)) -> Send:
@@ -122,10 +124,10 @@ BARE = task_of((0, 1), noise_multiplier=0.0)
         (round_of(BARE), "refused", "train: the server asks for an unsanitised release", 0),
         (round_of(BARE, EVALUATION), "partly", "train: the server asks for an unsanitised release", 0),
         (round_of(task_of((0, 1)), **{"max-participations": 0}), "refused", "no asked client is within budget", 0),
-        (round_of(task_of((0, 1)), handler=broken), "refused", "train: ValueError; see the node's own log", 2),
+        (round_of(task_of((0, 1)), EVALUATION, clients=BROKEN), "partly", "evaluate: ValueError; see the node's", 2),
         (round_of(), "refused", "", 0),
         (other(query(), "query"), "answered", "", 0),
-        (other(query(), "query", broken), "refused", "query: ValueError", 0),
+        (other(query(), "query", fails), "refused", "query: ValueError", 0),
         (other(keep_request(pack(ZEROS), "run-1"), "query.keep"), "answered", "", 0),
     ],
 )  # fmt: skip
@@ -154,7 +156,7 @@ def test_a_message_that_has_expired_costs_nothing(
 def test_clients_that_cannot_pay_make_it_a_part(log: SiteLog, own: dict[str, Any]) -> None:
     once = own | {"max-participations": 1}
     for clients in ((0,), (0, 1)):
-        through_gate(asked(ZEROS, task_of(clients)), of_node(once), handler)
+        through_gate(asked(ZEROS, task_of(clients)), of_node(once), CLIENTS)
     _, line = log.lines()
     assert (line["decision"], line["paid"]) == ("partly", 1)
     assert line["reason"] == "train: 1 of 2 clients are over budget [refused.budget]"
@@ -163,15 +165,15 @@ def test_clients_that_cannot_pay_make_it_a_part(log: SiteLog, own: dict[str, Any
 def test_a_charge_that_led_to_no_release_is_on_record(
     log: SiteLog, own: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("umbel.privacy.mechanisms.sanitise.sanitise_in_place", broken)
-    assert refused(through_gate(asked(ZEROS, task_of((0, 1))), of_node(own), handler))
+    monkeypatch.setattr("umbel.privacy.mechanisms.sanitise.sanitise_in_place", fails)
+    assert refused(through_gate(asked(ZEROS, task_of((0, 1))), of_node(own), CLIENTS))
     [line] = log.lines()
     assert (line["decision"], line["paid"]) == ("refused", 2)
 
 
-@pytest.mark.parametrize("handler", [handler, broken])
-def test_no_value_of_the_data_is_written_down(handler: Any, log: SiteLog, own: dict[str, Any]) -> None:
-    through_gate(asked(ZEROS, task_of((0, 1)), EVALUATION), of_node(own), handler)
+@pytest.mark.parametrize("clients", [CLIENTS, BROKEN])
+def test_no_value_of_the_data_is_written_down(clients: Any, log: SiteLog, own: dict[str, Any]) -> None:
+    through_gate(asked(ZEROS, task_of((0, 1)), EVALUATION), of_node(own), clients)
     text = log.path.read_text()
     assert not [value for value in (SECRET, "0.123", "0.654") if value in text]
 
@@ -188,7 +190,7 @@ def test_only_reasons_that_come_from_the_message_or_the_set_up_are_told(error: E
 
 def test_simulated_nodes_have_no_log(tmp_path: Path) -> None:
     config = SIMULATED | {"ledger-path": str(tmp_path / "ledger.sqlite")}
-    through_gate(asked(ZEROS, task_of((0, 1))), of_node(config), handler)
+    through_gate(asked(ZEROS, task_of((0, 1))), of_node(config), CLIENTS)
     assert not list(tmp_path.glob("*.jsonl"))
 
 
@@ -204,7 +206,7 @@ FULL = RecordDict({name: EMOJI for name in ("training", "evaluation")})
 
 @pytest.mark.parametrize("content", [HUGE, ODD, FULL], ids=["huge", "odd", "full"])
 def test_a_server_cannot_make_a_line_long(content: RecordDict, log: SiteLog, own: dict[str, Any]) -> None:
-    through_gate(content, of_node(own), handler)
+    through_gate(content, of_node(own), CLIENTS)
     [line] = log.lines()
     assert log.path.stat().st_size < 20_000
     assert line["decision"] == "refused"
@@ -213,7 +215,7 @@ def test_a_server_cannot_make_a_line_long(content: RecordDict, log: SiteLog, own
 def test_whatever_else_a_message_holds_what_it_asks_is_in_the_log(log: SiteLog, own: dict[str, Any]) -> None:
     message = asked(ZEROS, task_of((0, 1)))
     blinding = {f"x{i}": ConfigRecord({"run": "x" * 10**5}) for i in range(50)}
-    assert not refused(through_gate(RecordDict({**blinding, **message}), of_node(own), handler))
+    assert not refused(through_gate(RecordDict({**blinding, **message}), of_node(own), CLIENTS))
     [line] = log.lines()
     assert line["asked"] == outline(message) | {"others": 50}
     assert line["asked"]["training"]["clients"] == 2
@@ -371,13 +373,12 @@ def test_where_no_line_can_be_added_nothing_is_trained_paid_or_answered(
     fault: Callable[[SiteLog], None], log: SiteLog, own: dict[str, Any], ledger: Path
 ) -> None:
     fault(log)
-    asked_for: list[Message] = []
+    asked_for: list[Any] = []
 
-    def spy(msg: Message, context: Context) -> Message:
-        asked_for.append(msg)
-        return handler(msg, context)
+    def spy(*what: Any) -> Any:
+        asked_for.append(what)
 
-    assert refused(through_gate(asked(ZEROS, task_of((0, 1)), EVALUATION), of_node(own), spy))
+    assert refused(through_gate(asked(ZEROS, task_of((0, 1)), EVALUATION), of_node(own), Behind(spy, spy)))
     assert refused(guard(to_node(query(), "query"), of_node(own), spy))
     assert asked_for == []
     assert Ledger(ledger).accounts() == {}
@@ -419,7 +420,7 @@ def test_a_site_with_an_older_ledger_refuses_until_the_ledger_has_the_logs_charg
 
     ledger.write_bytes(copy)
     trained: list[int] = []
-    assert refused(round_of(task_of((0,), round=4), handler=lambda *_: trained.append(1))(own))
+    assert refused(round_of(task_of((0,), round=4), clients=lambda *_: trained.append(1))(own))
     assert not trained
     with raises(LogError, "log.ledger-behind", str(ledger)):
         log.check_end()
@@ -553,9 +554,9 @@ def test_a_disk_that_fills_up_after_the_charge_still_takes_the_line_and_then_no_
 ) -> None:
     disk = Disk(log, monkeypatch)
 
-    def filled_up(msg: Message, context: Context) -> Message:
+    def filled_up(task: TrainingSpec, assigned: NDArray[np.int64]) -> Any:
         disk.full = True
-        return handler(msg, context)
+        return train(task, assigned)
 
     asks = asked(ZEROS, task_of((0, 1)))
     assert not refused(through_gate(asks, of_node(own), filled_up))
@@ -564,10 +565,10 @@ def test_a_disk_that_fills_up_after_the_charge_still_takes_the_line_and_then_no_
     assert (line["decision"], line["paid"], len(charged)) == ("answered", 2, 2)
     assert not log.reserve.path.exists(), "the line took its place"
 
-    assert refused(through_gate(asks, of_node(own), handler))
+    assert refused(through_gate(asks, of_node(own), CLIENTS))
     assert list(Ledger(ledger).rows()) == charged
     disk.full = False
-    assert not refused(through_gate(asks, of_node(own), handler))
+    assert not refused(through_gate(asks, of_node(own), CLIENTS))
     assert len(list(Ledger(ledger).rows())) == 4
     assert [line["paid"] for line in log.lines()] == [2, 2]
 
@@ -575,11 +576,11 @@ def test_a_disk_that_fills_up_after_the_charge_still_takes_the_line_and_then_no_
 def test_a_charge_for_which_there_is_no_room_is_none_and_nothing_is_trained(
     log: SiteLog, own: dict[str, Any], ledger: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trained: list[Message] = []
+    trained: list[TrainingSpec] = []
 
-    def spy(msg: Message, context: Context) -> Message:
-        trained.append(msg)
-        return handler(msg, context)
+    def spy(task: TrainingSpec, assigned: NDArray[np.int64]) -> Any:
+        trained.append(task)
+        return train(task, assigned)
 
     connect = sqlite3.connect
 

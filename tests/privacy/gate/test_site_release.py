@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Context, Message, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ from tests.helpers.errors import raises
 from tests.helpers.ledgers import ledger_of, proven
 from tests.helpers.messages import (
     SIMULATED,
-    Handler,
+    Compute,
     arrived,
     asked,
     of_node,
@@ -41,7 +41,6 @@ from tests.helpers.sites import own, simulated
 from umbel.privacy.accounting.guarantee import gap, guarantee, pure_cost, site_release, within_budget
 from umbel.privacy.gate.charges import Charge, Limits, read, written
 from umbel.privacy.gate.ledger import Ledger, MemoryLedger
-from umbel.privacy.gate.own_app import local_result
 from umbel.privacy.gate.randomness import noise
 from umbel.privacy.gate.releases import SiteSanitiser
 from umbel.privacy.mechanisms import Laplace
@@ -50,8 +49,9 @@ from umbel.privacy.mechanisms.gaussian import GaussianLoss
 from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.errors import ProtocolError, Refused
 from umbel.protocol.home import umbel_home
-from umbel.protocol.messages import assigned_in, site_sums_in
+from umbel.protocol.messages import site_sums_in
 from umbel.protocol.release import Clipping, Kind, Release
+from umbel.protocol.tasks import TrainingSpec
 
 SECRET = "diagnosis-of-patient-17"
 # The smallest k and n at which choices and updates count, to check by hand.
@@ -73,20 +73,20 @@ def request(hypotheses: Any, clients: int, **changes: Any) -> RecordDict:
     return asked(stacked(matrix, layout(matrix.shape[1])), task)
 
 
-def hands_over(hypotheses: Any, updates: Any, chosen: Any) -> Handler:
-    """A train handler whose clients move what they chose by their update."""
+def hands_over(hypotheses: Any, updates: Any, chosen: Any) -> Compute:
+    """Clients that move what they chose by their update."""
     start, moves = np.asarray(hypotheses, np.float64), np.asarray(updates, np.float64)
 
-    def handler(msg: Message, context: Context) -> Message:
-        there = len(assigned_in(msg.content))
+    def compute(task: TrainingSpec, assigned: NDArray[np.int64]) -> Any:
+        there = len(task.clients)
         trained = (start[np.asarray(chosen)] + moves)[:there]
-        return Message(local_result(stacked(trained, layout(start.shape[1])), np.asarray(chosen)[:there]), reply_to=msg)
+        return [np.asarray(chosen)[:there], *stacked(trained, layout(start.shape[1])).values()]
 
-    return handler
+    return compute
 
 
 STAY = hands_over(BOTH, np.zeros((12, 1)), [0] * 12)
-"""The handler of twelve clients that stay with the first of both."""
+"""Twelve clients that stay with the first of both."""
 
 
 @dataclass(frozen=True)
@@ -334,27 +334,14 @@ def test_what_leaves_is_the_same_whatever_goes_wrong_with_a_clients_data(node_co
         assert np.abs(left.sums).max() < 100
 
 
-def test_what_a_handler_says_besides_does_not_leave() -> None:
-    inner = hands_over(BOTH, np.full((12, 1), 0.5), [0, 1] * 6)
-
-    def talks(msg: Message, context: Context) -> Message:
-        reply = inner(msg, context)
-        reply.content["scores"] = MetricRecord({"loss": [0.1] * 12, "metric": [0.2] * 12})
-        reply.content["released"] = MetricRecord({"clients": [1], "counts": [7.0], "samples": [17]})
-        reply.content["note"] = ConfigRecord({"note": SECRET})
-        return reply
-
-    what_left(through_gate(request(BOTH, 12, choice_epsilon=1.0), of_node(TRUSTED), talks), 12, 2, 1)
-
-
 def test_clients_choose_freely_since_the_counts_hide_it() -> None:
     seen: list[list[int]] = []
 
-    def handler(msg: Message, context: Context) -> Message:
-        seen.append(assigned_in(msg.content).tolist())
-        return hands_over(BOTH, np.zeros((12, 1)), [1] * 12)(msg, context)
+    def compute(task: TrainingSpec, assigned: NDArray[np.int64]) -> Any:
+        seen.append(assigned.tolist())
+        return hands_over(BOTH, np.zeros((12, 1)), [1] * 12)(task, assigned)
 
-    what_left(through_gate(request(BOTH, 12, choice_epsilon=0.1), of_node(TRUSTED), handler), 12, 2, 1)
+    what_left(through_gate(request(BOTH, 12, choice_epsilon=0.1), of_node(TRUSTED), compute), 12, 2, 1)
     assert seen == [[-1] * 12]
 
 
@@ -368,17 +355,17 @@ def test_a_task_that_is_replayed_gets_other_noise_and_is_paid_for_again() -> Non
     """
     n = 64
     context, content = of_node(TRUSTED), request(np.repeat(BOTH, n, axis=1), 12, choice_epsilon=1.0)
-    handler = hands_over(np.repeat(BOTH, n, axis=1), np.zeros((12, n)), [0] * 12)
-    first, second = (what_left(through_gate(content, context, handler), 12, 2, n) for _ in range(2))
+    compute = hands_over(np.repeat(BOTH, n, axis=1), np.zeros((12, n)), [0] * 12)
+    first, second = (what_left(through_gate(content, context, compute), 12, 2, n) for _ in range(2))
     assert ((first.sums == second.sums).mean(axis=1) < 60 / 64).all()
     assert [list(account.values()) for account in accounts(context, 12)] == [[2]] * 12
 
 
 def test_in_simulation_a_site_has_the_same_noise_again_and_another_site_other_noise() -> None:
     content = request(BOTH, 3, choice_epsilon=1.0)
-    handler = hands_over(BOTH, np.zeros((3, 1)), [0] * 3)
+    compute = hands_over(BOTH, np.zeros((3, 1)), [0] * 3)
     nodes = [{"partition-id": i, "num-partitions": 2} for i in (0, 0, 1)]
-    once, again, other = (records(through_gate(content, of_node(dict(node)), handler)) for node in nodes)
+    once, again, other = (records(through_gate(content, of_node(dict(node)), compute)) for node in nodes)
     assert once == again
     assert once["released"] != other["released"]
 
@@ -523,13 +510,13 @@ def test_a_site_that_accepts_either_is_asked_for_its_sums_by_themselves(
 def test_at_equal_epsilon_m_clients_leave_a_root_of_m_less_noise(mechanism: str, m: int) -> None:
     """100 parameters, 75 rounds: the ratio has a standard error of 1.2 %; false-alarm rate below 1e-9."""
     zeros, rounds = np.zeros((1, 100)), range(1, 76)
-    handler = hands_over(zeros, np.zeros((m, 100)), [0] * m)
+    compute = hands_over(zeros, np.zeros((m, 100)), [0] * m)
     by_site, by_client = [], []
     for round in rounds:
         content = request(zeros, m, round=round, mechanism=mechanism)
-        by_site.append(what_left(through_gate(content, of_node(SIMULATED), handler), m, 1, 100).sums[0] / m)
+        by_site.append(what_left(through_gate(content, of_node(SIMULATED), compute), m, 1, 100).sums[0] / m)
         content = request(zeros, m, round=round, mechanism=mechanism, release_by="client")
-        by_client.append(flatten(releases(through_gate(content, of_node(SIMULATED), handler))).mean(axis=0))
+        by_client.append(flatten(releases(through_gate(content, of_node(SIMULATED), compute))).mean(axis=0))
     site, client = (math.sqrt(np.square(rows).mean()) for rows in (by_site, by_client))
     ratio = site / client
     print(f"\n{mechanism}, {m} clients: {ratio:.4f}, of 1/sqrt(m) = {1 / math.sqrt(m):.4f}")
@@ -653,11 +640,10 @@ def test_a_site_answers_what_it_accepts(accepted: str, release_by: str) -> None:
     context = of_node(TRUSTED | {"release": accepted})
     content = request(BOTH, 12, choice_epsilon=0.5, release_by=release_by)
 
-    def handler(msg: Message, context: Context) -> Message:
-        chosen = np.maximum(assigned_in(msg.content), 0)
-        return hands_over(BOTH, np.zeros((12, 1)), chosen)(msg, context)
+    def compute(task: TrainingSpec, assigned: NDArray[np.int64]) -> Any:
+        return hands_over(BOTH, np.zeros((12, 1)), np.maximum(assigned, 0))(task, assigned)
 
-    assert refused(through_gate(content, context, handler)) == ((accepted, release_by) == ("site", "client"))
+    assert refused(through_gate(content, context, compute)) == ((accepted, release_by) == ("site", "client"))
 
 
 def test_a_gaussian_choice_needs_no_price_whatever_the_site_accepts_of_one() -> None:
@@ -701,13 +687,12 @@ def test_a_share_of_a_sites_clients_is_told_what_to_train() -> None:
     """Half of 6,000 clients draw one of two hypotheses; 5 standard errors each."""
     seen: list[Any] = []
 
-    def handler(msg: Message, context: Context) -> Message:
-        assigned = assigned_in(msg.content)
+    def compute(task: TrainingSpec, assigned: NDArray[np.int64]) -> Any:
         seen.append(assigned)
         chosen = np.maximum(assigned, 0)
-        return Message(local_result(stacked(BOTH[chosen], ONE), chosen), reply_to=msg)
+        return [chosen, *stacked(BOTH[chosen], ONE).values()]
 
     content = request(BOTH, 6000, choice_epsilon=1.0, explore=0.5)
-    assert not through_gate(content, of_node(SIMULATED), handler).has_error()
+    assert not through_gate(content, of_node(SIMULATED), compute).has_error()
     [assigned] = seen
     assert np.bincount(assigned + 1) == pytest.approx([3000, 1500, 1500], abs=5 * math.sqrt(1500))

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.helpers.errors import raises
-from umbel.privacy.gate.undisclosed import check_time, time_limit
+from umbel.privacy.gate.time_limit import check_time, time_limit
 from umbel.protocol.errors import OutOfTime
 
 

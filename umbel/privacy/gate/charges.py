@@ -1,6 +1,6 @@
 """A client's charges, limits and past spending: the vocabulary of every ledger.
 
-`umbel.privacy.gate.gate` charges, and `umbel.privacy.gate.ledger` keeps the charges; in simulation
+`umbel.privacy.gate.answer` charges, and `umbel.privacy.gate.ledger` keeps the charges; in simulation
 `umbel.privacy.gate.ledger` does.
 """
 

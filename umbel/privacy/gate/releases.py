@@ -1,4 +1,4 @@
-"""The mechanism applied to models: from clients' training results to releases.
+"""The mechanism applied to models: from clients' training results, and their reports, to releases.
 
 `umbel.privacy.mechanisms.sanitise` clips updates and adds the noise, for vectors of numbers. Here are the rules of a
 site around it: its floors, its hypotheses, and models too large to be sanitised at once.
@@ -6,6 +6,7 @@ site around it: its floors, its hypotheses, and models too large to be sanitised
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,8 +17,11 @@ from numpy.typing import NDArray
 
 from umbel.privacy import mechanisms
 from umbel.privacy.accounting.guarantee import site_release
+from umbel.privacy.gate.randomness import noise
 from umbel.privacy.gate.site import Site
 from umbel.privacy.mechanisms.base import Matrix, Mechanism, NoiseSource
+from umbel.privacy.mechanisms.choice import keep_probability
+from umbel.privacy.mechanisms.laplace import Laplace
 from umbel.privacy.mechanisms.sanitise import (
     LARGEST,
     NOISE_STEPS,
@@ -29,17 +33,44 @@ from umbel.privacy.mechanisms.sanitise import (
     release_in_place,
     resolution,
     round_to_grid,
+    sanitise,
     within,
 )
-from umbel.protocol.arrays import Arrays, Packed, all_finite, flatten, unflatten
+from umbel.protocol.arrays import Arrays, Labels, Packed, all_finite, flatten, unflatten
+from umbel.protocol.clients import ClientInDataset
+from umbel.protocol.cores import cores
 from umbel.protocol.errors import Refused
 from umbel.protocol.records import MOST_STEPS
-from umbel.protocol.release import Clipping, Release, ReleaseBy
+from umbel.protocol.release import Clipping, Release, ReleaseBy, report_release
 from umbel.protocol.tasks import TrainingSpec
 
+Ids = Sequence[ClientInDataset]
 _BLOCK = 1 << 17  # numbers that are sanitised together
 _AT_ONCE = 1 << 24  # numbers that threads sanitise at the same time, which bounds the memory
 _FAR = 40.0  # in standard deviations; a number is farther away with a probability below 10^-20
+
+
+@dataclass(frozen=True)
+class Released:
+    r"""The releases of the charged clients of a task.
+
+    Attributes
+    ----------
+    arrays : dict of ndarray
+        The models of the charged clients, each (m, \*shape), in the order asked; or where the site releases, the sums
+        of their updates by hypothesis, each (k, \*shape).
+    choices : list of int, optional
+        Those of the charged clients, if the task asks for them (`TrainingSpec.disclose_choice`).
+    step : float
+        See `Sanitiser.step`; 0 within a simulation.
+    counts : list of float, optional
+        Where the site releases: the number of clients that trained each hypothesis.
+    """
+
+    arrays: Arrays
+    choices: list[int] | None = None
+    step: float = 0.0
+    counts: list[float] | None = None
 
 
 @dataclass(frozen=True)
@@ -48,6 +79,7 @@ class Sanitiser:
 
     Attributes
     ----------
+    site : Site
     task : TrainingSpec
     hypotheses : ndarray, shape (k, n)
     mechanism : Mechanism or None
@@ -58,17 +90,15 @@ class Sanitiser:
         See `resolution`.
     parts : sequence of slice, optional
         The columns that get separate noise; None for the whole vector.
-    by_rows : bool
-        Whether the noise of training is all that hides what leaves.
     """
 
+    site: Site
     task: TrainingSpec
     hypotheses: Matrix
     mechanism: Mechanism | None
     radius: float
     finest: float
     parts: Sequence[slice] | None
-    by_rows: bool
 
     @classmethod
     def of(cls, site: Site, hypotheses: Arrays, task: TrainingSpec) -> Sanitiser:
@@ -87,8 +117,7 @@ class Sanitiser:
                 raise Refused(
                     f"mechanism {mechanism.name!r} works only with clipping = 'public'", code="refused.private-radius"
                 )
-        by_rows = mechanism is None and not site.simulated
-        return cls(task, everything, mechanism, radius, finest, parts, by_rows)
+        return cls(site, task, everything, mechanism, radius, finest, parts)
 
     @property
     def step(self) -> float:
@@ -109,15 +138,28 @@ class Sanitiser:
         k, n = self.hypotheses.shape
         return self.task.release(n, k, self.radius)
 
-    def sanitised(
-        self, trained: Arrays, chosen: NDArray[np.int64], sources: Iterator[NoiseSource], threads: int = 1
-    ) -> Packed:
+    @property
+    def explore(self) -> float:
+        """Share of clients that train a hypothesis drawn at random: randomised response hides each choice."""
+        epsilon = self.release.choice_epsilon
+        return 1 - keep_probability(epsilon, len(self.hypotheses)) if epsilon > 0 else 0.0
+
+    def leave(self, seed: int | None, clients: Ids, trained: Arrays, chosen: Labels) -> Released:
+        """Return what leaves of charged clients; without a seed the operating system draws the noise."""
+        # A seed's sources share one generator, so only one client at a time can draw.
+        threads, sources = cores() if seed is None else 1, noise(seed, self.task.round, clients)
+        releases = self.sanitised(trained, chosen, sources, threads)
+        choices = chosen.tolist() if self.task.disclose_choice else None
+        # Quantise only when the release crosses a network.
+        return Released(releases, choices, 0.0 if self.site.simulated else self.step)
+
+    def sanitised(self, trained: Arrays, chosen: Labels, sources: Iterator[NoiseSource], threads: int = 1) -> Packed:
         r"""Return the releases of charged clients, from what each trained, (clients, \*shape), and chose.
 
         `sources` has one for each client. With several threads, each must stay valid when the next is taken.
         """
-        if self.by_rows and not all(map(all_finite, trained.values())):
-            # It would leave as the bare hypothesis.
+        if self.mechanism is None and not (self.site.simulated or all(map(all_finite, trained.values()))):
+            # The noise of training is all that hides it, and it would leave as the bare hypothesis.
             raise Refused("what was trained to hide rows is not finite, so it has no noise", code="refused.result")
         n = self.hypotheses.shape[1]
         shapes = {name: value.shape[1:] for name, value in trained.items()}
@@ -137,9 +179,7 @@ class Sanitiser:
             list(pool.map(fill, parts, [iter(list(some)) for some in own]))
         return releases
 
-    def _noisy(
-        self, trained: Arrays, block: slice, chosen: NDArray[np.int64], sources: Iterator[NoiseSource]
-    ) -> Matrix:
+    def _noisy(self, trained: Arrays, block: slice, chosen: Labels, sources: Iterator[NoiseSource]) -> Matrix:
         """Return the releases (m, n) of a block of clients."""
         # For large models a block is one client, and its hypothesis need not be copied.
         start = self.hypotheses[chosen[0] : chosen[0] + 1] if len(chosen) == 1 else self.hypotheses[chosen]
@@ -189,6 +229,7 @@ class SiteSanitiser:
     `count_radius` is the radius of each count, in clients; 0 if counts get no noise.
     """
 
+    site: Site
     task: TrainingSpec
     hypotheses: Matrix
     mechanism: Mechanism | None
@@ -208,7 +249,7 @@ class SiteSanitiser:
             if k > 1:
                 count_radius = mechanism.count_radius(task.choice_epsilon)
                 check_noise(mechanism, 1, count_radius)
-        sanitiser = cls(task, everything, mechanism, radius, count_radius)
+        sanitiser = cls(site, task, everything, mechanism, radius, count_radius)
         if mechanism is not None and not site.simulated:
             sanitiser._check_spans(mechanism)
         return sanitiser
@@ -219,9 +260,17 @@ class SiteSanitiser:
         k, n = self.hypotheses.shape
         return site_release(self.task.release(n, k, self.radius))
 
-    def sanitised(
-        self, trained: Arrays, chosen: NDArray[np.int64], sources: Iterator[NoiseSource]
-    ) -> tuple[Arrays, list[float]]:
+    @property
+    def explore(self) -> float:
+        """As the task says: the noise on the counts hides each choice, and exploring only helps learning."""
+        return self.task.explore
+
+    def leave(self, seed: int | None, clients: Ids, trained: Arrays, chosen: Labels) -> Released:
+        """Return what leaves of charged clients together."""
+        sums, counts = self.sanitised(trained, chosen, noise(seed, self.task.round, [self.site.first], "site"))
+        return Released(sums, counts=counts)
+
+    def sanitised(self, trained: Arrays, chosen: Labels, sources: Iterator[NoiseSource]) -> tuple[Arrays, list[float]]:
         r"""Return sums (k, \*shape) of the updates of charged clients, and their counts (k,), by hypothesis.
 
         `sources` has one element, for all noise of the release.
@@ -231,18 +280,18 @@ class SiteSanitiser:
         if self.mechanism is not None:
             counted = k if self.count_radius else 0
             radii = np.array([[self.radius] * k + [self.count_radius] * counted])
-            noise = noise_of(self.mechanism, [n] * k + [1] * counted, radii, sources)[0]
+            drawn = noise_of(self.mechanism, [n] * k + [1] * counted, radii, sources)[0]
             if next(sources, None) is not None:
                 raise ValueError("a site's release has one source of noise")
             (of_sums, finest), (of_counts, finest_count) = self._deviations(self.mechanism)
-            sums += noise[: k * n].reshape(k, n)
+            sums += drawn[: k * n].reshape(k, n)
             sums = round_to_grid(sums, of_sums, finest)
             if counted:
-                counts = round_to_grid(counts + noise[k * n :], of_counts, finest_count)
+                counts = round_to_grid(counts + drawn[k * n :], of_counts, finest_count)
         np.clip(sums, -LARGEST, LARGEST, out=sums)
         return unflatten(sums, trained), counts.tolist()
 
-    def summed(self, trained: Arrays, chosen: NDArray[np.int64]) -> tuple[Matrix, NDArray[np.float64]]:
+    def summed(self, trained: Arrays, chosen: Labels) -> tuple[Matrix, NDArray[np.float64]]:
         """Return the sums (k, n) of updates within the radius and the counts (k,), both without noise."""
         k, n = self.hypotheses.shape
         sums = np.zeros((k, n))
@@ -276,3 +325,43 @@ class SiteSanitiser:
                 "clients",
                 code="refused.noise-out-of-range",
             )
+
+
+@dataclass(frozen=True)
+class ReportSanitiser:
+    """A site's sanitisation of loss and metric, which lie in a square whose diagonal is the `radius`.
+
+    Training clients report separately. For others the site reports their mean, so that noise is drawn once. Either way
+    the guarantee holds between any two reports of one client.
+    """
+
+    site: Site
+    mechanism: Laplace
+    radius: float
+
+    @classmethod
+    def of(cls, site: Site) -> ReportSanitiser:
+        """Return a site's sanitiser; raise `Refused` if its noise cannot be computed."""
+        mechanism, radius = Laplace(site.policy.report_noise), math.sqrt(2) * site.policy.report_bound
+        check_noise(mechanism, 2, radius)
+        return cls(site, mechanism, radius)
+
+    @property
+    def release(self) -> Release:
+        """The release with which each reporting client is charged."""
+        return report_release(self.mechanism.noise_multiplier, self.site.policy.report_bound)
+
+    def leave(self, seed: int | None, round: int, clients: Ids, scores: Matrix) -> Matrix:
+        """Return the loss and metric (m, 2) of charged clients, clipped and with noise."""
+        bound, many = self.site.policy.report_bound, 1
+        clipped = np.clip(np.nan_to_num(scores, nan=bound), 0, bound)
+        if self.site.policy.trainers_report:
+            sources = noise(seed, round, clients, "report")
+            # Centred, because the mechanism clips to the radius around 0.
+            noisy = sanitise(self.mechanism, clipped - bound / 2, self.radius, Clipping.PUBLIC, sources) + bound / 2
+        else:
+            sources, many = noise(seed, round, [self.site.first], "mean report"), len(clipped)
+            noisy = clipped.sum(axis=0) + self.mechanism.noise([2], np.array([[self.radius]]), sources)
+        finest = float(np.spacing(np.float32(bound * many)))
+        rounded = round_to_grid(noisy, self.mechanism.deviation(2) * self.radius, finest) / many
+        return np.broadcast_to(rounded, clipped.shape)

@@ -25,14 +25,15 @@ from umbel.privacy.gate.runs import Runs
 from umbel.privacy.gate.site import Site
 from umbel.privacy.mechanisms.base import Matrix
 from umbel.privacy.mechanisms.discrete_gaussian import DiscreteGaussian, to_grid
-from umbel.privacy.secure.layout import Layout, Steps
-from umbel.privacy.secure.party import Party, Turn
+from umbel.privacy.secure.layout import REPORTS, Layout, Steps
+from umbel.privacy.secure.party import Masked, Party, Turn
 from umbel.privacy.secure.seeds import text_of
 from umbel.privacy.secure.terms import Grid, Terms
 from umbel.privacy.secure.wire import Introduction, Request, Stage, opened_record, signature_record
-from umbel.protocol.arrays import Arrays, flatten
+from umbel.protocol.arrays import Arrays, Labels, flatten
 from umbel.protocol.errors import Refused, SiteError
 from umbel.protocol.flower import filled
+from umbel.protocol.messages import evaluation_in, training_in
 from umbel.protocol.release import Clipping, Release, ReleaseBy
 from umbel.protocol.signatures import (
     PublicKey,
@@ -51,19 +52,23 @@ _RECORD = "umbel.secure"
 
 @dataclass(frozen=True)
 class SecureSanitiser:
-    """A site's numbers for a secure sum: like `umbel.privacy.gate.releases.SiteSanitiser`, without the noise."""
+    """A site's numbers for a secure sum: like `umbel.privacy.gate.releases.SiteSanitiser`, without the noise.
+
+    `numbers` are those of the sum about training, to be set.
+    """
 
     task: TrainingSpec
     hypotheses: Matrix
     grid: Grid
+    numbers: Steps
 
     @classmethod
-    def of(cls, site: Site, hypotheses: Arrays, task: TrainingSpec, terms: Terms) -> SecureSanitiser:
+    def of(cls, site: Site, hypotheses: Arrays, task: TrainingSpec, terms: Terms, numbers: Steps) -> SecureSanitiser:
         """Return a site's sanitiser for a task; raise `Refused` if the terms do not fit the task."""
         releases.check_hidden(site, task)
         everything = flatten(hypotheses)
         if task.release_by is not ReleaseBy.SECURE:
-            raise Refused("the message says nothing about its secure sum", code="refused.secure-terms")
+            raise not_in_a_sum()
         if task.clipping is not Clipping.PUBLIC or task.mechanism != DiscreteGaussian.name:
             text = f'a secure sum needs a public clip norm, and mechanism "{DiscreteGaussian.name}"'
             raise Refused(text, code="refused.secure-terms")
@@ -73,7 +78,7 @@ class SecureSanitiser:
             raise Refused(f"{text} {site.policy.clip_norm_floor:g}", code="refused.secure-terms")
         if (terms.deviation > 0) is not (task.noise_multiplier > 0):
             raise Refused("terms and task of the secure sum differ in noise", code="refused.secure-terms")
-        return cls(task, everything, Grid.of(task.clip_norm, task.noise_multiplier, terms.deviation))
+        return cls(task, everything, Grid.of(task.clip_norm, task.noise_multiplier, terms.deviation), numbers)
 
     @property
     def layout(self) -> Layout:
@@ -86,6 +91,16 @@ class SecureSanitiser:
         """The release with which each participating client is charged."""
         k, n = self.hypotheses.shape
         return secure_release(self.task.release(n, k, self.task.clip_norm))
+
+    @property
+    def explore(self) -> float:
+        """See `umbel.privacy.gate.releases.SiteSanitiser.explore`."""
+        return self.task.explore
+
+    def leave(self, seed: int | None, clients: releases.Ids, trained: Arrays, chosen: Labels) -> releases.Released:
+        """Add the updates of charged clients to the sum, in which alone they leave."""
+        self.numbers[:] = self.summed(trained, chosen)
+        return releases.Released({})
 
     def summed(self, trained: Arrays, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the clients' sums by hypothesis, without reports, in steps (`umbel.privacy.secure.layout`)."""
@@ -110,13 +125,14 @@ def _add(sums: Steps, chosen: NDArray[np.int64], rows: Steps) -> None:
 
 @dataclass(frozen=True)
 class SecureReports:
-    """A site's part of a secure sum of loss and metric."""
+    """A site's part of a secure sum of loss and metric; `numbers` are those of the sum, to be set."""
 
     task: EvaluationSpec
     grid: Grid
+    numbers: Steps
 
     @classmethod
-    def of(cls, site: Site, task: EvaluationSpec, terms: Terms) -> SecureReports:
+    def of(cls, site: Site, task: EvaluationSpec, terms: Terms, numbers: Steps) -> SecureReports:
         """Return a site's sums of reports for a task; raise `Refused` if the task permits none."""
         noise, least = task.report_noise_multiplier, site.policy.report_noise
         if not terms.deviation > 0:
@@ -124,12 +140,17 @@ class SecureReports:
         if noise < least:
             text = f"the server asks for reports with noise multiplier {noise:g}; this site accepts no less than"
             raise Refused(f"{text} {least:g}", code="refused.noise")
-        return cls(task, Grid.of_reports(task.report_bound, noise, terms.deviation))
+        return cls(task, Grid.of_reports(task.report_bound, noise, terms.deviation), numbers)
 
     @property
     def release(self) -> Release:
         """The release with which each reporting client is charged."""
         return secure_report(self.task.report_noise_multiplier, self.task.report_bound)
+
+    def leave(self, seed: int | None, round: int, clients: releases.Ids, scores: Matrix) -> Matrix:
+        """Add the loss and metric (m, 2) of charged clients to the sum; return NaN, since nothing else leaves."""
+        self.numbers[:] = self.summed(scores.T)
+        return np.full_like(scores, np.nan)
 
     def summed(self, scores: NDArray[np.float64]) -> NDArray[np.int64]:
         """Return the sums (2,) of clients' loss and metric (2, clients), in steps.
@@ -141,6 +162,66 @@ class SecureReports:
         inside = np.clip(np.nan_to_num(scores, nan=bound), 0, bound)
         steps = np.minimum(np.rint(inside / self.grid.step), math.floor(self.grid.weight)).astype(np.int64)
         return np.asarray(steps.sum(axis=1))
+
+
+class SecureSum:
+    """The site's part of a secure sum, to which its clients may add their updates and their reports.
+
+    `paid` and `reported` are flags of the asked clients that are in the sum; None until there are any. For the
+    parameters see `umbel.privacy.gate.answer.Incoming`; `content` is the message's.
+
+    Raises
+    ------
+    Refused
+        If the site would not enter this sum. Then no client is charged.
+    """
+
+    def __init__(
+        self, site: Site, seed: int | None, state: RecordDict, hypotheses: Arrays, content: RecordDict
+    ) -> None:
+        asked, training, evaluation = Request.read(content), training_in(content), evaluation_in(content)
+        if asked.stage is not Stage.MASK:
+            raise not_in_a_sum()
+        # Before the memory for so many numbers is taken.
+        self._layout = layout_of(hypotheses, asked.terms, training, evaluation)
+        self._site, self._state, self._asked = site, state, asked
+        self._party = party_of(site, seed, state, asked.terms)
+        self._party.check(asked.round, asked.announced)
+        self._numbers = np.zeros(asked.terms.length, np.int64)
+        self._alone = training is None and not (evaluation is not None and evaluation.summed)
+        self.paid: NDArray[np.bool_] | None = None
+        self.reported: NDArray[np.bool_] | None = None
+
+    @property
+    def leaves(self) -> bool:
+        """Whether a task that was asked for is in the sum, or none was, so that the site adds masks alone."""
+        return self._alone or self.paid is not None or self.reported is not None
+
+    def updates(self, hypotheses: Arrays, task: TrainingSpec) -> SecureSanitiser:
+        """Return what adds training clients' updates."""
+        self._check_round(task)
+        numbers = self._numbers[: self._layout.updates]
+        return SecureSanitiser.of(self._site, hypotheses, task, self._asked.terms, numbers)
+
+    def reports(self, task: EvaluationSpec) -> SecureReports:
+        """Return what adds validation clients' loss and metric."""
+        self._check_round(task)
+        return SecureReports.of(self._site, task, self._asked.terms, self._numbers[-REPORTS:])
+
+    def masked(self) -> Masked:
+        """Return what leaves: all that was added, with the site's share of the noise, and masks."""
+        masked = self._party.mask(self._asked.round, self._asked.announced, self._numbers)
+        remember(self._site, self._state, self._party)
+        return masked
+
+    def _check_round(self, task: TrainingSpec | EvaluationSpec) -> None:
+        if task.round != self._asked.round:
+            raise not_in_a_sum()
+
+
+def not_in_a_sum() -> Refused:
+    """Return why a task is refused whose message does not fit its secure sum."""
+    return Refused("the message says nothing about its secure sum", code="refused.secure-terms")
 
 
 def layout_of(

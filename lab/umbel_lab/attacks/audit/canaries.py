@@ -8,11 +8,11 @@ two data sets and the hypotheses; it scores each canary by the logarithm of the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from flwr.app import Context, Message, RecordDict
+from flwr.app import RecordDict
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 from scipy import special
@@ -20,15 +20,16 @@ from scipy import special
 from umbel.privacy import mechanisms
 from umbel.privacy.accounting.guarantee import gap
 from umbel.privacy.gate.ledger import Ledger, MemoryLedger
-from umbel.privacy.gate.own_app import RoundGate, local_result
+from umbel.privacy.gate.umbel_app import answer_round
+from umbel.privacy.gate.work import Results, Work
 from umbel.privacy.mechanisms.choice import OWN
 from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.clients import ClientInDataset, ClientOnNode
 from umbel.protocol.errors import ConfigError, FleetError
-from umbel.protocol.messages import assigned_in, hypotheses_in, round_request, training_in
+from umbel.protocol.messages import round_request
 from umbel.protocol.records import pack
 from umbel.protocol.release import LAPLACE, Clipping, Kind, Release, ReleaseBy
-from umbel.protocol.tasks import TrainingSpec
+from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 from umbel.simulation.grid import InProcessGrid
 from umbel_lab.attacks.victims import answer, what_left
 
@@ -147,16 +148,15 @@ class TrainingPair:
             release_by=ReleaseBy.SITE if self._by_site else ReleaseBy.CLIENT,
         )
 
-    def trained(self, content: RecordDict, coins: Coins, directions: Matrix) -> RecordDict:
+    def trained(self, hypotheses: Matrix, assigned: NDArray[np.int64], coins: Coins, directions: Matrix) -> Results:
         """Return the clients' results for the gate; they train the hypotheses that it assigned.
 
         In `coins` (clients,), -1 or 1, a client that is not a canary has 0: it has no update, and the first hypothesis
         fits it best. Directions are unit vectors (clients, n) or (1, n).
         """
-        assigned, hypotheses = assigned_in(content), hypotheses_in(content)[_NAME]
         chosen = np.where(assigned == OWN, self.best(coins), assigned)
         updates = BEYOND * self.updates(coins[:, None], directions)
-        return local_result({_NAME: (hypotheses[chosen] + updates).astype(np.float32)}, chosen)
+        return [chosen, (hypotheses[chosen] + updates).astype(np.float32)]
 
     def best(self, coins: Coins) -> NDArray[np.int64]:
         """Return the hypothesis that fits best: the second for a coin of -1, if there is a second."""
@@ -264,7 +264,7 @@ class Herd:
     def _node(self) -> InProcessGrid:
         """Return a grid whose only node is the canaries'."""
         app = ClientApp()
-        app.train(mods=[RoundGate(lambda _site, _run: _Anything())])(self._answer)
+        app.train()(lambda msg, context: answer_round(msg, context, lambda *_: self))
         config = {"partition-id": 0, "num-partitions": 1}
         return InProcessGrid(app, {"seed": self._seed}, node_configs=[config])
 
@@ -277,14 +277,23 @@ class Herd:
         """Return the request to the node."""
         return round_request(pack({_NAME: self._training.hypotheses}), task)
 
-    def _answer(self, msg: Message, context: Context) -> Message:
-        """Pass the results of the canaries' data to the gate."""
-        task = training_in(msg.content)
-        assert task is not None, "nothing else was asked"
+    # --- as the gate calls the canaries
+
+    def check(self, task: TrainingSpec | EvaluationSpec, hypotheses: Arrays) -> Sequence[ClientOnNode]:
+        """Find nothing wrong: canaries train anything."""
+        return task.clients
+
+    def train(self, task: TrainingSpec, hypotheses: Arrays, assigned: NDArray[np.int64]) -> Work:
+        """Return how the canaries' data change the hypotheses."""
         canary, place = np.divmod(np.array(task.clients), self._step)
         # 0 for clients that are not canaries.
         coins = np.where(place == 0, self._side * self.coins[canary], 0)
-        return Message(self._training.trained(msg.content, coins, self._directions), reply_to=msg)
+        trained = self._training.trained(hypotheses[_NAME], assigned, coins, self._directions)
+        return Work(lambda places: [values[places] for values in trained])
+
+    def score(self, task: EvaluationSpec, hypotheses: Arrays) -> Work:
+        """Raise `NotImplementedError`: canaries do not report."""
+        raise NotImplementedError
 
     @property
     def _directions(self) -> Matrix:
@@ -296,10 +305,3 @@ class Herd:
         drawn = generator.standard_normal((len(self._asked), n))
         unit: Matrix = drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
         return unit
-
-
-class _Anything:
-    """The clients behind the gate: canaries train anything."""
-
-    def check_training(self, hypotheses: Arrays, task: TrainingSpec) -> None:
-        """Find nothing wrong."""

@@ -13,15 +13,15 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.helpers.sites import own, simulated
-from umbel.privacy.gate.undisclosed import Apart, Some, undisclosed
+from umbel.privacy.gate.work import Places, Work, computed
 
-Compute = Callable[[Some], list[NDArray[Any]]]
+Compute = Callable[[Places], list[NDArray[Any]]]
 CLIENTS = 5
-BATCHES = Apart([[0, 3], [1, 4], slice(2, 3)])
-THREADS = Apart([slice(c, c + 1) for c in range(CLIENTS)], 2)
+BATCHES: dict[str, Any] = {"batches": [[0, 3], [1, 4], slice(2, 3)]}
+THREADS: dict[str, Any] = {"threads": 2}
 
 
-def nothing(some: Some) -> list[NDArray[Any]]:
+def nothing(some: Places) -> list[NDArray[Any]]:
     return [np.full(len(np.arange(CLIENTS)[some]), -1)]
 
 
@@ -31,7 +31,7 @@ def tens(
     """Return what gives each client ten times its place, or fails at some, and the calls that it gets."""
     calls: list[list[int]] = []
 
-    def compute(some: Some) -> list[NDArray[Any]]:
+    def compute(some: Places) -> list[NDArray[Any]]:
         places = np.arange(CLIENTS)[some]
         calls.append(places.tolist())
         if failing & {*places.tolist()}:
@@ -43,21 +43,21 @@ def tens(
 
 def test_a_site_computes_its_batches() -> None:
     compute, calls = tens()
-    (found,) = undisclosed(own(), CLIENTS, compute, nothing, apart=BATCHES)
+    (found,) = computed(own(), CLIENTS, Work(compute, **BATCHES), nothing)
     assert found.tolist() == [0, 10, 20, 30, 40]
     assert calls == [[0, 3], [1, 4], [2]]
 
 
 def test_without_batches_each_client_is_computed_alone() -> None:
     compute, calls = tens()
-    (found,) = undisclosed(own(), CLIENTS, compute, nothing)
+    (found,) = computed(own(), CLIENTS, Work(compute), nothing)
     assert found.tolist() == [0, 10, 20, 30, 40]
     assert calls == [[c] for c in range(CLIENTS)]
 
 
 def test_where_a_batch_fails_each_of_its_clients_is_computed_alone(caplog: pytest.LogCaptureFixture) -> None:
     compute, calls = tens(frozenset({4}))
-    (found,) = undisclosed(own(), CLIENTS, compute, nothing, apart=BATCHES)
+    (found,) = computed(own(), CLIENTS, Work(compute, **BATCHES), nothing)
     assert found.tolist() == [0, 10, 20, 30, -1], "one client's failure is no other's"
     assert calls == [[0, 3], [1, 4], [1], [4], [2]]
     assert len(caplog.messages) == 1
@@ -66,43 +66,42 @@ def test_where_a_batch_fails_each_of_its_clients_is_computed_alone(caplog: pytes
 def test_a_user_can_end_a_node() -> None:
     compute, _ = tens(frozenset({1}), KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
-        undisclosed(own(), CLIENTS, compute, nothing, apart=BATCHES)
+        computed(own(), CLIENTS, Work(compute, **BATCHES), nothing)
 
 
 def test_losses_without_noise_need_no_protection() -> None:
     compute, calls = tens()
-    (found,) = undisclosed(own(), CLIENTS, compute, nothing, needed=False, apart=BATCHES)
+    (found,) = computed(own(), CLIENTS, Work(compute, **BATCHES), nothing, hides=False)
     assert found.tolist() == [0, 10, 20, 30, 40]
     assert calls == [[0, 3], [1, 4], [2]]
     compute, _ = tens(frozenset({4}))
     with pytest.raises(MemoryError):
-        undisclosed(own(), CLIENTS, compute, nothing, needed=False, apart=BATCHES)
+        computed(own(), CLIENTS, Work(compute, **BATCHES), nothing, hides=False)
 
 
 def test_a_simulation_computes_all_together_and_raises() -> None:
     compute, calls = tens()
-    undisclosed(simulated(), CLIENTS, compute, nothing, apart=BATCHES)
+    computed(simulated(), CLIENTS, Work(compute, **BATCHES), nothing)
     assert calls == [[0, 1, 2, 3, 4]]
     with pytest.raises(MemoryError):
-        undisclosed(simulated(), CLIENTS, tens(frozenset({4}))[0], nothing)
+        computed(simulated(), CLIENTS, Work(tens(frozenset({4}))[0]), nothing)
 
 
 def test_threads_compute_clients_at_the_same_time() -> None:
     """Two clients wait for each other."""
     pair = threading.Barrier(2)
 
-    def compute(some: Some) -> list[NDArray[Any]]:
+    def compute(some: Places) -> list[NDArray[Any]]:
         places = np.arange(4)[some]
         pair.wait()
         return [10 * places]
 
-    apart = Apart([slice(c, c + 1) for c in range(4)], 2)
-    (found,) = undisclosed(own(), 4, compute, nothing, apart=apart)
+    (found,) = computed(own(), 4, Work(compute, **THREADS), nothing)
     assert found.tolist() == [0, 10, 20, 30]
 
 
 def test_a_failure_in_a_thread_is_one_clients(caplog: pytest.LogCaptureFixture) -> None:
-    (found,) = undisclosed(own(), CLIENTS, tens(frozenset({3}))[0], nothing, apart=THREADS)
+    (found,) = computed(own(), CLIENTS, Work(tens(frozenset({3}))[0], **THREADS), nothing)
     assert found.tolist() == [0, 10, 20, -1, 40]
     assert len(caplog.messages) == 1
 
@@ -115,15 +114,15 @@ def test_a_client_that_never_ends_costs_no_other_client_its_result(monkeypatch: 
         yield from islice(as_completed(results), CLIENTS - 1)
         raise TimeoutError
 
-    monkeypatch.setattr("umbel.privacy.gate.undisclosed.as_completed", until_time_is_over)
+    monkeypatch.setattr("umbel.privacy.gate.work.as_completed", until_time_is_over)
 
-    def compute(some: Some) -> list[NDArray[Any]]:
+    def compute(some: Places) -> list[NDArray[Any]]:
         if some == slice(0, 1):
             end.wait()
         return [10 * np.arange(CLIENTS)[some]]
 
     try:
-        (found,) = undisclosed(own(max_seconds=3600), CLIENTS, compute, nothing, apart=THREADS)
+        (found,) = computed(own(max_seconds=3600), CLIENTS, Work(compute, **THREADS), nothing)
     finally:
         end.set()
     assert found.tolist() == [-1, 10, 20, 30, 40]

@@ -1,0 +1,163 @@
+"""A node's clients, as the gate calls them: what each computes on its data for a task.
+
+A learner (`umbel.client.learner`) chooses, trains and scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from logging import ERROR
+
+import numpy as np
+from flwr.app import RecordDict
+from numpy.typing import NDArray
+
+from umbel.client.cohort import Cohort
+from umbel.client.crew import Crew
+from umbel.client.learner import Learner, best_hypothesis
+from umbel.client.local import LocalParameters
+from umbel.client.node import Node
+from umbel.privacy.gate.randomness import noise, row_sources, streams
+from umbel.privacy.gate.site import Site
+from umbel.privacy.gate.work import Places, Results, Work
+from umbel.privacy.mechanisms.base import NoiseSource
+from umbel.privacy.mechanisms.choice import OWN
+from umbel.protocol.arrays import Arrays
+from umbel.protocol.clients import ClientOnNode
+from umbel.protocol.flower import log
+from umbel.protocol.run_config import RunConfig
+from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
+
+
+@dataclass(frozen=True)
+class NodeClients:
+    """The clients of a site's node in a run; `state` is the node's ``context.state``.
+
+    See `umbel.privacy.gate.answer.Clients`.
+    """
+
+    site: Site
+    run: RunConfig
+    state: RecordDict
+
+    @cached_property
+    def node(self) -> Node:
+        """The node, whose data are opened for the first task that the site accepts."""
+        return Node.at(self.site, self.run)
+
+    def check(self, task: TrainingSpec | EvaluationSpec, hypotheses: Arrays) -> Sequence[ClientOnNode]:
+        """Return the numbers under which clients are charged; raise if the node cannot carry out the task."""
+        if isinstance(task, TrainingSpec):
+            self.node.check_training(hypotheses, task)
+            return task.clients
+        self.node.check(hypotheses, task.frozen_digest)
+        # Those of training clients that report: they have one account.
+        return self.site.local_ids(self.node.validation_clients(task.clients))
+
+    def train(self, task: TrainingSpec, hypotheses: Arrays, assigned: NDArray[np.int64]) -> Work:
+        """Return how clients train from their best hypotheses, or those assigned (Algorithm 1, lines 5 and 6)."""
+        node, clients = self.node, self.node.training_clients(task.clients)
+        update, names = node.update(task), list(node.model.shapes)
+        kept, hidden = self._kept(task), task.hides_rows(len(hypotheses[names[0]]))
+        before = kept.read(clients, hidden)
+        after = {name: value.copy() for name, value in before.items()}
+        crew = Crew(node, clients, together=update.rows is None)
+        # Copies that PyTorch takes as they are; the arrays of a message are read-only.
+        starts = {name: np.array(value) for name, value in hypotheses.items()}
+
+        def train(places: Places, cohort: Cohort, learner: Learner, chosen: NDArray[np.int64]) -> Results:
+            asked, seed, round = np.asarray(clients)[places].tolist(), node.seed, task.round
+            draws = row_sources(seed, round, asked) if update.rows else streams(seed, "shuffle", round, asked)
+            local = {name: value[places] for name, value in before.items()}
+            shared, own = learner.train(starts, chosen, cohort, update, draws, local)
+            for name, value in own.items():
+                after[name][places] = value
+            if task.message_noise:
+                sources = noise(seed, round, asked, "message")
+                # Noise only on the changed rows would show which rows those are.
+                everywhere = not node.site.simulated
+                shared = noisy_messages(shared, hypotheses, chosen, task.message_noise, sources, everywhere)
+            return [chosen, *(shared[name] for name in names)]
+
+        def compute(places: Places) -> Results:
+            cohort = Cohort.gather(node.dataset, np.asarray(clients)[places].tolist(), node.learner.device)
+            local, chosen = {name: value[places] for name, value in before.items()}, assigned[places]
+            with crew.learner() as learner:
+                chosen = np.where(chosen == OWN, learner.choose(starts, cohort, local), chosen)
+                return train(places, cohort, learner, chosen)
+
+        def without_rows(places: Places) -> Results:
+            chosen = np.maximum(assigned[places], 0)
+            cohort = Cohort.without_rows(len(chosen), node.dataset.features.shape[1:], node.learner.device)
+            return train(places, cohort, node.learner, chosen)
+
+        def keep(results: Results) -> None:
+            try:
+                kept.write(clients, after, dict(zip(names, results[1:], strict=True)), hidden)
+            except OSError as error:
+                # The clients have been charged, and so their releases leave. A full disk says nothing about their data.
+                log(
+                    ERROR,
+                    "the local parameters of round %d are lost, so clients keep their earlier ones: %s",
+                    task.round,
+                    error,
+                )
+
+        return Work(
+            compute, crew.batches, crew.size, crew.threads, rows=update.rows, keep=keep,
+            without_rows=without_rows if update.rows else None,
+        )  # fmt: skip
+
+    def score(self, task: EvaluationSpec, hypotheses: Arrays) -> Work:
+        """Return how clients score their best hypothesis."""
+        node, clients = self.node, self.node.validation_clients(task.clients)
+        kept, crew = self._kept(task), Crew(node, clients)
+        scored = {name: np.array(value) for name, value in hypotheses.items()}
+
+        def compute(places: Places) -> Results:
+            own = np.asarray(clients)[places].tolist()
+            cohort = Cohort.gather(node.dataset, own, node.learner.device)
+            with crew.learner() as learner:
+                if not node.model.local_shapes:
+                    losses, metrics = learner.score(scored, cohort)
+                elif self.site.policy.trainers_report:
+                    losses, metrics = learner.score(scored, cohort, kept.read(own))
+                else:
+                    losses, metrics = learner.score_newcomers(scored, cohort, kept.fresh(own), task.step_size)
+            best = best_hypothesis(losses), np.arange(len(own))
+            scores = np.stack([losses[best], metrics[best]], axis=1)
+            # To the server, NaN means that a client did not reply; here it means a diverged model.
+            return [np.where(np.isnan(scores), np.inf, scores)]
+
+        return Work(compute, crew.batches, crew.size, crew.threads)
+
+    def _kept(self, task: TrainingSpec | EvaluationSpec) -> LocalParameters:
+        """Return the clients' local parameters."""
+        return LocalParameters(self.node.site, self.state, self.node.model, task.run, self.node.seed)
+
+
+def noisy_messages(
+    trained: Arrays,
+    hypotheses: Arrays,
+    chosen: NDArray[np.int64],
+    sigma: float,
+    sources: Iterable[NoiseSource],
+    everywhere: bool,
+) -> Arrays:
+    """Return clients' trained arrays (clients, \\*shape), from hypotheses (k, \\*shape), with noise of deviation sigma.
+
+    These are the noisy messages of the PAC paper (Eq. 3), a defence which the gate does not count: no ledger knows it.
+    It is on the changed rows of each array, or on all rows. In the first case the noise shows which rows changed: in a
+    recommender, the items that a client labelled.
+    """
+    noisy = {name: value.copy() for name, value in trained.items()}
+    for c, source in zip(range(len(chosen)), sources, strict=True):
+        for name, value in noisy.items():
+            rows = value[c : c + 1].reshape(value.shape[1] if value.ndim > 1 else 1, -1)
+            before = hypotheses[name][chosen[c]].reshape(rows.shape)
+            changed = np.full(len(rows), True) if everywhere else (rows != before).any(axis=1)
+            drawn = source.standard_normal(int(changed.sum()) * rows.shape[1])
+            rows[changed] += sigma * drawn.reshape(-1, rows.shape[1])
+    return noisy

@@ -1,0 +1,280 @@
+"""The gate: every result of a client leaves its node through here (Algorithm 2).
+
+`train` and `report` each answer a task. The task is checked against the site's policy and priced, and the clients
+within their budgets are charged. Each of them then computes within its time (`umbel.privacy.gate.work`), and what may
+leave of that is returned (`umbel.privacy.gate.releases`). A client over budget computes nothing, no charge is refunded,
+and any failure of the gate itself raises, so that nothing is released.
+
+Two translators read messages for the gate and fail closed: `umbel.privacy.gate.umbel_app` for a round's message, and
+`umbel.mods.flower_mod` for any other Flower app.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import compress
+from logging import INFO, WARNING
+from typing import Protocol, TypeVar
+
+import numpy as np
+from flwr.app import RecordDict
+from numpy.typing import NDArray
+
+from umbel.privacy.accounting.guarantee import amount, pure_cost
+from umbel.privacy.gate import randomness
+from umbel.privacy.gate.charges import Charge
+from umbel.privacy.gate.ledger import Ledger, MemoryLedger
+from umbel.privacy.gate.policy import Role
+from umbel.privacy.gate.refusals import check_hypotheses
+from umbel.privacy.gate.releases import Released, ReportSanitiser, Sanitiser, SiteSanitiser
+from umbel.privacy.gate.runs import Runs
+from umbel.privacy.gate.secure_sums import SecureReports, SecureSanitiser, SecureSum, not_in_a_sum
+from umbel.privacy.gate.site import Site
+from umbel.privacy.gate.site_log import Entry
+from umbel.privacy.gate.work import Places, Results, Work, computed
+from umbel.privacy.mechanisms import choice
+from umbel.protocol.arrays import Arrays, Matrix
+from umbel.protocol.clients import ClientInDataset, ClientOnNode
+from umbel.protocol.errors import Refused
+from umbel.protocol.flower import log
+from umbel.protocol.release import Release, ReleaseBy
+from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
+from umbel.protocol.words import count_of
+
+Flags = NDArray[np.bool_]
+Task = TypeVar("Task", TrainingSpec, EvaluationSpec)
+
+
+class Clients(Protocol):
+    """The clients of a node, as the gate calls them."""
+
+    def check(self, task: TrainingSpec | EvaluationSpec, hypotheses: Arrays) -> Sequence[ClientOnNode]:
+        """Return the numbers under which a task's clients are charged, each in its place.
+
+        Raises if they cannot carry out the task, independently of their data.
+        """
+
+    def train(self, task: TrainingSpec, hypotheses: Arrays, assigned: NDArray[np.int64]) -> Work:
+        r"""Return how the clients of a task train from the hypotheses, each (k, \*shape).
+
+        Results are the hypothesis from which each client started, (clients,), and the parameters that it trained, each
+        (clients, \*shape) in float32. A client starts from the hypothesis in `assigned` (clients,), or for -1 from the
+        one that fits it best.
+        """
+
+    def score(self, task: EvaluationSpec, hypotheses: Arrays) -> Work:
+        """Return how the clients of a task score their best hypothesis: loss and metric, (clients, 2)."""
+
+
+@dataclass(frozen=True)
+class Incoming:
+    r"""A run's message at a site.
+
+    Attributes
+    ----------
+    run : str
+        Flower's number of the run, for the ledger.
+    seed : int or None
+        Seed of all noise; None for the operating system's entropy.
+    state : RecordDict
+        The node's memory of the run, which never leaves it.
+    entry : Entry
+        The message's line in the site's log.
+    clients : Clients
+    hypotheses : dict of ndarray of float32, each (k, \*shape)
+        Where clients start; empty if no client is asked to train.
+    most, most_reports : float
+        Maximum number of a client's releases in this run, and of its reports with noise.
+
+    Raises
+    ------
+    Refused
+        If the hypotheses are not finite float32 arrays with one common leading axis, of a length that the site accepts.
+    """
+
+    site: Site
+    run: str
+    seed: int | None
+    state: RecordDict
+    entry: Entry
+    clients: Clients
+    hypotheses: Arrays = field(default_factory=dict)
+    most: float = math.inf
+    most_reports: float = math.inf
+
+    def __post_init__(self) -> None:
+        if self.hypotheses:
+            check_hypotheses(self.hypotheses, self.site.policy)
+
+    @cached_property
+    def ledger(self) -> MemoryLedger | Ledger:
+        """The clients' ledger, opened once."""
+        return MemoryLedger(self.state) if self.site.ledger_path is None else Ledger.of(self.site)
+
+
+def train(message: Incoming, task: TrainingSpec, secure: SecureSum | None = None) -> tuple[Released, Flags]:
+    """Return what the asked training clients release, and a flag for each: whether it was charged, and so releases.
+
+    In a `secure` sum it is only added there.
+
+    Nothing is drawn before the charge: a crash may waste budget, but never hides a release.
+
+    Raises
+    ------
+    Refused
+        If the task violates the policy, or too few clients are within budget. Then no client is charged.
+    """
+    site, hypotheses, seed = message.site, message.hypotheses, message.seed
+    k = len(next(iter(hypotheses.values())))
+    site.policy.check(task, k)
+    channel: Sanitiser | SiteSanitiser | SecureSanitiser
+    if secure is not None:
+        channel = secure.updates(hypotheses, task)
+    elif task.release_by is ReleaseBy.CLIENT:
+        channel = Sanitiser.of(site, hypotheses, task)
+    elif task.release_by is ReleaseBy.SITE:
+        channel = SiteSanitiser.of(site, hypotheses, task)
+    else:
+        raise not_in_a_sum()
+    site.check_priced(channel.release)
+    numbers = message.clients.check(task, hypotheses)
+    least = site.policy.min_clients if task.release_by is ReleaseBy.SITE else 1
+    paid, asked, ids = _charged(message, "train", channel.release, task, numbers, message.most, least)
+    if not paid.any():
+        raise _over_budget(channel.release, least)
+    if site.insecure_seed:
+        log(WARNING, "insecure-seed is set: the server knows the seed of the noise and can subtract it")
+    elif not site.simulated:
+        log(INFO, "the operating system draws the noise; the run's seed does not affect it")
+    assigned = np.full(len(ids), choice.OWN, np.int64)
+    if channel.explore:
+        assigned = choice.at_random(channel.explore, k, randomness.noise(seed, task.round, ids, "choice"))
+    chosen, *arrays = _trained(message, asked, assigned)
+    return channel.leave(seed, ids, dict(zip(hypotheses, arrays, strict=True)), chosen), paid
+
+
+def report(message: Incoming, task: EvaluationSpec, secure: SecureSum | None = None) -> tuple[Matrix, Flags]:
+    """Return loss and metric (2, clients) of the asked clients, and a flag for each: whether it reports.
+
+    They have noise unless the site reports exactly, and are NaN where a client does not report or where they are only
+    added to a `secure` sum.
+
+    Raises
+    ------
+    Refused
+        If clients of the site do not report, or not as the task asks. Then no client is charged.
+    """
+    site, policy, hypotheses = message.site, message.site.policy, message.hypotheses
+    if not site.simulated:
+        # Count before any client reports: a crash may waste a count, but never hides a report.
+        Runs.of(site).count_evaluation(message.run, policy)
+    numbers = message.clients.check(task, hypotheses)
+    if policy.role is Role.TRAIN and not policy.trainers_report:
+        text = "training clients of this site do not report; set report-noise-multiplier to let them"
+        raise Refused(text, code="refused.no-reports")
+    channel: SecureReports | ReportSanitiser | None = None  # exact reports have no price
+    if task.summed:
+        if secure is None:
+            raise not_in_a_sum()
+        channel = secure.reports(task)
+    elif policy.trainers_report or not policy.reports_exactly:
+        channel = ReportSanitiser.of(site)
+    release = None if channel is None else channel.release
+    paid, asked, ids = _charged(message, "evaluate", release, task, numbers, message.most_reports)
+    scores = np.full((2, len(paid)), np.nan)
+    if ids:
+        work, hides = message.clients.score(asked, hypotheses), policy.report_noise > 0
+        (reported,) = computed(site, len(ids), work, _no_scores, hides=hides)
+        if channel is not None:
+            reported = channel.leave(message.seed, task.round, ids, reported)
+        scores[:, paid] = reported.T
+    return scores, paid
+
+
+def _charged(
+    message: Incoming,
+    what: str,
+    release: Release | None,
+    task: Task,
+    numbers: Sequence[ClientOnNode],
+    most: float,
+    at_least: int = 1,
+) -> tuple[Flags, Task, list[ClientInDataset]]:
+    """Charge the asked clients within their budgets, under their numbers.
+
+    Return a flag for each asked client, the task of the charged ones alone, and their numbers in the dataset. None is
+    charged if there are fewer than `at_least`. A client that has made `most` such releases in this run makes no other.
+    Without a release nothing has a price.
+    """
+    site, ledger, ids = message.site, message.ledger, message.site.client_ids(numbers)
+    if len(ids) != len(task.clients):
+        raise Refused("the node does not say which clients are charged", code="refused.result")
+    if release is None:  # without an intact ledger, also what has no price stays here
+        return np.ones(len(ids), bool), task, ids
+    if site.insecure_seed:
+        release = release.without_noise()  # the server knows the seed, and can subtract the noise
+    charge = Charge(message.run, task.round, release)
+    paid = np.array(ledger.charge(charge, ids, site.limits, at_least, most))
+    message.entry.charges(charge, list(compress(ids, paid)))
+    if not paid.all() and (paid.any() or at_least == 1):
+        unpaid = f"{(~paid).sum()} of {len(paid)} clients are over budget"
+        if most < math.inf:
+            unpaid += f", or took part {most:g} times, as often as this run may ask them"
+        message.entry.refuse(what, Refused(unpaid, code="refused.budget"))
+    if not paid.all():
+        task = replace(task, clients=tuple(compress(task.clients, paid)))
+    return paid, task, list(compress(ids, paid))
+
+
+def _trained(message: Incoming, task: TrainingSpec, assigned: NDArray[np.int64]) -> Results:
+    """Let charged clients train; return the hypothesis that each started from, and what it trained."""
+    hypotheses = message.hypotheses
+    k, work = len(next(iter(hypotheses.values()))), message.clients.train(task, hypotheses, assigned)
+    if work.rows != task.row_privacy:
+        raise Refused("the clients do not train with the task's guarantee for rows", code="refused.result")
+
+    def no_update(places: Places) -> Results:
+        start = np.maximum(assigned[places], 0)
+        if work.without_rows is not None and len(start):
+            # The noise of training is all that hides a row: without it, the release would tell who failed.
+            return work.without_rows(places)
+        return [start, *(np.full((len(start), *value.shape[1:]), np.nan, np.float32) for value in hypotheses.values())]
+
+    def check(places: Places, results: Results) -> None:
+        chosen, told = results[0], assigned[places]
+        if not 0 <= chosen.min() <= chosen.max() < k or ((told != choice.OWN) & (chosen != told)).any():
+            raise Refused("clients trained another hypothesis than the gate assigned", code="refused.result")
+
+    results = computed(message.site, len(task.clients), work, no_update, check)
+    work.keep(results)
+    return results
+
+
+def _no_scores(places: Places) -> Results:
+    """Return loss and metric of clients that could not compute them: as of a model that diverged."""
+    return [np.full((len(places) if isinstance(places, list) else 0, 2), np.inf)]
+
+
+def _over_budget(release: Release, at_least: int) -> Refused:
+    """Return why no client takes part: a release's price, and the command that shows past spending."""
+    if at_least > 1:
+        return Refused(
+            f"fewer than {at_least} asked clients are within budget for this round (min-clients); none is charged",
+            code="refused.min-clients",
+        )
+    pure, paper = pure_cost(release), release.paper_spend(1)
+    prices = [f"a pure epsilon of {amount(pure)}"] if math.isfinite(pure) else []
+    prices += [f"{amount(paper)} of the paper's budget"] if math.isfinite(paper) else []
+    if release.by_rows:
+        noise, rate = release.row_noise_multiplier, release.row_rate
+        prices += [f"for a row {count_of(release.row_steps, 'step')} with noise {noise:g} at rate {rate:g}"]
+    if not prices:
+        prices = [f"an epsilon at a delta, by {release.mechanism} noise of {release.noise_multiplier:g} clip norms"]
+    return Refused(
+        f"no asked client is within budget for this round, which costs {', and '.join(prices)}; limits of the site are "
+        "lower or used up, or its clients released without a guarantee before: see umbel site journal",
+        code="refused.budget",
+    )
