@@ -16,7 +16,6 @@ from tests.helpers.tasks import EVALUATION, TRAINING, evaluations, request, trai
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.messages import (
     answers_training,
-    asks,
     assigned_in,
     evaluation_in,
     evaluation_only,
@@ -25,6 +24,7 @@ from umbel.protocol.messages import (
     keep_request,
     merged,
     number_released,
+    numbers_asked,
     query,
     released_in,
     scores_in,
@@ -41,7 +41,7 @@ from umbel.protocol.tasks import VERSION, EvaluationSpec, TrainingSpec
 def test_a_round_arrives_as_it_was_sent(training: TrainingSpec | None, evaluation: EvaluationSpec | None) -> None:
     arrived = over_the_wire(request(training, evaluation))
     assert (training_in(arrived), evaluation_in(arrived)) == (training, evaluation)
-    assert asks(arrived) == (training is not None, evaluation is not None)
+    assert numbers_asked(arrived) == tuple(len(task.clients) if task else 0 for task in (training, evaluation))
     assert_same_arrays(hypotheses_in(arrived), STACKED)
 
 
@@ -103,7 +103,7 @@ def test_something_else_in_the_place_of_what_is_handed_over_is_refused() -> None
 
 def test_what_a_run_has_found_travels_by_itself() -> None:
     arrived = over_the_wire(keep_request(pack(STACKED)))
-    assert asks(arrived) == (False, False)
+    assert numbers_asked(arrived) == (0, 0)
     assert_same_arrays(hypotheses_in(arrived), STACKED)
 
 

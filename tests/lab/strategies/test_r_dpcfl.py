@@ -100,7 +100,7 @@ def test_the_noise_is_that_of_a_release(tmp_path: Path) -> None:
     squares = sum(np.square(value).reshape(2, -1)[:, :400].sum() for name, value in both.items() if "weight" in name)
     # A false alarm in one of 1,000 draws; each of the two hypotheses is one release.
     low, high = stats.chi2(800).ppf([0.0005, 0.9995])
-    assert low < squares / release_variance(run.fleet.task, 400) < high
+    assert low < squares / release_variance(run.setup.task(), 400) < high
 
 
 @pytest.mark.parametrize(
