@@ -34,7 +34,8 @@ from umbel.privacy.mechanisms.choice import OWN
 from umbel.privacy.secure.wire import Request
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ProtocolError, Refused
-from umbel.protocol.flower import log, with_content
+from umbel.protocol.flower import with_content
+from umbel.protocol.log import log
 from umbel.protocol.messages import (
     SECURE,
     assigned_in,

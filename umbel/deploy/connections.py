@@ -22,7 +22,7 @@ from uvicorn.loops.auto import auto_loop_factory
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from umbel.deploy.guard import OF_CONNECTION, peer_of
-from umbel.protocol.flower import log
+from umbel.protocol.log import log
 
 _SILENT_S = 600.0
 """Minimum seconds between two lines on closed connections."""

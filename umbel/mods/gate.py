@@ -32,8 +32,8 @@ from umbel.privacy.mechanisms.choice import OWN
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.errors import ConfigError, ProtocolError, Refused, SiteError, UmbelError
-from umbel.protocol.flower import log
 from umbel.protocol.hypotheses import ROUND
+from umbel.protocol.log import log
 from umbel.protocol.records import from_array_record, to_array_record
 from umbel.protocol.release import LAPLACE, Clipping
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec

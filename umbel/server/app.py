@@ -16,7 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 from umbel.nodes.differences import prior_of
 from umbel.protocol import logs
 from umbel.protocol.errors import DiskError
-from umbel.protocol.flower import log
+from umbel.protocol.log import log
 from umbel.protocol.plugins import trust
 from umbel.protocol.release import Clipping
 from umbel.server.history import State

@@ -47,7 +47,7 @@ from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.cores import cores
 from umbel.protocol.errors import Refused
-from umbel.protocol.flower import log
+from umbel.protocol.log import log
 from umbel.protocol.release import Clipping, Release, ReleaseBy, RowPrivacy, report_release
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 from umbel.protocol.words import count_of

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from umbel.privacy.gate.site import Site
 from umbel.protocol.errors import OutOfTime, UmbelError
-from umbel.protocol.flower import log
+from umbel.protocol.log import log
 
 T = TypeVar("T")
 
