@@ -42,3 +42,10 @@ def test_a_saved_table_has_the_rows_that_its_command_prints(name: str, title: st
     names = rows(name, title)
     assert len(names) == len({*names})
     assert {*names} == {*EXPECTED[name, title]}
+
+
+@pytest.mark.parametrize("path", sorted(TABLES.glob("*.txt")), ids=lambda path: path.stem)
+def test_a_saved_table_names_the_commit_and_the_date_of_its_making(path: Path) -> None:
+    """A table of a GPU, which few machines have, may be older than this rule."""
+    words = " ".join(path.read_text(encoding="utf-8").split())
+    assert path.stem.startswith("gpu") or re.search(r"; commit [0-9a-f]{10}, \d{4}-\d\d-\d\d", words)

@@ -16,6 +16,7 @@ from umbel.protocol.hypotheses import Hypotheses
 from umbel.protocol.records import from_array_record
 from umbel.protocol.releases import Scores
 from umbel.protocol.run_config import RunConfig
+from umbel.protocol.tasks import TrainingSpec
 from umbel.server.history import State
 from umbel.server.observer import Observer, Run
 from umbel.server.setup import Setup
@@ -44,9 +45,9 @@ def on(fleet: Fleet, strategy: T) -> T:
     return strategy
 
 
-def sends(strategy: HypothesisStrategy, arrays: Arrays) -> None:
+def sends(strategy: HypothesisStrategy, arrays: Arrays, task: TrainingSpec | None = None) -> None:
     """Have a strategy believe that a round trains from these hypotheses."""
-    strategy.asked["train"] = Asked(Hypotheses(arrays), np.zeros(0, np.int64), {})
+    strategy.asked["train"] = Asked(Hypotheses(arrays), np.zeros(0, np.int64), {}, task=task)
 
 
 class Scripted(HypothesisStrategy):
