@@ -29,14 +29,10 @@ class Packed(Arrays):
     matrix : ndarray, shape (m, n)
     shapes : mapping
         The shape of each array without the leading axis, in the order of the columns.
-
-    Attributes
-    ----------
-    record : ArrayRecord or None
-        The record that they were read from (`umbel.protocol.records.unpack`), which need not be written again.
     """
 
     record: Any = None
+    """The record that they were read from, which need not be written again (`umbel.protocol.records`)."""
 
     def __init__(self, matrix: NDArray[Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
         super().__init__()
