@@ -41,7 +41,7 @@ from umbel.protocol.project import APP
 
 _START_S = 300.0
 _TOO_SLOW = "timed out during startup"
-"""What Ray says of a node that did not start in 30 seconds, which no setting changes."""
+"""Part of what Ray says of a node that did not start in 30 seconds, which no setting changes."""
 
 
 def main(

@@ -7,30 +7,31 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from flwr.app import ArrayRecord
 
 from benchmarks.measure import Reading
-from umbel.server.observer import Observer, Run
+from umbel.server.rounds import Run
 from umbel.simulation.in_process import play
+from umbel.strategies import Callback
 
 
-class Laps(Observer):
+class Laps(Callback):
     """Notes something of a run when all is ready for its first round, and then before each round."""
 
     def __init__(self, note: Callable[[Run], Any]) -> None:
-        super().__init__()
         self._note = note
         self.notes: list[Any] = []
 
-    def begin(self, run: Run) -> None:
+    def begin(self) -> None:
         """Note how it starts."""
-        self.notes.append(self._note(run))
+        self.notes.append(self._note(self.run))
 
-    def before_round(self, run: Run, number: int) -> None:
+    def before_round(self, round: int, arrays: ArrayRecord) -> None:
         """Note where it stands."""
-        self.notes.append(self._note(run))
+        self.notes.append(self._note(self.run))
 
 
-def rounds(config: Mapping[str, Any], *observers: Observer) -> tuple[float, list[float]]:
+def rounds(config: Mapping[str, Any], *observers: Callback) -> tuple[float, list[float]]:
     """Do the rounds of a run config; return their seconds, and the validation losses of each and after the last.
 
     Data are open and the node has said what it hosts before the clock starts.

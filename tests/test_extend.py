@@ -48,10 +48,8 @@ def test_a_run_takes_all_of_them_at_once(mine: str, run_config: dict[str, Any]) 
     assert type(run.strategy).__name__ == "Halfway"
     assert run.setup.release.mechanism == f"{mine}:Coordinates"
     assert run.state.history[-1].metric is not None
-    counter = next(one for one in run.observers if type(one).__name__ == "Counter")
-    section, released = counter.section(), sum(entry.releases for entry in run.state.history)
-    assert section is not None
-    assert section.paragraphs == (f"There were {released} releases.",)
+    counter = next(one for one in run.callbacks if type(one).__name__ == "Counter")
+    assert counter.seen == sum(entry.releases for entry in run.state.history)  # type: ignore[attr-defined]
 
 
 def test_a_client_gets_a_predictor_half_of_the_way(mine: str) -> None:

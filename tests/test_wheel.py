@@ -289,12 +289,12 @@ def net():
     return torch.nn.Linear(2, width, bias=False)
 """
 WATCH = """
-from umbel import Observer
+from umbel import Callback
 
 
-class Watch(Observer):
-    def after_round(self, run):
-        (run.folder.path / "seen.txt").touch()
+class Watch(Callback):
+    def after_exchange(self, round, stages):
+        (self.run.folder.path / "seen.txt").touch()
 """
 SCRIPT = """
 import umbel

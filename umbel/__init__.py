@@ -19,7 +19,6 @@ _HOMES = {
         "umbel.mods.gate": "Gate",
         "umbel.privacy.mechanisms": "Mechanism",
         "umbel.simulation.sweeps": "sweep",
-        "umbel.server.observer": "Observer",
         "umbel.protocol.hypotheses": "hypotheses stack unstack",
         "umbel.strategies": "Callback FedAvg GroupPrivacy Stop",
     }.items()

@@ -17,6 +17,5 @@ from umbel.data.importers import from_image_folder as from_image_folder
 from umbel.models.model import Model as Model
 from umbel.mods.gate import Gate as Gate
 from umbel.privacy.mechanisms import Mechanism as Mechanism
-from umbel.server.observer import Observer as Observer
 from umbel.simulation.sweeps import sweep as sweep
 from umbel.strategies import GroupPrivacy as GroupPrivacy

@@ -83,7 +83,7 @@ class _Federated(BaseEstimator):
         data = from_arrays(
             self._scaled(X), targets, client=names, model=f"{kind} outputs={outputs}", validation=0.0, seed=seed
         )
-        wanted = Wanted(self.epsilon, None if self.epsilon is None else self.delta)
+        wanted = None if self.epsilon is None else Wanted(self.epsilon, self.delta)
         given = {"seed": seed, "hypotheses": self.hypotheses, **(self.settings or {})}
         with tempfile.TemporaryDirectory(prefix="umbel-") as folder:
             path = data.write(Path(folder) / "rows")

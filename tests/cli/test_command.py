@@ -79,9 +79,9 @@ def test_a_run_loads_pandas_matplotlib_and_scipy_only_when_it_needs_them() -> No
 
 @pytest.mark.rest
 def test_what_users_subclass_or_name_is_at_hand() -> None:
-    for name in ("GroupPrivacy", "Mechanism", "Model", "Observer"):
+    for name in ("GroupPrivacy", "Mechanism", "Model", "Callback"):
         assert getattr(umbel, name).__doc__, name
-    code = "import sys, umbel; umbel.Observer; umbel.Mechanism; print('torch' in sys.modules)"
+    code = "import sys, umbel; umbel.Callback; umbel.Mechanism; print('torch' in sys.modules)"
     told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert told.stdout.strip() in ("True", "False")
 

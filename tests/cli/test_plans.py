@@ -21,15 +21,15 @@ NUMBERS = {"parameters": 11, "hypotheses": 5, "clients": 2062, "clients_per_roun
 def test_a_wanted_guarantee_gives_the_noise() -> None:
     """n = 11 and one participation: 2 * 11/nu + 1 = 4 at nu = 22/3."""
     planned = umbel.price(**NUMBERS, target_epsilon=4, delta=0.0)
-    assert planned.figures.release.noise_multiplier == pytest.approx(22 / 3, rel=0.01)
-    assert planned.figures.release.choice_epsilon == 1
+    assert planned.release.noise_multiplier == pytest.approx(22 / 3, rel=0.01)
+    assert planned.release.choice_epsilon == 1
 
 
 def test_noise_in_a_mean_falls_with_those_who_share_a_draw() -> None:
     """One hypothesis and 100 clients a round, at the same guarantee: each client leaves 1 / 10 of its noise in a mean,
     each of 20 sites sqrt(20) / 100, and all together 1 / 100."""
     numbers = NUMBERS | {"hypotheses": 1, "mechanism": "discrete-gaussian", "target_epsilon": 4.0, "sites": 20}
-    left = {release: umbel.price(**numbers, release=release).figures for release in ("client", "site", "secure")}
+    left = {release: umbel.price(**numbers, release=release) for release in ("client", "site", "secure")}
     nu = left["secure"].release.noise_multiplier
     assert {figures.release.noise_multiplier for figures in left.values()} == {nu}
     shares = {release: figures.noise_left / (nu * 11**0.5) for release, figures in left.items()}
@@ -37,15 +37,15 @@ def test_noise_in_a_mean_falls_with_those_who_share_a_draw() -> None:
 
 
 def test_a_secure_sum_has_its_own_mechanism_and_hides_the_choice_for_nothing() -> None:
-    figures = umbel.price(**NUMBERS, target_epsilon=4.0, release="secure", sites=3).figures
-    one = umbel.price(**NUMBERS | {"hypotheses": 1}, target_epsilon=4.0, release="secure", sites=3).figures
+    figures = umbel.price(**NUMBERS, target_epsilon=4.0, release="secure", sites=3)
+    one = umbel.price(**NUMBERS | {"hypotheses": 1}, target_epsilon=4.0, release="secure", sites=3)
     assert figures.release.mechanism == "discrete-gaussian"
     assert figures.release.noise_multiplier == one.release.noise_multiplier
 
 
 def test_a_configuration_that_limits_participations_costs_no_more_than_they_do() -> None:
     """Each client takes part once, at pure epsilon 4, where a random draw would take some eight times."""
-    figures = umbel.price("hospital-services", delta=0.0).figures
+    figures = umbel.price("hospital-services", delta=0.0)
     assert (figures.median_participations, figures.max_participations) == (1, 1)
     assert figures.maximum is not None
     assert figures.maximum.pure == pytest.approx(4, rel=0.01)
@@ -63,16 +63,16 @@ def test_a_configuration_of_sums_is_priced_as_its_strategy_releases(
     )
     planned = umbel.price(file, sites=3)
     assert planned == umbel.price(file, release=release, sites=3)
-    most = {Setup.parse(read_values(file)).release: planned.figures.max_participations}
-    assert planned.figures.maximum == guarantee(most)
-    assert planned.figures.noise_left < umbel.price(file, release="client").figures.noise_left
+    most = {Setup.parse(read_values(file)).release: planned.max_participations}
+    assert planned.maximum == guarantee(most)
+    assert planned.noise_left < umbel.price(file, release="client").noise_left
 
 
 def test_a_configuration_gives_its_own_numbers() -> None:
     planned = umbel.price("synthetic")
-    assert planned.figures.release.n == 2
-    assert planned.figures.release.noise_multiplier == 5
-    assert planned.figures.maximum is None, "its choice is open"
+    assert planned.release.n == 2
+    assert planned.release.noise_multiplier == 5
+    assert planned.maximum is None, "its choice is open"
 
 
 @pytest.mark.parametrize(

@@ -222,7 +222,7 @@ def test_a_link_in_a_run_leads_no_writing_out_of_it(kept: Path, tmp_path: Path) 
     assert (run / "report.html").is_file()
 
 
-@pytest.mark.parametrize("file", ["history.jsonl", "sections.json"])
+@pytest.mark.parametrize("file", ["history.jsonl", "nodes.json"])
 def test_a_device_in_a_run_is_not_read(file: str, kept: Path, tmp_path: Path) -> None:
     run = tmp_path / "sent"
     shutil.copytree(kept, run)
@@ -250,8 +250,6 @@ DAMAGED = {
     "clients without end": ("participations.jsonl", b'{"4000000000": 1}\n{}\n'),
     "hypotheses without numbers": ("hypotheses.safetensors", NO_NUMBERS),
     "a client too far": ("participations.jsonl", b'{"4000": 1}\n{}\n'),
-    "deep sections": ("sections.json", DEEP.encode()),
-    "sections of another kind": ("sections.json", b'[{"title": 3}]'),
     "nodes of another kind": ("nodes.json", b"[3]"),
 }
 

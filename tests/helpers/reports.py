@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from html.parser import HTMLParser
 from typing import Any
@@ -17,10 +16,9 @@ from umbel.data import Manifest
 from umbel.privacy.accounting.guarantee import site_release
 from umbel.protocol.release import Clipping, Kind, Release, RowPrivacy
 from umbel.server.history import Round, State
-from umbel.server.observer import Section
 from umbel.server.report import View, render
 from umbel.server.summary import Summary
-from umbel.server.worth import Arm, LeftOut, Level, Way, Worth
+from umbel.server.worth import Arm, LeftOut, Way, Worth
 
 SYNTHETIC = Manifest(name="synthetic", clients=7, split={"train": 4, "validation": 3}, truth=[[5.0, 6.0], [4.0, -4.5]])
 HOSPITAL = Manifest(
@@ -40,7 +38,7 @@ WORTH = Worth(
     clients=12,
     arms=[Arm(Way.CONSTANT, "the best constant", 1391.9, 3934.0, "the mean"), Arm(Way.LAST, "this run", None, None)],
     left_out=[LeftOut("each client alone", "since its network is too large for so many rows")],
-    level=Level.DIVERGED,
+    worth_it=False,
     verdict="Diverged.",
     rounds=4,
 )
@@ -110,7 +108,6 @@ def state(rounds: int = 20, final: bool = True, **changes: Any) -> State:
 def report(
     run: State | None = None,
     *,
-    sections: Sequence[Section] = (),
     drawn: bool = False,
     **of: Any,
 ) -> Page:
@@ -121,7 +118,7 @@ def report(
     with pytest.MonkeyPatch.context() as patch:
         if not drawn:
             leave_blank(patch)
-        return Page(render(one, VERSIONS, sections))
+        return Page(render(one, VERSIONS))
 
 
 def view(
@@ -163,12 +160,6 @@ def view(
 
 
 @cache
-def watched() -> Section:
-    """What an observer adds."""
-    return Section("Watched by somebody", ("It saw all.", "Nothing was <b>hidden</b> from it."))
-
-
-@cache
 def plain() -> Page:
     return report()
 
@@ -181,4 +172,4 @@ def formal() -> Page:
 
 @cache
 def full() -> Page:
-    return report(sections=[watched()], drawn=True)
+    return report(drawn=True)

@@ -18,9 +18,10 @@ from umbel.protocol.releases import Scores
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import TrainingSpec
 from umbel.server.history import State
-from umbel.server.observer import Observer, Run
+from umbel.server.rounds import Run
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
+from umbel.strategies import Callback
 from umbel.strategies.base import HypothesisStrategy, Outcome
 
 LINEAR = models.load("linear")
@@ -134,18 +135,17 @@ def setup(strategy: HypothesisStrategy, **changes: Any) -> Setup:
     return Setup(RunConfig(**plain | changes), strategy, strategy.nodes, LINEAR, None)
 
 
-class After(Observer):
-    """Calls a function after each round."""
+class After(Callback):
+    """Calls a function after each round, which may return why the run ends."""
 
     def __init__(self, call: Callable[[State], Any]) -> None:
-        super().__init__()
         self._call = call
 
-    def after_round(self, run: Run) -> None:
-        self._call(run.state)
+    def after_exchange(self, round: int, stages: dict[str, float]) -> Any:
+        return self._call(self.run.state)
 
 
-def run_of(strategy: HypothesisStrategy, *observers: Observer, **changes: Any) -> Run:
+def run_of(strategy: HypothesisStrategy, *callbacks: Callback, **changes: Any) -> Run:
     """Return a run that will begin at theta(1) = 0."""
     asked = setup(strategy, **changes)
-    return Run(asked, SpyGrid(echo), State(hypotheses=theta(0), best=theta(0)), [*observers], "mine")
+    return Run(asked, SpyGrid(echo), State(hypotheses=theta(0), best=theta(0)), callbacks, "mine")

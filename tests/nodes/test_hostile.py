@@ -37,8 +37,7 @@ from umbel.protocol.records import pack, unpack
 from umbel.protocol.run_config import MAX_CLIENTS, RunConfig
 from umbel.protocol.tasks import VERSION, Hosting
 from umbel.server.history import State
-from umbel.server.observer import Run
-from umbel.server.rounds import run_rounds
+from umbel.server.rounds import Run
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
 from umbel.strategies import GroupPrivacy
@@ -284,7 +283,7 @@ def test_a_run_goes_on_as_it_should_with_a_fifth_of_its_nodes_hostile_and_more_t
     state = State(hypotheses=start, best=start)
     fleet.roster(grid)
     grid.joining = True
-    run_rounds(Run(setup, grid, state))
+    Run(setup, grid, state).do()
     assert len(state.history) == rounds + 1
     assert all(np.isfinite(value).all() for value in (*state.hypotheses.values(), *state.best.values()))
     # Of the 50 that a round asks, two a node are the most: no fewer than 40 are of honest nodes.

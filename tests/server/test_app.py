@@ -41,14 +41,14 @@ from umbel.protocol.errors import ConfigError, DiskError, FleetError
 from umbel.protocol.messages import numbers_asked
 from umbel.protocol.project import ENGINE
 from umbel.protocol.records import unpack
-from umbel.server import observers
-from umbel.server.observer import Observer, Run
-from umbel.server.observers import Released
-from umbel.server.rounds import draw_hypotheses
+from umbel.server import callbacks
+from umbel.server.callbacks import Released
+from umbel.server.rounds import Run, draw_hypotheses
 from umbel.server.run_folder import RunFolder
 from umbel.server.runs import all_runs
 from umbel.server.setup import Setup
 from umbel.server.status import RunState
+from umbel.strategies import Callback
 
 # What is drawn `tests/server/report` looks at.
 pytestmark = pytest.mark.usefixtures("blank_figures")
@@ -460,7 +460,7 @@ def test_a_run_goes_on_as_if_nothing_had_happened_wherever_it_was_stopped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if large:  # which is written while the next round runs
-        monkeypatch.setattr(observers, "_LARGE", 0)
+        monkeypatch.setattr(callbacks, "_LARGE", 0)
     name = interrupted(at_round, file, nodes=2)
     resumed = play(resume=name, nodes=3)
     (umbel_home / "runs" / name).rename(umbel_home / "runs" / "resumed")
@@ -522,16 +522,16 @@ def test_a_run_is_done_by_one_process(
 ) -> None:
     """Two on one folder would leave the rounds of the one and the hypotheses of the other."""
     changes = {"resume": interrupted(3, "latest.safetensors")} if resumed else {}
-    rounds = umbel.server.app.run_rounds
+    do = Run.do
 
     def meanwhile(run: Run) -> None:
         with monkeypatch.context() as patched:
-            patched.setattr(umbel.server.app, "run_rounds", rounds)
+            patched.setattr(Run, "do", do)
             with raises(ConfigError, "config.run-held", run.name):
                 play(resume=run.name)
-        rounds(run)
+        do(run)
 
-    monkeypatch.setattr(umbel.server.app, "run_rounds", meanwhile)
+    monkeypatch.setattr(Run, "do", meanwhile)
     assert [entry["number"] for entry in play(**changes).history] == [1, 2, 3, 4, 5, 6, LAST]
 
 
@@ -623,13 +623,13 @@ def test_a_run_does_not_go_on_with_other_frozen_parameters(play: Play) -> None:
 # --- a run that starts from what another has found
 
 
-class Start(Observer):
+class Start(Callback):
     """Keeps the hypotheses that a run starts from."""
 
     seen: ClassVar[NDArray[np.float64]]
 
-    def begin(self, run: Run) -> None:
-        Start.seen = flatten(run.state.hypotheses)
+    def begin(self) -> None:
+        Start.seen = flatten(self.run.state.hypotheses)
 
 
 def test_a_run_starts_from_the_best_hypotheses_of_another(
@@ -703,7 +703,7 @@ def test_numbers_of_a_kind_that_numpy_lacks_are_named(play: Play, whole: AppRun,
     (tmp_path / "config.toml").write_bytes((whole.folder / "config.toml").read_bytes())
     half = torch.ones(2, 1, 2, dtype=torch.bfloat16)
     safetensors.torch.save_file({"weight": half}, tmp_path / "hypotheses.safetensors")
-    with raises(ConfigError, "config.no-run", tmp_path, "start-from"):
+    with raises(ConfigError, "config.run-damaged", tmp_path, "start-from"):
         play(start_from=str(tmp_path), seed=1)
 
 
@@ -779,7 +779,7 @@ def is_stopped_by_flower(run: Run) -> None:
 @pytest.mark.parametrize(
     ("what", "state"),
     [
-        (lambda run: None, RunState.COMPLETED), (lambda run: run.stop("it is enough"), RunState.STOPPED),
+        (lambda run: None, RunState.COMPLETED), (lambda run: "it is enough", RunState.STOPPED),
         (is_stopped_by_flower, RunState.STOPPED), (fails, RunState.FAILED),
     ],
 )  # fmt: skip
@@ -788,12 +788,12 @@ def test_a_run_at_sites_says_how_it_ended(
 ) -> None:
     states = []
 
-    def after_round(self: Released, run: Run) -> None:
-        assert run.folder is not None
-        states.append(run.folder.read_status().state)
-        what(run)
+    def after_exchange(self: Released, round: int, stages: dict[str, float]) -> Any:
+        assert self.run.folder is not None
+        states.append(self.run.folder.read_status().state)
+        return what(self.run)
 
-    monkeypatch.setattr(observers.Released, "after_round", after_round)
+    monkeypatch.setattr(Released, "after_exchange", after_exchange)
     ended = pytest.raises((SystemExit, FleetError)) if what in (fails, is_stopped_by_flower) else nullcontext()
     site = {"data-path": str(SYNTHETIC), "role": "split", "ledger-path": str(tmp_path / "ledger.sqlite")}
     with ended:

@@ -21,16 +21,15 @@ from umbel.protocol.messages import evaluation_reply, hosting_reply, hypotheses_
 from umbel.protocol.records import to_array_record
 from umbel.protocol.tasks import Hosting
 from umbel.server.history import Round, State
-from umbel.server.observer import Observer, Run
-from umbel.server.rounds import _median, distances, draw_hypotheses, initial_hypotheses, ratios, run_rounds
+from umbel.server.rounds import _median, distances, draw_hypotheses, initial_hypotheses, ratios
 from umbel.simulation import in_process
-from umbel.strategies import GroupPrivacy
+from umbel.strategies import Callback, GroupPrivacy
 
 
-def play(strategy: Scripted, *observers: Observer, **changes: Any) -> tuple[State, SpyGrid]:
+def play(strategy: Scripted, *callbacks: Callback, **changes: Any) -> tuple[State, SpyGrid]:
     """Run the rounds from theta(1) = 0."""
-    run = run_of(strategy, *observers, **changes)
-    run_rounds(run)
+    run = run_of(strategy, *callbacks, **changes)
+    run.do()
     assert isinstance(run.grid, SpyGrid)
     return run.state, run.grid
 
@@ -57,7 +56,7 @@ def test_a_round_that_no_node_answers_is_repeated_once_nodes_are_back(monkeypatc
 
     monkeypatch.setattr(fleet, "exchange", failing)
     monkeypatch.setattr(fleet, "wait", lambda round, *_: waited.append(round))
-    run_rounds(run)
+    run.do()
     assert asked == waited == [1, 2, 3, 3, 3, 4, 5, 6]
     assert [entry.number for entry in run.state.history] == [1, 2, 3, 4, 5, 6]
     assert [round for round, _, _ in strategy.trained] == [1, 2, 3, 3, 3, 4, 5]
@@ -107,13 +106,13 @@ def test_each_round_is_told_when_it_is_over() -> None:
 # --- a run that is stopped
 
 
-def stopping(at: int, why: str) -> Observer:
-    return After(lambda state: setattr(state, "stopped", why) if len(state.history) == at else None)
+def stopping(at: int, why: str) -> Callback:
+    return After(lambda state: why if len(state.history) == at else None)
 
 
 @pytest.mark.parametrize("losses", [(), (9, 8, 7, 6, 5, 4)])
 @pytest.mark.parametrize("at", [2, 5])
-def test_an_observer_ends_the_run_after_the_round_and_says_why(losses: Sequence[float], at: int) -> None:
+def test_a_callback_ends_the_run_after_the_round_and_says_why(losses: Sequence[float], at: int) -> None:
     seen: list[tuple[int, str]] = []
     told = After(lambda s: seen.append((len(s.history), s.stopped)))
     state, grid = play(Scripted(losses), stopping(at, "it knows enough"), told)
@@ -122,21 +121,12 @@ def test_an_observer_ends_the_run_after_the_round_and_says_why(losses: Sequence[
     assert len(grid.exchanges) == at, "and there is no evaluation afterwards"
 
 
-def test_who_stops_last_says_why() -> None:
-    """umbel's own patience comes first, so that a run's own observers have the last word."""
-    state, _ = play(Scripted([1, 2, 3, 4, 5, 6]), stopping(2, "it knows enough"), patience=1)
+def test_who_stops_first_says_why() -> None:
+    """umbel's own patience comes first."""
+    state, _ = play(Scripted([1, 2, 3, 4, 5, 6]), stopping(2, "it knows enough"), stopping(2, "so do I"))
     assert (len(state.history), state.stopped) == (2, "it knows enough")
-
-
-def test_a_run_that_is_stopped_before_a_round_does_that_round() -> None:
-    class Early(Observer):
-        def before_round(self, run: Run, number: int) -> None:
-            if number == 3:
-                run.stop("seen from afar")
-
-    state, _ = play(Scripted([9, 8, 7, 6, 5, 4]), Early())
-    assert [entry.number for entry in state.history] == [1, 2, 3]
-    assert state.stopped == "seen from afar"
+    state, _ = play(Scripted([1, 2, 3, 4, 5, 6]), stopping(2, "it knows enough"), patience=1)
+    assert (len(state.history), state.stopped) == (2, "no better hypotheses in 1 validation")
 
 
 # --- a strategy that does all by itself
@@ -247,7 +237,7 @@ def test_a_validation_that_nobody_answers_is_none(caplog: pytest.LogCaptureFixtu
 def test_where_patience_may_end_the_run_validation_goes_alone() -> None:
     """Round 3 might be the last and is better, so that it trains; round 5 is the last, and does not."""
     run = run_of(strategy := Scripted([5, 6, 4, 7, 8, 9]), patience=2)
-    run_rounds(run)
+    run.do()
     both, alone, training = [["evaluation", "training"]], [["evaluation"]], [["training"]]
     assert run.grid.exchanges == [both, both, alone, training, both, alone]  # type: ignore[attr-defined]
     assert [round for round, *_ in strategy.trained] == [1, 2, 3, 4]

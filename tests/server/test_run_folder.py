@@ -26,12 +26,11 @@ from umbel.protocol.release import Clipping, Kind, Release
 from umbel.protocol.tasks import Hosting
 from umbel.server import run_folder
 from umbel.server.history import State
-from umbel.server.observer import Section
 from umbel.server.run_folder import RunFolder
 
 LATEST = {"fc.weight": np.arange(4, dtype=np.float32).reshape(2, 1, 2), "fc.bias": np.zeros((2, 1), np.float32)}
 BEST = {name: value + 10 for name, value in LATEST.items()}
-NAMES = list(LATEST)
+SHAPES = {name: value.shape[1:] for name, value in LATEST.items()}
 
 
 def costing(n: int, noise_multiplier: float, mode: Clipping = Clipping.UPDATE, **changes: Any) -> Release:
@@ -166,16 +165,16 @@ def test_a_round_that_cannot_be_written_leaves_the_last_one_readable(
     folder: RunFolder, state: State, monkeypatch: pytest.MonkeyPatch, prepare: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
     folder.write_round(state, np.array([1]), ONE, {})
-    before = RunFolder(folder.path).read(NAMES)[0]
+    before = RunFolder(folder.path).read(SHAPES)[0]
     state.history.append(a_round(3))
     state.hypotheses = BEST
     with monkeypatch.context() as patch:
         prepare(patch)
         with pytest.raises(OSError, match="no space left"):
             folder.write_round(state, np.array([2]), ONE, {})
-    read = RunFolder(folder.path).read(NAMES)[0]
+    read = RunFolder(folder.path).read(SHAPES)[0]
     assert read.history == before.history
-    assert all(np.array_equal(read.hypotheses[name], before.hypotheses[name]) for name in NAMES)
+    assert all(np.array_equal(read.hypotheses[name], before.hypotheses[name]) for name in SHAPES)
 
 
 def test_a_run_is_read_again_as_it_was_written(folder: RunFolder, state: State, run_config: dict[str, Any]) -> None:
@@ -184,7 +183,7 @@ def test_a_run_is_read_again_as_it_was_written(folder: RunFolder, state: State, 
     folder.write_config(run_config)
     folder.write_round(state, np.array([0, 2, 0, 3]), ELEVEN_THIRDS, {})
     again = RunFolder(folder.path)
-    read, spent, kept = again.read(NAMES)
+    read, spent, kept = again.read(SHAPES)
     assert json.loads((folder.path / "outcome.json").read_text()) == {"stopped": state.stopped}, "for machines too"
     assert again.read_config()["config"] == run_config
     assert again.read_config()["versions"] == {
@@ -205,10 +204,10 @@ def test_patience_begins_anew_with_another_number_of_hypotheses(folder: RunFolde
     state.history = [a_round(1), a_round(2)]
     state.best_round, state.best_loss, state.stale = 1, 0.5, 1
     folder.write_round(state, np.array([1]), ONE, {})
-    assert RunFolder(folder.path).read(NAMES)[0].stale == 1
+    assert RunFolder(folder.path).read(SHAPES)[0].stale == 1
     state.hypotheses = {name: value[:1] for name, value in LATEST.items()}
     folder.write_round(state, np.array([1]), ONE, {})
-    read, _, _ = RunFolder(folder.path).read(NAMES)
+    read, _, _ = RunFolder(folder.path).read(SHAPES)
     assert (read.best_loss, read.best_round, read.stale) == (np.inf, 1, 0)
 
 
@@ -225,12 +224,12 @@ def test_what_a_strategy_keeps_lies_in_one_file_with_the_hypotheses(folder: RunF
     assert set(safetensors.numpy.load_file(folder.path / "latest.safetensors")) == {
         *LATEST, *(f"strategy/{name}" for name in keeps)
     }  # fmt: skip
-    read, _, kept = RunFolder(folder.path).read(NAMES)
+    read, _, kept = RunFolder(folder.path).read(SHAPES)
     assert set(kept) == set(keeps)
     for name, value in keeps.items():
         np.testing.assert_array_equal(kept[name], value, strict=True)
         assert kept[name].flags.writeable
-    assert list(read.hypotheses) == NAMES
+    assert list(read.hypotheses) == [*SHAPES]
     assert read.hypotheses["fc.weight"].shape == (2, 1, 2), "names of its own are no parameters"
 
 
@@ -248,21 +247,21 @@ def kill_in_round_3(folder: RunFolder, state: State, **found: Any) -> None:
 def test_rounds_that_latest_does_not_stand_for_are_forgotten(folder: RunFolder, state: State) -> None:
     """The run was killed between the files of a round: it does that round again."""
     kill_in_round_3(folder, state, best=LATEST, best_round=3)
-    read, spent, kept = RunFolder(folder.path).read(NAMES)
+    read, spent, kept = RunFolder(folder.path).read(SHAPES)
     assert [one.number for one in read.history] == [1, 2]
     assert (read.best_round, read.best_loss, read.stale) == (1, math.inf, 0), "the loss was that of others"
     assert int(kept["steps"]) == 2
     assert spent == {0: 2}, "what was charged stays charged"
     resumed = RunFolder(folder.path)
     resumed.write_latest(read, kept)
-    assert RunFolder(folder.path).read(NAMES)[0].best_loss == math.inf, "however often it is killed before"
+    assert RunFolder(folder.path).read(SHAPES)[0].best_loss == math.inf, "however often it is killed before"
 
 
 def test_the_best_keep_their_loss_where_a_round_that_was_not_finished_had_found_no_better_ones(
     folder: RunFolder, state: State
 ) -> None:
     kill_in_round_3(folder, state)
-    read, _, _ = RunFolder(folder.path).read(NAMES)
+    read, _, _ = RunFolder(folder.path).read(SHAPES)
     assert (read.best_round, read.best_loss, read.stale) == (1, 0.5, 0)
 
 
@@ -272,7 +271,7 @@ def test_latest_is_as_it_was_written_or_not_read(folder: RunFolder, state: State
     content = file.read_bytes()
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(ValueError, match=r"latest\.safetensors has been changed"):
-        folder.read(NAMES)
+        folder.read(SHAPES)
 
 
 def test_a_run_that_goes_on_is_read_as_it_was_after_one_of_its_rounds(
@@ -288,7 +287,7 @@ def test_a_run_that_goes_on_is_read_as_it_was_after_one_of_its_rounds(
         return read_best(reader)
 
     monkeypatch.setattr(RunFolder, "read_best", meanwhile)
-    read, _, _ = RunFolder(folder.path).read(NAMES)
+    read, _, _ = RunFolder(folder.path).read(SHAPES)
     assert [one.number for one in read.history] == [1, 2]
     np.testing.assert_array_equal(read.hypotheses["fc.bias"], LATEST["fc.bias"])
 
@@ -365,7 +364,7 @@ def test_a_line_that_a_killed_run_left_half_is_none(folder: RunFolder, state: St
     folder.write_round(state, np.array([0, 2]), ONE, {})
     with (folder.path / file).open("ab") as opened:
         opened.write(torn.encode("latin-1"))
-    read, spent, _ = RunFolder(folder.path).read(NAMES)
+    read, spent, _ = RunFolder(folder.path).read(SHAPES)
     assert [one.number for one in read.history] == [1, 2]
     assert spent == {1: 2}
     assert RunFolder(folder.path).read_history() == read.history
@@ -377,7 +376,7 @@ def test_only_the_last_line_may_be_half(folder: RunFolder, state: State, file: s
     content = (folder.path / file).read_text()
     (folder.path / file).write_text(content.replace("}\n", "\n", 1))
     with pytest.raises(ValueError, match=f"line 1 of {file}"):
-        folder.read(NAMES)
+        folder.read(SHAPES)
 
 
 def test_a_run_that_goes_on_leaves_nothing_of_rounds_that_it_had_begun(folder: RunFolder, state: State) -> None:
@@ -391,7 +390,7 @@ def test_a_run_that_goes_on_leaves_nothing_of_rounds_that_it_had_begun(folder: R
         with (folder.path / file).open("a") as opened:
             opened.write('{"4')
     again = RunFolder(folder.path)
-    read, spent, _ = again.read(NAMES)
+    read, spent, _ = again.read(SHAPES)
     participations = np.array([spent[0], spent[1]])
     for number in (3, 4):
         read.history.append(a_round(number, releases=1))
@@ -411,7 +410,7 @@ def test_nothing_comes_after_half_a_line(folder: RunFolder, state: State, monkey
         with pytest.raises(Killed):
             folder.write_round(state, np.array([2]), ONE, {})
     folder.write_round(state, np.array([2]), ONE, {})
-    read, spent, _ = RunFolder(folder.path).read(NAMES)
+    read, spent, _ = RunFolder(folder.path).read(SHAPES)
     assert read.history == state.history
     assert spent == {0: 2}
 
@@ -423,15 +422,6 @@ def test_the_nodes_are_read_again_in_their_order(folder: RunFolder) -> None:
     nodes = [(2**63, Hosting(3, 1)), (5, Hosting(0, 2))]
     folder.write_nodes(nodes)
     assert RunFolder(folder.path).read_nodes() == nodes
-
-
-def test_sections_are_saved_if_there_are_any_and_read_again(folder: RunFolder) -> None:
-    folder.write_sections([])
-    assert contents(folder.path) == {}
-    assert folder.read_sections() == []
-    sections = [Section("Größe", ("one <b>", "two")), Section("Bare")]
-    folder.write_sections(sections)
-    assert RunFolder(folder.path).read_sections() == sections
 
 
 def test_a_run_is_its_owners_alone_at_any_umask(tmp_path: Path, state: State) -> None:

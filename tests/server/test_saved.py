@@ -125,7 +125,7 @@ def test_a_round_that_was_not_finished_is_no_damage(copy: Path, longer: Path, wr
         (text("nodes.json", lambda _: "[]"), "nodes.json names no node"),
         (text("nodes.json", lambda was: was.replace("100", "-1")), "'train': -1"),
         (text("participations.jsonl", lambda was: was[:-3]), "participations.jsonl says that there were 21 releases"),
-        (text("participations.jsonl", lambda was: was + '{"99999": 3}\n'), "client 99999 of 100 released 3 times"),
+        (text("participations.jsonl", lambda was: was + '{"99999": 3}\n'), "participations.jsonl says that there were"),
         (text("participations.jsonl", lambda was: '{"3": -30}\n' + was), "line 1 of participations.jsonl does not say"),
         (text("participations.jsonl", lambda was: was[20:]), "line 1 of participations.jsonl does not say"),
         (
@@ -169,7 +169,7 @@ def test_a_run_that_patience_ended_continues_with_more_as_if_it_had_had_that_fro
 
     def ended(patience: int, **changes: Any) -> tuple[Path, State]:
         folder = in_process.run(CONFIG | {"rounds": 60, "patience": patience} | changes)
-        return folder, RunFolder(folder).read(["weight"])[0]
+        return folder, RunFolder(folder).read({"weight": (1, 2)})[0]
 
     shorter, short = ended(1)
     assert (short.stopped, short.stale) == ("no better hypotheses in 1 validation", 1)

@@ -18,10 +18,9 @@ from umbel.protocol.errors import ConfigError, DatasetError, ModelError
 from umbel.protocol.release import Clipping, ClipSchedule, Kind, Release, RowPrivacy
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import TrainingSpec
-from umbel.server.observer import Observer
-from umbel.server.observers import named
+from umbel.server.callbacks import named
 from umbel.server.setup import Setup
-from umbel.strategies import FedAvg, GroupPrivacy
+from umbel.strategies import Callback, FedAvg, GroupPrivacy
 
 FACTORS = {"strategy": "recommender", "dataset": "preferences", "noise-multiplier": 0.0}
 
@@ -140,16 +139,16 @@ def test_parameters_are_frozen_or_local_as_the_run_says_or_else_the_data(
         Setup.parse(run_config | {"dataset": "mine", "frozen": "nothing"})
 
 
-def test_observers_are_those_of_the_run_and_a_strategy_that_watches_itself(
+def test_callbacks_are_those_of_the_run_and_a_strategy_that_watches_itself(
     run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Watching(FedAvg, Observer):
+    class Watching(FedAvg, Callback):
         """Both at once."""
 
     monkeypatch.setitem(strategies.STRATEGIES, "watching", "Watching")
     monkeypatch.setattr(strategies, "Watching", Watching, raising=False)
-    setup = Setup.parse(run_config | {"strategy": "watching", "observers": "umbel.server.observer:Observer"})
-    assert [type(observer) for observer in named(setup)] == [Observer, Watching]
+    setup = Setup.parse(run_config | {"strategy": "watching", "observers": "umbel:Callback"})
+    assert [type(callback) for callback in named(setup)] == [Callback, Watching]
     assert named(setup)[-1] is setup.strategy
 
 

@@ -17,8 +17,7 @@ from tests.helpers.scripted import After
 from umbel.privacy.gate.ledger import MemoryLedger
 from umbel.protocol.flower import ErrorCode
 from umbel.server.history import State
-from umbel.server.observer import Run
-from umbel.server.rounds import initial_hypotheses, run_rounds
+from umbel.server.rounds import Run, initial_hypotheses
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
 
@@ -76,7 +75,7 @@ def test_many_rounds_of_faults(run_config: dict[str, Any]) -> None:
             gc.collect()
             memory.append(psutil.Process().memory_info().rss)
 
-    run_rounds(Run(setup, grid, state, [After(weigh)]))
+    Run(setup, grid, state, [After(weigh)]).do()
 
     assert min(grid.faults.values()) > 5, "every kind of fault has happened"
     trained = [entry for entry in state.history if entry.asked]

@@ -246,14 +246,6 @@ def test_without_noise_nothing_bounds_what_was_given_away(mode: Clipping) -> Non
     ]
 
 
-def test_rounds_that_led_away_from_the_best_are_told() -> None:
-    def ended(loss: float) -> list[str]:
-        return summary().outcome_lines(state(history=[entry(number=1, loss=0.1), entry(number=2, loss=loss)]))
-
-    assert not any("diverged" in line for line in ended(0.29))
-    assert any(line.startswith("Warning: the rounds diverged") for line in ended(0.31))
-
-
 @pytest.mark.parametrize("noise", [0.0, 440.0])
 def test_guarantees_for_a_row_and_for_its_client_are_told_apart_and_the_one_that_exists_first(noise: float) -> None:
     lines = summary(noise_multiplier=noise, mode=Clipping.PUBLIC, hypotheses=1, **ROWS).guarantee_lines(3)
@@ -359,19 +351,3 @@ def test_a_round_is_the_lowest_only_if_noise_tells(other: float, alike: int) -> 
     assert ("the lowest of all rounds" in told) is not bool(alike)
     assert ("does not tell the kept round, after 1 round, from 1 other" in told) is bool(alike)
     assert "± 200" in told
-
-
-def test_reports_at_their_bound_are_warned_of() -> None:
-    at, below = ([noisy(i, loss) for i in (1, 2)] for loss in (0.22, 0.15))
-    lines = [summary().outcome_lines(state(history=history)) for history in (at, below)]
-    warned = [any("lie at 2,500, where sites clip them" in line for line in told) for told in lines]
-    assert warned == [True, False]
-
-
-def test_a_strategy_whose_result_is_not_finite_is_named_and_not_the_clients_training() -> None:
-    bad = [entry(number=i, loss=0.5, metric=0.5, moved=False) for i in (1, 2)]
-    lines = summary().outcome_lines(state(history=bad, best_round=1))
-    assert any("in 2 rounds of 2, the releases were finite" in line and "combine" in line for line in lines)
-    assert not any("at every client" in line for line in lines)
-    still = [entry(number=i, loss=0.5, metric=0.5) for i in (1, 2)]
-    assert any("at every client" in line for line in summary().outcome_lines(state(history=still, best_round=1)))

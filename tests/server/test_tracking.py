@@ -25,7 +25,7 @@ from tests.helpers.errors import raises
 from tests.helpers.runs import AppRun, run_app
 from umbel.cli.main import app
 from umbel.protocol.errors import ConfigError
-from umbel.server.observers import named
+from umbel.server.callbacks import named
 from umbel.server.setup import Setup
 from umbel.server.tracking import TRACKERS, MLflow, figures, spent
 from umbel.simulation.grid import InProcessGrid

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +10,9 @@ import pytest
 
 from tests.helpers.errors import raises
 from tests.helpers.reports import WORTH, report
-from tests.helpers.sources import ROOT
-from umbel.protocol.errors import ConfigError, WorthError
+from umbel.protocol.errors import ConfigError
 from umbel.server.run_folder import RunFolder
-from umbel.server.worth import FILE, STAYS, Level
+from umbel.server.worth import FILE, STAYS
 
 
 def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -40,10 +38,6 @@ def test_the_table_comes_first_then_the_sentence() -> None:
     assert replace(WORTH, arms=[]).lines() == ["Worth it? Diverged."]
 
 
-def test_a_client_is_better_off_from_the_fifth_level_on() -> None:
-    assert [level for level in Level if level.worth_it] == list(Level)[4:]
-
-
 @pytest.mark.parametrize(
     "content",
     [
@@ -51,7 +45,7 @@ def test_a_client_is_better_off_from_the_fifth_level_on() -> None:
         "[]",
         "\x00\xff",
         "{" * 5000,
-        '{"level": "wonderful"}',
+        '{"verdict": "wonderful"}',
         WORTH.content.replace('"version": 1', '"version": 2'),
         WORTH.content.replace("1391.9", "NaN"),
         WORTH.content.replace("1391.9", "1e999"),
@@ -81,11 +75,3 @@ def test_words_in_it_are_shown_as_words() -> None:
     assert "<script>" not in page.html
     assert page.text.count(bold) == 5
     assert page.text.index("Was it worth it?") < page.text.index("Privacy, between any two data sets"), "it comes first"
-
-
-def test_the_guide_has_every_level_with_its_exit_code() -> None:
-    page = (ROOT / "docs" / "guides" / "worth.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `([a-z-]+)` \| .+ \| (\d) \|$", page, re.MULTILINE)
-    assert [(name, int(code)) for name, code in rows] == [
-        (level.value, 0 if level.worth_it else WorthError.exit_code) for level in Level
-    ]

@@ -25,11 +25,12 @@ OWN = ROOT / "tests" / "helpers" / "own"
 """A folder of the user's, with a strategy in a package of its own in it."""
 PICKY = """
 from umbel.protocol.errors import ConfigError
-from umbel.server.observer import Observer
+from umbel import Callback
 
 
-class Picky(Observer):
-    def at_end(self, run):
+class Picky(Callback):
+    def at_end(self):
+        run = self.run
         nodes, hypotheses = len(run.fleet.roster(run.grid)), len(run.state.hypotheses["weight"])
         raise ConfigError(f"this run was not worth watching ({nodes} nodes, {hypotheses} hypotheses)")
 """

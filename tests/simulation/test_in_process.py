@@ -17,20 +17,19 @@ from umbel.privacy.accounting.guarantee import guarantee
 from umbel.privacy.accounting.rows import row_guarantee
 from umbel.protocol.errors import ConfigError, FleetError
 from umbel.protocol.run_config import RunConfig
-from umbel.server.observer import Observer, Run
 from umbel.server.summary import Summary
 from umbel.simulation.grid import InProcessGrid
 from umbel.simulation.in_process import play, run_config
+from umbel.strategies import Callback
 
 
-class Counting(Observer):
+class Counting(Callback):
     """Counts rounds."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.rounds = 0
 
-    def after_round(self, run: Run) -> None:
+    def after_exchange(self, round: int, stages: dict[str, float]) -> None:
         self.rounds += 1
 
 

@@ -12,8 +12,7 @@ from umbel.privacy.accounting.guarantee import guarantee
 from umbel.protocol.errors import FleetError
 from umbel.protocol.release import Clipping, Kind, Release
 from umbel.server.history import State
-from umbel.server.observer import Observer, Run, Section
-from umbel.server.rounds import initial_hypotheses, run_rounds
+from umbel.server.rounds import Run, initial_hypotheses
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
 from umbel.simulation.in_process import run_config
@@ -27,7 +26,7 @@ def test_a_run_gives_what_the_apps_own_rounds_give() -> None:
     setup, grid = Setup.parse(config), InProcessGrid(umbel.client.app.app, config, nodes=3)
     start = initial_hypotheses(setup, grid)
     state = State(start, start)
-    run_rounds(Run(setup, grid, state))
+    Run(setup, grid, state).do()
 
     finished = finish(config)
     assert finished.state is not None
@@ -63,19 +62,6 @@ def test_a_formal_run_says_what_it_guarantees_to_who_took_part_most_often(mechan
     else:
         assert measures["pure_epsilon"] is None, "it has an epsilon at a delta alone"
         assert measures["max_budget"] is None, "the paper counts Laplace noise"
-
-
-class Talkative(Observer):
-    """Has something for the report."""
-
-    def section(self) -> Section:
-        """Return it."""
-        return Section("What I saw")
-
-
-def test_what_observers_add_to_the_report_is_kept() -> None:
-    config = run_config("synthetic", rounds=1, observers=f"{__name__}:Talkative")
-    assert finish(config).sections == (Section("What I saw"),)
 
 
 def test_a_refusing_node_is_a_failed_run(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -43,8 +43,8 @@ def stated(values: dict[str, Any], words: list[str], caplog: pytest.LogCaptureFi
     [
         (Wanted(epsilon=3.0), {"rounds": 4}),
         (Wanted(epsilon=3.0, delta=1e-6), {"rounds": 8, "max-participations": 6, "mechanism": "gaussian"}),
-        (Wanted(row_epsilon=3.0, rows=5), {"rounds": 8, "clients-per-round": 30}),
-        (Wanted(row_epsilon=3.0, rows=5, delta=1e-6), {"rounds": 8, "max-participations": 5, "hypotheses": 2}),
+        (Wanted(3.0, rows=5), {"rounds": 8, "clients-per-round": 30}),
+        (Wanted(3.0, rows=5, delta=1e-6), {"rounds": 8, "max-participations": 5, "hypotheses": 2}),
     ],
 )
 def test_a_planned_run_states_one_epsilon(

@@ -22,14 +22,17 @@ from umbel.data.importers import from_dataframe
 from umbel.models import load
 from umbel.models.losses import SLOPES
 from umbel.privacy.accounting.guarantee import guarantee
+from umbel.privacy.accounting.plan import Task
 from umbel.protocol.errors import ConfigError
+from umbel.protocol.release import ReleaseBy
 from umbel.protocol.run_config import RunConfig
 from umbel.server.setup import Setup
 from umbel.simulation import client_planner
 from umbel.simulation.client_planner import Goal, schedule
 from umbel.simulation.facts import Span, feature_spans, made_up, target_span
 from umbel.simulation.in_process import play
-from umbel.simulation.planner import PlannedRun, step_size
+from umbel.simulation.local_training import step_size
+from umbel.simulation.planner import PlannedRun
 from umbel.simulation.start import read_values, values_of
 from umbel.simulation.wanted import Wanted
 
@@ -238,7 +241,7 @@ def test_a_plan_is_of_a_dataset_and_a_delta_of_an_epsilon(umbel_home: Path) -> N
     with raises(ConfigError, "config.no-dataset"):
         values_of("", {"dataset": ""}, Wanted(epsilon=4))
     with raises(ConfigError, "config.delta-alone"):
-        values_of("mine", wanted=Wanted(delta=1e-6))
+        values_of("mine", wanted=Wanted.of(delta=1e-6))
 
 
 def test_a_configuration_keeps_what_is_no_privacy(umbel_home: Path) -> None:
@@ -331,26 +334,27 @@ def test_what_is_declared_of_columns(umbel_home: Path) -> None:
 def goal(**changes: Any) -> Goal:
     """Return a goal of pure epsilon 8 for a linear model of two parameters, and 1,000 clients that each add noise."""
     own: dict[str, Any] = {
-        "epsilon": 8.0, "delta": 0.0, "run": RunConfig(), "kept": frozenset(), "linear": True, "parameters": 2,
-        "hypotheses": 1, "fewest": 1, "train": 1000, "nodes": 1, "sites": 0,
+        "wanted": Wanted(8.0, 0.0), "run": RunConfig(), "kept": frozenset(), "linear": True, "hypotheses": 1,
     }  # fmt: skip
-    return Goal(**own | changes)
+    task = {key: changes.pop(key) for key in ("parameters", "clients", "by") if key in changes}
+    task = {"parameters": 2, "hypotheses": 1, "clients": 1000, "clients_per_round": 1} | task
+    return Goal(**own | changes, task=Task(**task))
 
 
 def test_rounds_are_by_rule() -> None:
     """A round for each 50 clients of a linear model, 100 of a small and 400 of a large one, within limits."""
     large: dict[str, Any] = {"linear": False, "parameters": 20_000}
     for changes, rounds in (
-        ({"train": 1000}, 20), ({"train": 300}, 20), ({"train": 5000}, 40), ({"train": 5}, 5),
-        ({"train": 1500, "linear": False}, 15), ({"train": 5000, "linear": False}, 20),
-        ({"train": 8000} | large, 20), ({"train": 800} | large, 10), ({"train": 120_000} | large, 120),
+        ({"clients": 1000}, 20), ({"clients": 300}, 20), ({"clients": 5000}, 40), ({"clients": 5}, 5),
+        ({"clients": 1500, "linear": False}, 15), ({"clients": 5000, "linear": False}, 20),
+        ({"clients": 8000} | large, 20), ({"clients": 800} | large, 10), ({"clients": 120_000} | large, 120),
     ):  # fmt: skip
         found = schedule(goal(**changes))
-        assert (found.rounds, found.clients, found.participations) == (rounds, changes["train"] // rounds, 1)
+        assert (found.rounds, found.clients, found.plan.max_participations) == (rounds, changes["clients"] // rounds, 1)
     given = RunConfig.parse({"rounds": 4, "clients-per-round": 3})
     found = schedule(goal(run=given, kept=frozenset({"rounds"})))
     assert (found.rounds, found.clients) == (4, 250)
-    found = schedule(goal(run=given, kept=frozenset({"clients-per-round"}), train=30))
+    found = schedule(goal(run=given, kept=frozenset({"clients-per-round"}), clients=30))
     assert (found.rounds, found.clients) == (10, 3)
 
 
@@ -360,7 +364,7 @@ LENGTH = 0.5 * math.sqrt(3 / 2)
 
 def test_sums_of_sites_take_few_rounds_where_their_noise_matters() -> None:
     """Each round has a site's noise anew."""
-    few, some, many = (schedule(goal(sites=1, train=train)) for train in (10, 15, 8000))
+    few, some, many = (schedule(goal(by=ReleaseBy.SITE, clients=clients)) for clients in (10, 15, 8000))
     assert (few.rounds, some.rounds, many.rounds) == (3, 5, 40)
     assert many.noise == pytest.approx(LENGTH / 8000 * math.sqrt(40), rel=1e-3)
 

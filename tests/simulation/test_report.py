@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 import umbel.client.app
 import umbel.server.app
 from umbel.data import Manifest, offsets_of, write_dataset
-from umbel.server.observer import Observer, Section
 from umbel.server.result import Result
 from umbel.server.run_folder import _digest
 from umbel.simulation.grid import InProcessGrid
@@ -46,21 +45,13 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("UMBEL_HOME", str(home))
-        return run_app(home, rounds=5, observers=f"{__name__}:Talkative")
+        return run_app(home, rounds=5)
 
 
 @pytest.fixture
 def run(done: Path, umbel_home: Path) -> Path:
     """A run of the app."""
     return shutil.copytree(done, umbel_home / "runs" / done.name)
-
-
-class Talkative(Observer):
-    """Has something for the report."""
-
-    def section(self) -> Section:
-        """Return it."""
-        return Section("What I saw", ("Little.",))
 
 
 @pytest.fixture

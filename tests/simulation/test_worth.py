@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -21,13 +22,13 @@ from umbel.client.trial import try_out
 from umbel.data import Dataset, offsets_of, write_dataset
 from umbel.protocol.plugins import trust
 from umbel.server.history import State
-from umbel.server.observer import Observer, Run
 from umbel.server.setup import Setup
-from umbel.server.worth import FILE, LABELS, LeftOut, Level, Way
+from umbel.server.worth import FILE, LABELS, LeftOut, Way
 from umbel.simulation import in_process
 from umbel.simulation.baselines import halves, validation_cohort
 from umbel.simulation.worth import Appraisal, _measured, appraise, judge
 from umbel.simulation.worth.ways import Row, Ways, fit_pooled
+from umbel.strategies import Callback
 
 BASE = {"strategy": "fedavg", "hypotheses": 1, "noise-multiplier": 0.0, "clipping": "update", "choice-epsilon": 0.0}
 
@@ -249,7 +250,8 @@ def test_validation_clients_with_two_rows_are_measured_and_no_more_than_can_trai
 def test_where_no_validation_client_has_two_rows_nothing_is_measured(tmp_path: Path, rows: int, train: int) -> None:
     folder = write(tmp_path / "d", *[(ONES[:rows], [1.0] * rows)] * (3 - rows // 2), train=train, loss="mse")
     worth = appraise(*a_run(folder), {})
-    assert (worth.level, worth.arms) == (Level.NOT_MEASURED, [])
+    assert (worth.worth_it, worth.arms) == (False, [])
+    assert "Not known" in worth.verdict
     assert worth.lines() == [f"Worth it? {worth.verdict}"]
 
 
@@ -286,41 +288,45 @@ def gains(**means: float) -> dict[Way, Any]:
 
 
 @pytest.mark.parametrize(
-    ("found", "level", "words"),
+    ("found", "worth_it", "words"),
     [
-        (gains(constant=2, last_round=1), Level.NOT_BETTER_THAN_CONSTANT, "worse than a constant"),
-        (gains(constant=1, last_round=1), Level.NOT_BETTER_THAN_CONSTANT, "not clearly better than a constant"),
-        (gains(constant=0, alone=2, last_round=1), Level.NOT_BETTER_THAN_ALONE, "worse than each client alone"),
+        (gains(constant=2, last_round=1), False, "No: it is worse than a constant."),
+        (gains(constant=1, last_round=1), False, "Not shown: it is about as good as a constant."),
+        (gains(constant=0, last_round=1), True, "Yes: it is better than a constant."),
+        (
+            gains(constant=0, alone=2, last_round=1),
+            False,
+            "No: it is better than a constant and worse than each client alone.",
+        ),
         (
             gains(constant=0, alone=1, last_round=1),
-            Level.NOT_BETTER_THAN_ALONE,
-            "not clearly better than each client alone",
+            False,
+            "Not shown: it is better than a constant and about as good as each client alone.",
         ),
-        (gains(constant=0, alone=0, pooled=2, last_round=1), Level.BETTER_THAN_ALONE, "behind all rows pooled"),
-        (gains(constant=0, alone=0, pooled=1, last_round=0.95), Level.CLOSE_TO_POOLED, "close to all rows pooled"),
-        (gains(constant=0, alone=0, pooled=1, last_round=2), Level.CLOSE_TO_POOLED, "better than all rows pooled"),
+        (gains(constant=0, alone=1, last_round=0, made_own=2), True, "better than each client alone."),
         (
-            gains(constant=0, alone=0, last_round=1),
-            Level.BETTER_THAN_ALONE,
-            "Yes: it is better than each client alone.",
+            gains(constant=0, alone=0, pooled=2, last_round=1),
+            True,
+            "Yes: it is better than a constant, better than each client alone and worse than all rows pooled.",
         ),
-        (gains(constant=0, last_round=1), Level.BETTER_THAN_CONSTANT, "better than a constant"),
-        (
-            gains(constant=0, alone=1, last_round=0, made_own=2),
-            Level.BETTER_THAN_ALONE,
-            "better than each client alone",
-        ),
-        (gains(constant=0, last_round=float("nan")), Level.DIVERGED, "diverged"),
+        (gains(constant=0, alone=0, pooled=1, last_round=1), True, "and about as good as all rows pooled."),
+        (gains(constant=0, alone=0, pooled=1, last_round=2), True, "and better than all rows pooled."),
     ],
 )
-def test_each_level(found: dict[Way, Any], level: Level, words: str) -> None:
-    told = judge(found, False)
-    assert told[0] is level
-    assert words in told[1]
+def test_each_sentence(found: dict[Way, Any], worth_it: bool, words: str) -> None:
+    answer, sentence = judge(found)
+    assert answer is worth_it
+    assert sentence.endswith(words)
 
 
-def test_rounds_that_led_away_have_diverged_however_well_they_ended() -> None:
-    assert judge(gains(constant=0, alone=0, last_round=1), True)[0] is Level.DIVERGED
+@pytest.mark.parametrize(("losses", "last"), [((0.1, 0.5), 0), ((0.5, 0.4), math.nan)])
+def test_a_run_whose_rounds_led_away_is_not_worth_it_however_well_it_ended(
+    tmp_path: Path, losses: tuple[float, float], last: float
+) -> None:
+    history = [a_round(1, loss=losses[0]), a_round(2, loss=losses[1])]
+    folder = write(tmp_path / "d", (ONES, [1.0] * 4), (ONES, [0.0] * 4), train=1, loss="mse")
+    worth = appraise(*a_run(folder, theta((last, 0)), history=history), {})
+    assert (worth.worth_it, worth.verdict.startswith("No: it diverged")) == (False, True)
 
 
 @pytest.mark.usefixtures("umbel_home")
@@ -338,8 +344,8 @@ def test_where_training_diverges_at_every_client_the_run_is_not_worth_it(tmp_pat
 
 @pytest.mark.usefixtures("umbel_home")
 def test_rows_that_changed_during_the_run_measure_nothing(tmp_path: Path) -> None:
-    class Swap(Observer):
-        def at_end(self, run: Run) -> None:
+    class Swap(Callback):
+        def at_end(self) -> None:
             shutil.rmtree(tmp_path / "d")
             write(tmp_path / "d", *[(ONES, [9.0] * 4)] * 4, train=2, loss="mse")
 
@@ -351,13 +357,10 @@ def test_rows_that_changed_during_the_run_measure_nothing(tmp_path: Path) -> Non
 
 def test_a_difference_within_chance_is_none() -> None:
     """Means of .5 with standard errors of .5 (differences 3, -1, 0, 0) and .1 are no more, and more, than none."""
-    apart = gains(constant=0, last_round=0)
-    apart[Way.CONSTANT], apart[Way.LAST] = np.zeros(4), np.array([3.0, -1.0, 0.0, 0.0])
-    level, words = judge(apart, False)
-    assert (level, "4 clients may be too few" in words) == (Level.NOT_BETTER_THAN_CONSTANT, True)
-    assert "few" not in judge(apart | {Way.LAST: -apart[Way.LAST]}, False)[1]
-    apart[Way.LAST] = np.array([0.6, 0.4, 0.6, 0.4])
-    assert judge(apart, False)[0] is Level.BETTER_THAN_CONSTANT
+    apart = {Way.CONSTANT: np.zeros(4), Way.LAST: np.array([3.0, -1.0, 0.0, 0.0])}
+    for sign in (1, -1):
+        assert "about as good" in judge(apart | {Way.LAST: sign * apart[Way.LAST]})[1]
+    assert judge(apart | {Way.LAST: np.array([0.6, 0.4, 0.6, 0.4])})[0]
 
 
 # --- whole runs
@@ -399,4 +402,4 @@ def test_a_single_client_shows_nothing_and_few_clients_must_agree_more() -> None
         ([1.0, 2.0, 3.0, -1.0, 4.2], False),
     ):  # fmt: skip
         found = {Way.CONSTANT: np.zeros(len(gains)), Way.LAST: np.array(gains)}
-        assert (judge(found, False)[0] is Level.BETTER_THAN_CONSTANT) == ahead, gains
+        assert judge(found)[0] is ahead, gains

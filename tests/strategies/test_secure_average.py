@@ -27,11 +27,12 @@ from umbel.protocol.errors import ConfigError, FleetError
 from umbel.protocol.flower import ErrorCode
 from umbel.protocol.release import Kind
 from umbel.protocol.signatures import line_of
-from umbel.server.observer import Run
+from umbel.server.rounds import Run
 from umbel.simulation import in_process
 from umbel.simulation.baselines import personalised
 from umbel.simulation.grid import InProcessGrid
 from umbel.simulation.in_process import play, run_config
+from umbel.strategies import Callback
 
 CONFIG: dict[str, Any] = {
     "strategy": "secure-average", "clipping": "public", "mechanism": "discrete-gaussian",
@@ -71,9 +72,9 @@ def test_the_number_of_sites_does_not_change_the_noise() -> None:
     for nodes in (3, 20):
         found: list[Any] = []
 
-        class Watch(in_process.Observer):
-            def after_round(self, run: Run, found: list[Any] = found) -> None:
-                found.append(flatten(run.state.hypotheses)[0])
+        class Watch(Callback):
+            def after_exchange(self, round: int, stages: Any, found: list[Any] = found) -> None:
+                found.append(flatten(self.run.state.hypotheses)[0])
 
         play(run_config("synthetic", **CONFIG | config), nodes=nodes, observers=[Watch()])
         steps = np.diff(found[:30], axis=0)

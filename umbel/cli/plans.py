@@ -18,6 +18,8 @@ from umbel.privacy.mechanisms.discrete_gaussian import DiscreteGaussian
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import LAPLACE, Protect, ReleaseBy
 from umbel.protocol.run_config import RunConfig
+from umbel.simulation.start import check, read_values, values_of
+from umbel.simulation.wanted import Wanted
 
 if TYPE_CHECKING:
     from umbel.simulation.planner import PlannedRun
@@ -29,8 +31,6 @@ _STRATEGIES: Mapping[ReleaseName, dict[str, Any]] = {
     "secure": {"strategy": "secure-average", "mechanism": DiscreteGaussian.name},
 }
 _FEWEST = 3  # sites in a secure sum, by default
-_LARGE = 0.1
-"""Product of delta and the number of clients above which delta protects too few of them."""
 
 
 def as_toml(planned: PlannedRun) -> str:
@@ -68,34 +68,6 @@ class Figures:
     target_epsilon: float | None = None
     participations: Annotated[int, Field(ge=1)] = 1
     choice_epsilon: float | None = None
-
-
-@dataclass(frozen=True)
-class Priced:
-    """The cost of a run for its clients, or the noise for a wanted guarantee.
-
-    Attributes
-    ----------
-    figures : Plan
-        Its `release` has nu and choice-epsilon.
-    clients : int
-        Training clients.
-    by : ReleaseBy
-        The party that adds the noise.
-    """
-
-    figures: Plan
-    delta: float
-    clients: int
-    by: ReleaseBy = ReleaseBy.CLIENT
-
-    @property
-    def warnings(self) -> list[str]:
-        """Explanations of figures that mean trouble."""
-        if self.delta * self.clients <= _LARGE:
-            return self.figures.warnings
-        text = f"At delta {self.delta:g} a mechanism may publish one of {self.clients:,} clients outright"
-        return [*self.figures.warnings, f"{text}: take a delta well below {1 / self.clients:.2g}."]
 
 
 def plan(
@@ -140,16 +112,13 @@ def plan(
     ConfigError
         If a value is missing, given twice or impossible, or the run would learn nothing with the guarantee.
     """
-    from umbel.simulation.start import values_of
-    from umbel.simulation.wanted import Wanted
-
     _check_sites(release, sites)
-    own = _STRATEGIES[release] if release else {}
+    decided = _STRATEGIES[release] if release else {}
     given = {key.replace("_", "-"): one for key, one in values.items()}
-    if twice := next((name for name in own if name in given), ""):
+    if twice := next((name for name in decided if name in given), ""):
         text = f'release = "{release}" decides {twice}; leave {twice} or release out'
         raise ConfigError(text, code="config.both-ways")
-    return values_of(config, own | given, Wanted(epsilon, delta, row_epsilon, rows), sites)
+    return values_of(config, decided | given, Wanted.of(epsilon, delta, row_epsilon, rows), sites)
 
 
 def _check_sites(release: ReleaseName | None, sites: int) -> None:
@@ -160,7 +129,7 @@ def _check_sites(release: ReleaseName | None, sites: int) -> None:
 
 def price(
     config: str | Path = "", *, delta: float = DELTA, release: ReleaseName | None = None, sites: int = 1, **figures: Any
-) -> Priced:
+) -> Plan:
     """Compute the cost of a run for its clients, or the noise for a wanted guarantee.
 
     Parameters
@@ -180,9 +149,8 @@ def price(
     ConfigError
         If a figure is missing, given twice or impossible.
     """
-    given = Figures(**figures)
-    nu, rounds, target = given.noise_multiplier, given.rounds, given.target_epsilon
-    choice, by, limit = given.choice_epsilon, ReleaseBy.CLIENT, math.inf
+    given, limit = Figures(**figures), math.inf
+    nu, rounds, target, choice = given.noise_multiplier, given.rounds, given.target_epsilon, given.choice_epsilon
     if target is not None and (nu is not None or rounds is not None):
         raise ConfigError("give target-epsilon, or noise-multiplier and rounds, not both", code="config.both-ways")
     _check_sites(release, sites)
@@ -193,7 +161,7 @@ def price(
                 "the configuration has parameters, hypotheses, clients, clients-per-round and mechanism; leave them out"
             )
             raise ConfigError(text, code="config.given-twice")
-        task, run, by = _task_of(config)
+        task, run = _task_of(config)
         limit = run.max_participations or math.inf
         if target is None:
             nu = run.noise_multiplier if nu is None else nu
@@ -209,26 +177,21 @@ def price(
             text = f'secure sums have mechanism "{DiscreteGaussian.name}", not "{given.mechanism}"; leave mechanism out'
             raise ConfigError(text, code="config.mechanism")
         task = replace(task, mechanism=DiscreteGaussian.name)
-    by = ReleaseBy(release or by)
-    if by is not ReleaseBy.CLIENT:
-        task = replace(task, sites=sites if by is ReleaseBy.SITE else 1)
+    task = replace(task, by=ReleaseBy(release or task.by), sites=sites)
     if target is not None:
-        return Priced(plan_for(task, target, delta, given.participations, choice), delta, task.clients, by)
+        return plan_for(task, target, delta, given.participations, choice)
     if nu is None or rounds is None:
         raise ConfigError("give noise-multiplier and rounds, or target-epsilon", code="config.missing-figure")
-    return Priced(plan_forward(task, nu, choice or 0.0, rounds, delta, limit), delta, task.clients, by)
+    return plan_forward(task, nu, choice or 0.0, rounds, delta, limit)
 
 
-def _task_of(config: str | Path) -> tuple[Task, RunConfig, ReleaseBy]:
-    """Return the task of a configuration, the configuration, and the party that adds the noise."""
-    from umbel.simulation.start import check, read_values  # they take PyTorch, which a plan from numbers need not
-
+def _task_of(config: str | Path) -> tuple[Task, RunConfig]:
+    """Return the task of a configuration, and the configuration."""
     setup = check(read_values(config))
     run, strategy, manifest = setup.config, setup.strategy, setup.manifest
     if run.protect is Protect.ROWS:
         text = 'protect = "rows" hides rows, and not clients; plan it for rows: --row-epsilon and --rows'
         raise ConfigError(text, code="config.hides-rows")
     assert manifest is not None, "it was checked"
-    asked = min(run.clients_per_round, manifest.train)
-    task = Task(setup.model.num_parameters, strategy.fewest_hypotheses, manifest.train, asked, run.mechanism)
-    return task, run, strategy.release_by
+    numbers = setup.model.num_parameters, strategy.fewest_hypotheses, manifest.train
+    return Task(*numbers, min(run.clients_per_round, manifest.train), run.mechanism, strategy.release_by), run

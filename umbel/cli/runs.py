@@ -210,7 +210,7 @@ def run(
     >>> found.history["loss"].plot()  # doctest: +SKIP
     """
     own = {key.replace("_", "-"): value for key, value in values.items()}
-    wanted = Wanted(epsilon, delta, row_epsilon, rows)
+    wanted = Wanted.of(epsilon, delta, row_epsilon, rows)
     planned = values_of("" if config is None else config, own, wanted, nodes)
     for line in planned.words:
         log(INFO, "%s", line)

@@ -245,7 +245,7 @@ class RunConfig(Settings):
         "1,000,000). The first two not in simulation",
     )
 
-    observers: str = Field("", description='observers of the run, as "package.module:Class name=value", separated by ;')
+    observers: str = Field("", description='callbacks of the run, as "package.module:Class name=value", separated by ;')
 
     track: Literal["", "mlflow", "tensorboard"] = Field(
         "", description='tool that records the run: mlflow or tensorboard; "" for none'

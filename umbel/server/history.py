@@ -25,7 +25,7 @@ _AT_BOUND = 0.9  # of a bound: losses above it are mostly clipped
 _ROUNDING = 1e-5  # of the highest loss; below it, losses differ by rounding errors
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Round:
     """The result of a round.
 
@@ -66,12 +66,12 @@ class Round:
     """
 
     number: int
-    loss: float | None
-    metric: float | None
-    asked: int
-    releases: int
-    lost_nodes: int
-    groups: list[int]
+    loss: float | None = None
+    metric: float | None = None
+    asked: int = 0
+    releases: int = 0
+    lost_nodes: int = 0
+    groups: list[int] = field(default_factory=list)
     nearest: list[float]
     moved: bool
     best_round: int
@@ -126,10 +126,15 @@ class State:
     stopped: str = ""
 
 
+def fits(entry: Round, k: int) -> bool:
+    """Return whether a round had k hypotheses; a strategy may change their number."""
+    return len(entry.nearest) == (k if k > 1 else 0) and (not entry.asked or len(entry.groups) == k)
+
+
 def diverged(history: Sequence[Round]) -> bool:
     """Return whether training moved away from the best hypotheses: the last loss is several times the lowest."""
     losses = [entry.loss for entry in history if entry.loss is not None]
-    rounding = _ROUNDING * max((one for one in losses if math.isfinite(one)), default=0.0)
+    rounding = _ROUNDING * max(filter(math.isfinite, losses), default=0.0)
     return bool(losses) and losses[-1] > max(_DIVERGED * abs(min(losses)), rounding)
 
 
@@ -223,5 +228,5 @@ def shares_of(history: Sequence[Round], best_round: int, k: int) -> NDArray[np.f
 
 def middle_ratio(rounds: Sequence[Round]) -> float | None:
     """Return the median over rounds of Eq. 9's ratio, the largest over hypotheses in each; None if it is unknown."""
-    found = [max(entry.ratio) for entry in rounds if entry.ratio]
-    return statistics.median(found) if found else None
+    largest = [max(entry.ratio) for entry in rounds if entry.ratio]
+    return statistics.median(largest) if largest else None

@@ -18,10 +18,9 @@ from umbel.models.model import Model
 from umbel.models.prior import Prior
 from umbel.nodes.differences import prior_of
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.run_config import MAX_HYPOTHESES
 from umbel.server.history import Round, shares_of
-from umbel.server.run_folder import RunFolder
-from umbel.server.setup import Setup, check_hypotheses
+from umbel.server.run_folder import RunFolder, hypotheses_in, number_of
+from umbel.server.setup import Setup
 from umbel.server.summary import Summary
 from umbel.server.worth import Worth
 
@@ -44,6 +43,7 @@ class Result:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._folder = RunFolder(path)
 
     def __repr__(self) -> str:
         return f"<umbel run {self.name}: {self.outcome or 'interrupted'}>"
@@ -56,12 +56,12 @@ class Result:
     @cached_property
     def config(self) -> dict[str, Any]:
         """The complete run config."""
-        return RunFolder(self.path).read_run_config()
+        return self._folder.read_run_config()
 
     @property
     def outcome(self) -> str:
         """Why the run ended; empty for an interrupted run."""
-        return RunFolder(self.path).read_outcome()
+        return self._folder.read_outcome()
 
     @cached_property
     def history(self) -> pd.DataFrame:
@@ -72,13 +72,12 @@ class Result:
         """
         import pandas as pd
 
-        found = pd.DataFrame(map(asdict, self._rounds())).set_index("number")
-        factor, _ = self._summary.scale
-        factor, measured = factor or 1.0, ["loss", "metric"]
-        found[measured] = found[measured].astype(float) * factor
+        table = pd.DataFrame(map(asdict, self._rounds())).set_index("number")
+        factor, measured = self._summary.factor, ["loss", "metric"]
+        table[measured] = table[measured].astype(float) * factor
         for spread in ("loss_spread", "metric_spread"):
-            found[spread] = [[value * factor for value in one] for one in found[spread]]
-        return found
+            table[spread] = [[value * factor for value in values] for values in table[spread]]
+        return table
 
     @property
     def unit(self) -> str:
@@ -95,36 +94,33 @@ class Result:
         return float(self.history["loss"][best]) if best else float("nan")
 
     @property
-    def shares(self) -> NDArray[np.float64]:
-        """The share of the releases (k,) of each of the best hypotheses, in the last ten rounds that made them.
-
-        Equal shares if there were no releases.
-        """
-        folder = RunFolder(self.path)
-        k = len(next(iter(folder.read_best().values())))
-        rounds = folder.read_history() if (self.path / "history.jsonl").exists() else []
-        return shares_of(rounds, rounds[-1].best_round if rounds else 0, k)
-
-    @property
-    def prior(self) -> Prior | None:
-        """The differences of clients around each hypothesis, after the last round; None if they are unknown."""
-        folder = RunFolder(self.path)
-        kept = folder.read_kept() if (self.path / "latest.safetensors").exists() else {}
-        return prior_of(kept, len(next(iter(folder.read_best().values()))))
-
-    @property
     def last_loss(self) -> float:
         """The loss of the last validation, in the data's unit; NaN if there is none."""
         losses = self.history["loss"].dropna()
         return float(losses.iloc[-1]) if len(losses) else float("nan")
 
+    @property
+    def shares(self) -> NDArray[np.float64]:
+        """The share of the releases (k,) of each of the best hypotheses, in the last ten rounds that made them.
+
+        Equal shares if there were no releases.
+        """
+        rounds = self._folder.read_history()
+        return shares_of(rounds, rounds[-1].best_round if rounds else 0, number_of(self._folder.read_best()))
+
+    @property
+    def prior(self) -> Prior | None:
+        """The differences of clients around each hypothesis, after the last round; None if they are unknown."""
+        kept = self._folder.read_kept() if (self.path / "latest.safetensors").exists() else {}
+        return prior_of(kept, number_of(self._folder.read_best()))
+
     @cached_property
     def _worth(self) -> Worth:
-        found = RunFolder(self.path).read_worth()
-        if found is None:
+        worth = self._folder.read_worth()
+        if worth is None:
             text = f"the worth of {self.name} was not measured; where its data are, run umbel runs report {self.name}"
             raise ConfigError(text, code="config.no-worth")
-        return found
+        return worth
 
     @property
     def worth(self) -> pd.DataFrame:
@@ -137,8 +133,8 @@ class Result:
         import pandas as pd
 
         columns = ["label", "way", "mean", "worst_decile", "remark"]
-        found = pd.DataFrame([asdict(arm) for arm in self._worth.arms], columns=columns).set_index("label")
-        return found.astype({"way": str, "mean": float, "worst_decile": float})
+        table = pd.DataFrame([asdict(arm) for arm in self._worth.arms], columns=columns).set_index("label")
+        return table.astype({"way": str, "mean": float, "worst_decile": float})
 
     @property
     def verdict(self) -> str:
@@ -156,17 +152,15 @@ class Result:
         return self._summary.privacy_lines(*self._often)
 
     def _rounds(self) -> list[Round]:
-        rounds = RunFolder(self.path).read_history() if (self.path / "history.jsonl").exists() else []
+        rounds = self._folder.read_history()
         if not rounds:
             raise ConfigError(f"{self.path} holds no run that finished a round", code="config.no-run")
         return rounds
 
     @property
     def _often(self) -> tuple[float, int, int, int]:
-        folder = RunFolder(self.path)
-        spent = folder.read_participations() if (self.path / "participations.jsonl").exists() else {}
         # A run writes them after the round's line in the history, so they are read first.
-        rounds = self._rounds()
+        spent, rounds = self._folder.read_participations(), self._rounds()
         last, exact = rounds[-1], max(entry.exact_reports for entry in rounds)
         if (more := max(spent.values(), default=0)) > (most := last.max_participations):
             raise ValueError(f"a client released {more} times by participations.jsonl, and {most} by history.jsonl")
@@ -183,10 +177,7 @@ class Result:
         return self._read("latest")
 
     def _read(self, file: str) -> dict[str, NDArray[np.float32]]:
-        stored = safetensors.numpy.load_file(self.path / f"{file}.safetensors")
-        found = {name: stored[name] for name in self.model.shapes}
-        check_hypotheses(found, self.model.shapes, MAX_HYPOTHESES)
-        return found
+        return hypotheses_in(safetensors.numpy.load_file(self.path / f"{file}.safetensors"), self.model.shapes)
 
     @cached_property
     def hypotheses(self) -> list[torch.nn.Module]:
@@ -194,14 +185,14 @@ class Result:
 
         Local parameters have their initial values: only the clients have theirs.
         """
-        made = []
-        self.model.check_frozen(RunFolder(self.path).read_config(), self.name)
-        for j in range(len(next(iter(self.parameters.values())))):
+        self.model.check_frozen(self._folder.read_config(), self.name)
+        networks, parameters = [], self.parameters
+        for j in range(number_of(parameters)):
             network = copy.deepcopy(self.model.module)
-            state = {name: torch.from_numpy(value[j].copy()) for name, value in self.parameters.items()}
+            state = {name: torch.from_numpy(value[j].copy()) for name, value in parameters.items()}
             network.load_state_dict(state, strict=False)
-            made.append(network.eval())
-        return made
+            networks.append(network.eval())
+        return networks
 
     @property
     def model(self) -> Model:
@@ -215,7 +206,7 @@ class Result:
 
     @cached_property
     def _setup(self) -> Setup:
-        return Setup.of_run(RunFolder(self.path))
+        return Setup.of_run(self._folder)
 
     @cached_property
     def _summary(self) -> Summary:

@@ -1,4 +1,4 @@
-"""The rounds of a run: train, evaluate, keep the best, until all are done or an observer stops it.
+"""The rounds of a run: train, evaluate, keep the best, until all are done or a callback stops it.
 
 The strategy (`umbel.strategies.base`) says what to ask and makes the next hypotheses of the replies.
 `umbel.nodes.fleet` draws the clients, and sends and reads the messages.
@@ -7,8 +7,8 @@ The strategy (`umbel.strategies.base`) says what to ask and makes the next hypot
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
 from logging import WARNING
 from typing import Any, cast
 
@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 
 from umbel.models.model import Model
 from umbel.nodes.exchange import Exchange
+from umbel.nodes.fleet import Fleet
 from umbel.nodes.reading import Asked
+from umbel.nodes.roster import Roster
 from umbel.nodes.transport import transport_of
 from umbel.protocol import logs
 from umbel.protocol.arrays import Arrays, flatten
@@ -28,11 +30,11 @@ from umbel.protocol.hypotheses import Hypotheses
 from umbel.protocol.log import log
 from umbel.protocol.releases import Scores
 from umbel.protocol.words import count_of
-from umbel.server.history import Round
-from umbel.server.observer import Observer, Run
+from umbel.server.history import Round, State
+from umbel.server.run_folder import RunFolder
 from umbel.server.setup import Setup
+from umbel.strategies import Callback, HypothesisStrategy
 from umbel.strategies.base import Outcome
-from umbel.strategies.rounds import Stop
 
 _INITIAL = 3  # separates the draws of initial hypotheses from the strategy's sampling
 
@@ -49,7 +51,7 @@ def draw_hypotheses(model: Model, k: int, seed: int, restart: int) -> Arrays:
     drawn = [model.initial(seed) for seed in seeds]
     if k == 1 and model.linear:
         return {name: np.zeros_like(value[None]) for name, value in drawn[0].items()}
-    return {name: np.stack([one[name] for one in drawn]) for name in drawn[0]}
+    return {name: np.stack([hypothesis[name] for hypothesis in drawn]) for name in drawn[0]}
 
 
 def initial_hypotheses(setup: Setup, grid: Grid, name: str = "") -> Arrays:
@@ -63,9 +65,9 @@ def initial_hypotheses(setup: Setup, grid: Grid, name: str = "") -> Arrays:
     k, known = strategy.first_hypotheses, len(next(iter(first.values()), ()))
     restarts = run.restarts if known < k else 1
     sets = [draw_hypotheses(setup.model, k, run.seed, r) for r in range(restarts)]
-    for one in sets:
+    for hypotheses in sets:
         for name, value in first.items():
-            one[name][:known] = value
+            hypotheses[name][:known] = value
     if len(sets) == 1:
         return sets[0]
     asked: list[Asked] = []
@@ -91,184 +93,193 @@ def initial_hypotheses(setup: Setup, grid: Grid, name: str = "") -> Arrays:
     return sets[int(np.argmin(losses))]
 
 
-def run_rounds(run: Run) -> None:
-    """Run rounds until they are over or an observer stops the run; `run.state` holds the outcome.
+@dataclass
+class Run(Callback):
+    """A run in progress: it keeps its state from round to round, and ends where patience is exhausted.
 
-    Where `patience` may end the run, evaluation goes alone, and training follows if the run continues: clients are not
-    charged for training that has no use.
+    It is the first of the run's callbacks, so that the others find the finished round in its state.
+
+    Attributes
+    ----------
+    setup : Setup
+    grid : Grid
+    state : State
+        The current state.
+    callbacks : sequence of Callback
+        Each has the run as its `run`.
+    name : str
+        The same after the run resumes.
+    folder : RunFolder or None
+        Its folder.
+    outcome : Outcome or None
+        The result of the last round; None if it only validated.
     """
-    config, state, task = run.setup.config, run.state, run.setup.task(run.name)
-    for observer in run.observers:
-        observer.begin(run)
-    run.strategy.start(
-        run.grid,
-        run.fleet.record(state.hypotheses),
-        config.rounds,
-        config.round_timeout,
-        task.to_record(),
-        task.evaluation.to_record(),
-        first_round=len(state.history) + 1,
-        evaluate_every=config.validate_every,
-        callbacks=[_Rounds(run)],
-        nodes=run.fleet,
-    )
-    if not state.stopped:
-        state.stopped = _done(run)
-    _tell(run.observers, lambda observer: observer.at_end(run))
 
-
-def _done(run: Run) -> str:
-    """Return why the run's rounds are over, if nothing stopped them."""
-    rounds, most = run.setup.config.rounds, run.setup.config.max_participations
-    if run.fleet.used_up and sum(entry.asked > 0 for entry in run.state.history) < rounds:
-        return f"every client has reached max-participations = {most}"
-    return f"all {rounds} rounds done" if rounds > 1 else "its only round is done"
-
-
-def _tell(observers: Iterable[Observer], tell: Callable[[Observer], None]) -> None:
-    """Tell each observer, then raise the first error: the observer that saves a round may come after one that fails.
-
-    Clients have paid for the round, and would pay again if it had to be repeated.
-    """
-    errors = []
-    for observer in observers:
-        try:
-            tell(observer)
-        except Exception as error:
-            errors.append(error)
-    if errors:
-        raise errors[0]
-
-
-class _Rounds(Stop):
-    """Keeps the state of a run from round to round, tells its observers, and ends it where patience is exhausted."""
-
+    setup: Setup
+    grid: Grid
+    state: State
+    callbacks: Sequence[Callback] = ()
+    name: str = ""
+    folder: RunFolder | None = None
+    outcome: Outcome | None = None
+    _begun: ArrayRecord | None = field(default=None, init=False)
+    """The hypotheses that the exchange is to train."""
+    _scores: Scores | None = field(default=None, init=False)
     logs = True
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        self._begun: ArrayRecord | None = None  # what the exchange is to train
-        self._evaluated = False
-        self._scores: Scores | None = None
-        self._outcome: Outcome | None = None
+    def __post_init__(self) -> None:
+        for callback in self.callbacks:
+            callback.run = self
+
+    @property
+    def fleet(self) -> Fleet:
+        """The clients."""
+        return self.setup.fleet
+
+    @property
+    def roster(self) -> Roster:
+        """The nodes, and the clients that each hosts."""
+        return self.fleet.roster(self.grid)
+
+    @property
+    def strategy(self) -> HypothesisStrategy:
+        """The strategy."""
+        return self.setup.strategy
+
+    def do(self) -> None:
+        """Do the rounds until they are over or a callback stops them; `state` holds the outcome.
+
+        Where `patience` may end the run, evaluation goes alone, and training follows if the run continues: clients are
+        not charged for training that has no use.
+        """
+        config, state, task = self.setup.config, self.state, self.setup.task(self.name)
+        self.strategy.start(
+            self.grid,
+            self.fleet.record(state.hypotheses),
+            config.rounds,
+            config.round_timeout,
+            task.to_record(),
+            task.evaluation.to_record(),
+            first_round=len(state.history) + 1,
+            evaluate_every=config.validate_every,
+            callbacks=[self, *self.callbacks],
+            nodes=self.fleet,
+        )
 
     def before_round(self, round: int, arrays: ArrayRecord) -> None:
-        """Tell the observers."""
+        """Note the hypotheses, and name the round in the log."""
         self._begun = arrays
         logs.about(round=round)
-        for observer in self.run.observers:
-            observer.before_round(self.run, round)
-
-    def in_pause(self, round: int, since: float, ends: float) -> None:
-        """Tell the observers."""
-        for observer in self.run.observers:
-            observer.in_pause(self.run, round, since, ends)
 
     def may_stop(self, round: int) -> bool:
         """Return whether one more validation without better hypotheses exhausts the run's patience."""
-        return 0 < self.run.setup.config.patience <= self.run.state.stale + 1
+        return 0 < self.setup.config.patience <= self.state.stale + 1
 
     def after_evaluate(self, round: int, metrics: MetricRecord | None) -> str | None:
         """Keep the hypotheses if they are the best so far."""
-        state, patience = self.run.state, self.run.setup.config.patience
-        self._evaluated = True
-        self._scores = None if metrics is None else _scores_in(metrics)
-        if self._scores is not None:
-            if self._scores.loss < state.best_loss:
-                state.best, state.best_loss, state.stale = state.hypotheses, self._scores.loss, 0
-                state.best_round = round + 1
-            else:
-                state.stale += 1
-            if self._begun is not None and 0 < patience <= state.stale:
-                state.stopped = f"no better hypotheses in {count_of(patience, 'validation')}"
-        else:
+        state, patience = self.state, self.setup.config.patience
+        if metrics is None:
             text = "round %d: no validation client reported; their sites refuse, or their budgets are used up"
             log(WARNING, text, round + 1)
-        return state.stopped
+            return None
+        # A strategy may have other metrics besides.
+        known: dict[str, Any] = {each.name: metrics[each.name] for each in fields(Scores) if each.name in metrics}
+        self._scores = Scores(**known)
+        if self._scores.loss < state.best_loss:
+            state.best, state.best_loss, state.best_round = state.hypotheses, self._scores.loss, round + 1
+            state.stale = 0
+            return None
+        state.stale += 1
+        return f"no better hypotheses in {count_of(patience, 'validation')}" if 0 < patience <= state.stale else None
 
     def after_train(self, round: int, arrays: ArrayRecord, metrics: MetricRecord | None) -> None:
         """Take the round's outcome from the strategy; of one that keeps none, from what it returned."""
-        known, counts = self.run.strategy.history, cast(dict[str, Any], metrics or {})
-        following = None if arrays is self._begun else self.run.strategy.opened(arrays)
+        known, counts = self.strategy.history, cast(dict[str, Any], metrics or {})
+        following = None if arrays is self._begun else self.strategy.opened(arrays)
         if known and known[-1].round == round:
-            self._outcome = replace(known[-1], following=following)
+            self.outcome = replace(known[-1], following=following)
             return
         nobody, groups = np.zeros(0, np.int64), np.asarray(counts.get("groups", ()), np.int64)
         asked, lost = (int(counts.get(name, 0)) for name in ("asked", "lost-nodes"))
-        self._outcome = Outcome(round, nobody, nobody, groups, None, asked, lost, following)
+        self.outcome = Outcome(round, nobody, nobody, groups, None, asked, lost, following)
 
-    def after_exchange(self, round: int, stages: dict[str, float]) -> str | None:
-        """Add the round to the history, and tell the observers."""
-        run, state, scores, outcome = self.run, self.run.state, self._scores, self._outcome
-        happened = outcome is not None or self._evaluated
+    def after_exchange(self, round: int, stages: dict[str, float]) -> None:
+        """Add the round to the history."""
+        state, scores = self.state, self._scores
+        outcome = self.outcome if self.outcome and self.outcome.round == round else None
         if self._begun is None:
-            state.stopped = state.stopped or _done(run)
-        self._begun, self._evaluated, self._scores, self._outcome = None, False, None, None
-        if not happened:
-            return state.stopped
-        before = state.hypotheses
-        nearest = distances(flatten(before)) if len(next(iter(before.values()))) > 1 else []
+            state.stopped = self._why_over
+        self.outcome, self._begun, self._scores = outcome, None, None
+        k, before = len(next(iter(state.hypotheses.values()))), flatten(state.hypotheses)
+        nearest = distances(before)
         following = outcome.following if outcome else None
         if following is not None:
             state.hypotheses = following
-            if len(next(iter(following.values()))) != len(next(iter(before.values()))):
+            if len(next(iter(following.values()))) != k:
                 # More hypotheses fit the scored rows better, so losses of different numbers are not compared.
                 state.best_loss, state.stale = math.inf, 0
         if not state.best_round:
             state.best = state.hypotheses  # no validation: use the latest hypotheses
-        run.outcome = outcome
-        spent = run.fleet.participations
+        spent = self.fleet.participations
+        happened: dict[str, Any] = {}
+        if scores is not None:
+            happened |= {
+                "loss": scores.loss, "metric": scores.metric, "loss_spread": scores.loss_spread,
+                "metric_spread": scores.metric_spread, "exact_reports": scores.exact, "report_noise": scores.noise,
+                "report_bound": scores.bound,
+            }  # fmt: skip
+        if outcome is not None:
+            happened |= {"asked": outcome.asked, "releases": len(outcome.clients), "lost_nodes": outcome.lost_nodes}
+            happened |= {"groups": outcome.counts.tolist(), "ratio": ratios(outcome.longest, nearest)}
         state.history.append(
             Round(
                 number=round,
-                loss=scores.loss if scores else None,
-                metric=scores.metric if scores else None,
-                asked=outcome.asked if outcome else 0,
-                releases=len(outcome.clients) if outcome else 0,
-                lost_nodes=outcome.lost_nodes if outcome else 0,
-                groups=outcome.counts.tolist() if outcome else [],
                 nearest=nearest,
                 moved=following is not None,
                 best_round=state.best_round,
                 median_participations=_median(spent),
                 max_participations=int(spent.max()),
                 seconds=_rounded(sum(stages.values())),
-                dropped=run.fleet.dropped,
-                loss_spread=scores.loss_spread if scores else [],
-                metric_spread=scores.metric_spread if scores else [],
-                exact_reports=scores.exact if scores else 0,
-                report_noise=scores.noise if scores else 0.0,
-                report_bound=scores.bound if scores else 0.0,
-                ratio=ratios(outcome.longest, nearest) if outcome and outcome.longest is not None else [],
+                dropped=self.fleet.dropped,
                 stages={stage: _rounded(seconds) for stage, seconds in stages.items()},
+                **happened,
             )
         )
-        _tell(run.observers, lambda observer: observer.after_round(run))
-        return state.stopped
+
+    def on_stop(self, reason: str) -> None:
+        """Keep the reason."""
+        self.state.stopped = reason
+
+    def at_end(self) -> None:
+        """Say why the run is over, unless something stopped it."""
+        self.state.stopped = self.state.stopped or self._why_over
+
+    @property
+    def _why_over(self) -> str:
+        rounds, most = self.setup.config.rounds, self.setup.config.max_participations
+        if self.fleet.used_up and sum(entry.asked > 0 for entry in self.state.history) < rounds:
+            return f"every client has reached max-participations = {most}"
+        return f"all {rounds} rounds done" if rounds > 1 else "its only round is done"
 
 
 def distances(hypotheses: NDArray[np.float64]) -> list[float]:
     """Return the distance from each of the hypotheses (k, n) to the nearest other one."""
     if len(hypotheses) == 1:
         return []
-    between = np.sqrt([np.square(hypotheses - one).sum(axis=1) for one in hypotheses])
+    between = np.sqrt([np.square(hypotheses - each).sum(axis=1) for each in hypotheses])
     np.fill_diagonal(between, np.inf)
     nearest: list[float] = between.min(axis=1).tolist()
     return nearest
 
 
-def ratios(longest: NDArray[np.float64], nearest: Sequence[float]) -> list[float]:
-    """Return the longest update of each hypothesis as a part of its distance to the nearest other one."""
-    if not nearest:
+def ratios(longest: NDArray[np.float64] | None, nearest: Sequence[float]) -> list[float]:
+    """Return the longest update of each hypothesis as a part of its distance to the nearest other one; none if the
+    updates are unknown."""
+    if longest is None or not nearest:
         return []
     with np.errstate(divide="ignore", invalid="ignore"):
-        found: list[float] = np.where(longest > 0, longest / np.asarray(nearest), 0.0).tolist()
-    return found
-
-
-def _scores_in(metrics: Mapping[str, Any]) -> Scores:
-    """Return the scores in the metrics of a strategy, which may have others besides."""
-    return Scores(**{entry.name: metrics[entry.name] for entry in fields(Scores) if entry.name in metrics})
+        parts: list[float] = np.where(longest > 0, longest / np.asarray(nearest), 0.0).tolist()
+    return parts
 
 
 def _rounded(seconds: float) -> float:

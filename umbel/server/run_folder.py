@@ -13,7 +13,7 @@ import platform
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import lru_cache, partial
 from hashlib import blake2b
 from importlib.metadata import version
@@ -30,12 +30,12 @@ from pydantic import Field, TypeAdapter
 from umbel.data import Manifest
 from umbel.data.files import OF_RUN, read_manifest_of_run
 from umbel.privacy.accounting.guarantee import pure_cost
-from umbel.protocol.arrays import Arrays
+from umbel.protocol.arrays import Arrays, all_finite
 from umbel.protocol.clients import ClientInRun
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.home import append, make_folder, write_atomically
 from umbel.protocol.release import Release
-from umbel.protocol.run_config import FOLDER_VERSION, read_saved
+from umbel.protocol.run_config import FOLDER_VERSION, MAX_HYPOTHESES, read_saved
 from umbel.protocol.tasks import Hosting
 from umbel.server.history import Round, State
 from umbel.server.status import FILE as status_file
@@ -50,27 +50,9 @@ _ROUND = TypeAdapter(Round)
 _TIMES = TypeAdapter(dict[Annotated[int, Field(ge=0, lt=10**8)], Annotated[int, Field(ge=1, lt=2**32)]])
 """Maximum number of clients; a folder that was sent may name any, and a report makes room for all up to the highest."""
 _MODE = 0o700  # at any umask: a run may hold exact losses and releases without noise
+_LONGEST = 200  # characters of an error
 _BEHIND = 10  # during a run, ledger.csv may lack fewer than one release for so many of its rows
 _PACKAGES = ("flwr", "torch", "numpy", "safetensors")
-
-
-@dataclass(frozen=True)
-class Section:
-    """An observer's section in the report.
-
-    Attributes
-    ----------
-    title : str
-    paragraphs : tuple of str
-        Plain text.
-    """
-
-    title: str
-    paragraphs: tuple[str, ...] = field(default=())
-
-    def __post_init__(self) -> None:
-        if isinstance(self.paragraphs, str):  # ("text") is no tuple, and a paragraph for each letter is not meant
-            object.__setattr__(self, "paragraphs", (self.paragraphs,))
 
 
 class RunFolder:
@@ -88,7 +70,6 @@ class RunFolder:
     ``outcome.json``            why the run ended
     ``worth.json``              for a simulation: its worth (`umbel.server.worth`)
     ``status.json``             for real sites: which of them are there (`umbel.server.status`)
-    ``sections.json``           observers' sections of the report, if there are any
     ``ledger.csv``              clients that released: participations, the pure epsilon between any
                                 two data sets ("none" if there is none), and n/nu in all; during a run up to a tenth
                                 of the releases may be only in ``participations.jsonl``
@@ -108,8 +89,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         # Content that this object wrote last.
-        self._best: Arrays | None = None
-        self._known: tuple[Arrays, str] | None = None  # the best, and their digest
+        self._best: tuple[Arrays, str] | None = None  # and their digest
         self._stopped: str | None = None
         self._latest = ""
         self._nodes: list[tuple[int, Hosting]] | None = None
@@ -184,9 +164,9 @@ class RunFolder:
         kept : mapping
             State that the strategy keeps from round to round.
         """
-        if state.best is not self._best:
+        if self._best is None or self._best[0] is not state.best:
             self._write("hypotheses.safetensors", _to_bytes(state.best))
-            self._best = state.best
+            self._best = state.best, _digest(state.best, "")
         self._write_new_rounds(state.history, participations)
         if state.stopped != self._stopped:
             self._write("outcome.json", json.dumps({"stopped": state.stopped}) + "\n")
@@ -225,10 +205,7 @@ class RunFolder:
             figures = (cost * times, release.paper_spend(times))
             words = ("none" if value == math.inf else f"{float(value):.10g}" for value in figures)
             spent[times] = f"{times},{','.join(words)}"
-        # One format string for all rows, tens of thousands in a long run, takes half the time of one for each.
-        values: list[Any] = [None] * (2 * len(often))
-        values[::2], values[1::2] = clients.tolist(), [spent[times] for times in often]
-        rows = "%d,%s\n" * len(often) % tuple(values)
+        rows = "".join(f"{client},{spent[times]}\n" for client, times in zip(clients.tolist(), often, strict=True))
         self._write("ledger.csv", f"client,participations,epsilon,paper_budget\n{rows}")
         self._rows, self._untold = len(often), 0
 
@@ -236,25 +213,14 @@ class RunFolder:
         """Save the hypotheses for the next round; arguments as for `write_round`, which calls this last."""
         latest = state.hypotheses | {_STRATEGY + name: value for name, value in kept.items()}
         rounds = str(len(state.history))
+        self._best = self._best or (state.best, _digest(state.best, ""))
         # Hypotheses without a known loss have none after reading either.
-        if self._known is None or self._known[0] is not state.best:
-            self._known = state.best, _digest(state.best, "")
-        best = self._known[1] if math.isfinite(state.best_loss) else "new"
+        best = self._best[1] if math.isfinite(state.best_loss) else "new"
         # One entry: safetensors writes several in any order, and the same run should give the same bytes.
-        told = f"{rounds} {_digest(latest, rounds)} {best}"
-        if told != self._latest:
-            self._write("latest.safetensors", _to_bytes(latest, {"rounds": told}))
-            self._latest = told
-
-    def write_sections(self, sections: Sequence[Section]) -> None:
-        """Save observers' sections of the report."""
-        if sections:
-            self._write("sections.json", json.dumps([asdict(section) for section in sections], indent=1) + "\n")
-
-    def read_sections(self) -> list[Section]:
-        """Return the sections that `write_sections` saved."""
-        rows = json.loads(self._text("sections.json")) if (self.path / "sections.json").exists() else []
-        return [Section(**(row | {"paragraphs": tuple(row["paragraphs"])})) for row in rows]
+        standing = f"{rounds} {_digest(latest, rounds)} {best}"
+        if standing != self._latest:
+            self._write("latest.safetensors", _to_bytes(latest, {"rounds": standing}))
+            self._latest = standing
 
     def write_worth(self, worth: Worth | None) -> None:
         """Save the worth of the run; None removes an outdated one."""
@@ -264,19 +230,13 @@ class RunFolder:
             self._write(worth_file, worth.content)
 
     def read_worth(self) -> Worth | None:
-        """Return the worth that `write_worth` saved, if any.
-
-        Raises
-        ------
-        ConfigError
-            If umbel did not write the file.
-        """
+        """Return the worth that `write_worth` saved, if any; raise `ConfigError` if umbel did not write the file."""
         try:
             return Worth.read(self._text(worth_file))
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            text = f"{worth_file} in {self.path} cannot be used: {error}; delete it, and write the report again"
+            text = f"{worth_file} in {self.path} cannot be used: {_brief(error)}; delete it, and write the report again"
             raise ConfigError(text, code="config.worth") from None
 
     def write_status(self, status: Status) -> None:
@@ -296,7 +256,7 @@ class RunFolder:
         except FileNotFoundError:
             text = f"{self.path} has no {status_file}: it is a simulation's, or has not begun"
         except (OSError, ValueError) as error:
-            text = f"{status_file} in {self.path} cannot be used: {error}"
+            text = f"{status_file} in {self.path} cannot be used: {_brief(error)}; restore an intact copy"
         raise ConfigError(text, code="config.status")
 
     def write_report(self, html: str) -> None:
@@ -316,24 +276,28 @@ class RunFolder:
             )
         return config
 
-    def read(self, names: Sequence[str]) -> tuple[State, dict[ClientInRun, int], Arrays]:
+    def read(
+        self, shapes: Mapping[str, tuple[int, ...]], most: int = MAX_HYPOTHESES
+    ) -> tuple[State, dict[ClientInRun, int], Arrays]:
         """Return the state, the number of releases of each client that released, and the strategy's state.
 
         Parameters
         ----------
-        names : sequence of str
+        shapes : mapping from str to tuple of int
             The model's shared parameters in order; a file does not keep the order.
+        most : int
+            Maximum number of hypotheses.
 
         Raises
         ------
         FileNotFoundError
             If the folder holds no run with a finished round.
         ValueError
-            If its files do not match.
+            If its files do not match, or hold no hypotheses of the model.
         """
-        (latest_arrays, metadata), best = self._opened("latest"), self.read_best()
+        (latest, metadata), best = self._opened("latest"), self.read_best()
         number, *digests = metadata["rounds"].split(" ")
-        if len(digests) != 2 or digests[0] != _digest(latest_arrays, number):
+        if len(digests) != 2 or digests[0] != _digest(latest, number):
             raise ValueError("latest.safetensors has been changed")
         rounds = int(number)
         history = self.read_history(rounds)
@@ -344,20 +308,32 @@ class RunFolder:
         outcome = json.loads(self._text("outcome.json"))
         if not isinstance(outcome, dict) or "stopped" not in outcome:
             raise ValueError("outcome.json does not say why the run ended")
-        kept = _kept(latest_arrays)
         losses = {entry.number: entry.loss for entry in history if entry.loss is not None}
+        hypotheses, kept_best = hypotheses_in(latest, shapes, most), hypotheses_in(best, shapes, most)
         # If an unfinished round had found better hypotheses, these are not the best: the run scores them again.
-        same = len(latest_arrays[names[0]]) == len(best[names[0]]) and digests[1] == _digest(best, "")
+        same = number_of(hypotheses) == number_of(kept_best) and digests[1] == _digest(best, "")
         state = State(
-            hypotheses={name: latest_arrays[name] for name in names},
-            best={name: best[name] for name in names},
+            hypotheses=hypotheses,
+            best=kept_best,
             best_loss=losses.get(best_round, math.inf) if same else math.inf,
             best_round=best_round,
             stale=sum(1 for number in losses if number > best_round) if same else 0,
             history=history,
             stopped=outcome["stopped"],
         )
-        return state, self.read_participations(), kept
+        return state, self.read_participations(1), _kept(latest)
+
+    def check_releases(self, spent: Mapping[ClientInRun, int], history: Sequence[Round]) -> None:
+        """Raise `ValueError` unless participations fit the finished rounds: the guarantee follows from them."""
+        newest = self.read_history(len(history))[-1]  # or an unfinished round of a killed run, which they may include
+        total, most = sum(spent.values()), max(spent.values(), default=0)
+        released, known = sum(entry.releases for entry in history), history[-1].max_participations
+        # A run that was killed twice in a round may have counted less the first time than the second's history says.
+        if total < released or not known <= most <= newest.max_participations:
+            raise ValueError(
+                f"participations.jsonl says that there were {total} releases, {most} of one client, and history.jsonl "
+                f"{released}, {known} of one client"
+            )
 
     def read_outcome(self) -> str:
         """Return why the run ended; empty while it runs, or if it was interrupted."""
@@ -365,7 +341,7 @@ class RunFolder:
         return str(json.loads(self._text(file.name))["stopped"] or "") if file.exists() else ""
 
     def read_history(self, finished: int = 0) -> list[Round]:
-        """Return all saved rounds, also those that a killed run repeats; errors as for `read`.
+        """Return all saved rounds, also those that a killed run repeats; none before the first. Errors as for `read`.
 
         Parameters
         ----------
@@ -374,10 +350,10 @@ class RunFolder:
         """
         return _read_lines(self.path / "history.jsonl", _round, finished)
 
-    def read_participations(self) -> dict[ClientInRun, int]:
-        """Return the number of releases of each client that released, also in repeated rounds; errors as for `read`."""
+    def read_participations(self, finished: int = 0) -> dict[ClientInRun, int]:
+        """Return the number of releases of each client that released, also in repeated rounds; as `read_history`."""
         spent = Counter[ClientInRun]()
-        for line in _read_lines(self.path / "participations.jsonl", _participations):
+        for line in _read_lines(self.path / "participations.jsonl", _participations, finished):
             spent.update(line)
         return dict(sorted(spent.items()))
 
@@ -419,16 +395,18 @@ class RunFolder:
         return arrays, metadata
 
 
-def _read_lines(path: Path, read: Callable[[str, int], T], finished: int = 0) -> list[T]:
+def _read_lines(path: Path, read: Callable[[str, int], T], finished: int) -> list[T]:
     """Return the content of each line; the last may be incomplete after a kill, unless so many are finished."""
-    lines, found = path.read_text(encoding="utf-8", errors="replace").splitlines(), []
+    if not (finished or path.exists()):
+        return []
+    lines, contents = path.read_text(encoding="utf-8", errors="replace").splitlines(), []
     for number, line in enumerate(lines, 1):
         try:
-            found.append(read(line, number))
+            contents.append(read(line, number))
         except ValueError:
             if not finished < number == len(lines):
                 raise
-    return found
+    return contents
 
 
 def _participations(line: str, number: int) -> dict[ClientInRun, int]:
@@ -447,6 +425,34 @@ def _round(line: str, number: int) -> Round:
     if entry.number != number or not 0 <= entry.best_round <= number:
         raise ValueError(f"line {number} of history.jsonl is of round {entry.number}, the best {entry.best_round}")
     return entry
+
+
+def _brief(error: Exception) -> str:
+    return " ".join(str(error).split())[:_LONGEST]
+
+
+def number_of(hypotheses: Arrays) -> int:
+    """Return how many hypotheses these are."""
+    return len(next(iter(hypotheses.values())))
+
+
+def hypotheses_in(arrays: Arrays, shapes: Mapping[str, tuple[int, ...]], most: int = MAX_HYPOTHESES) -> Arrays:
+    """Return the hypotheses in a file's arrays, in the model's order; raise `ValueError` unless they are 1 to `most`
+    valid ones of the model."""
+    if missing := [name for name in shapes if name not in arrays]:
+        raise ValueError(f"{missing[0]!r} is missing")
+    hypotheses = {name: arrays[name] for name in shapes}
+    counts = {len(value) if value.ndim else 0 for value in hypotheses.values()}
+    if len(counts) != 1 or not 1 <= min(counts) <= most:
+        raise ValueError(f"there are {' or '.join(map(str, sorted(counts)))} hypotheses, not 1 to {most}")
+    for name, value in hypotheses.items():
+        if value.shape[1:] != shapes[name]:
+            raise ValueError(f"{name} of each hypothesis is {value.shape[1:]}, not {shapes[name]}")
+        if value.dtype != np.float32:
+            raise ValueError(f"{name} of the hypotheses is {value.dtype}, not float32")
+        if not all_finite(value):
+            raise ValueError(f"{name} of the hypotheses is not finite")
+    return hypotheses
 
 
 def _digest(arrays: Arrays, rounds: str) -> str:

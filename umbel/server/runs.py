@@ -10,7 +10,7 @@ from pathlib import Path
 
 import safetensors
 
-from umbel.protocol.errors import ConfigError
+from umbel.protocol.errors import ConfigError, ProtocolError
 from umbel.protocol.home import special_file, umbel_home
 
 DAMAGE = (
@@ -44,10 +44,10 @@ def find_run(name: str) -> Path:
     ConfigError
         If there is none, or several; the text names similar ones.
     """
-    found = _find(name)
-    if strange := special_file(found):
-        raise ConfigError(f"{found} holds {strange.name!r}, which is not a file; delete it", code="config.special-file")
-    return found
+    path = _find(name)
+    if strange := special_file(path):
+        raise ConfigError(f"{path} holds {strange.name!r}, which is not a file; delete it", code="config.special-file")
+    return path
 
 
 def _find(name: str) -> Path:
@@ -55,21 +55,21 @@ def _find(name: str) -> Path:
     # Not `Path.is_file`, which raises in a folder that this user cannot read.
     if os.path.isfile(path / "config.toml"):
         return path.absolute()
-    runs = {one.name: one for one in all_runs()}
+    runs = {run.name: run for run in all_runs()}
     if name in runs:
         return runs[name]
     if name == LAST and runs:
         return list(runs.values())[-1]
-    found = [one for one in runs if name and one.startswith(name)]
-    if len(found) == 1:
-        return runs[found[0]]
+    begin = [run for run in runs if name and run.startswith(name)]
+    if len(begin) == 1:
+        return runs[begin[0]]
     if os.path.isdir(path):
         raise ConfigError(
             f"{path} holds no run: config.toml is missing; give the folder of one run", code="config.no-run"
         )
-    if found:
+    if begin:
         raise ConfigError(
-            f"{len(found)} runs begin with {name!r}: {', '.join(found[:3])}, ...; give more of the name",
+            f"{len(begin)} runs begin with {name!r}: {', '.join(begin[:3])}, ...; give more of the name",
             code="config.ambiguous-run",
         )
     near = difflib.get_close_matches(name, runs, 1, 0.8)
@@ -86,11 +86,26 @@ def run_named(key: str, name: str) -> Path:
 
 
 @contextmanager
-def reading(run: Path | str) -> Iterator[None]:
-    """Report in one line that a run's files have been changed: the folder may have been sent."""
+def reading(run: Path | str, key: str = "") -> Iterator[None]:
+    """Report in one line that a run's files have been changed: the folder may have been sent.
+
+    `key` is the entry of the run config that names the run.
+    """
     try:
         yield
-    except DAMAGE as error:
-        what = " ".join(str(error).split())[:_LONGEST]
-        text = f"{run} is damaged: {type(error).__name__}: {what}; restore an intact copy"
-        raise ConfigError(text, code="config.run-damaged") from error
+    except (ProtocolError, *DAMAGE) as error:
+        text = error.text if isinstance(error, ProtocolError) else str(error)
+        what = f"{type(error).__name__}: {' '.join(text.split())}"[:_LONGEST]
+        where = f"{key}: {run}" if key else str(run)
+        raise ConfigError(f"{where} is damaged: {what}; restore an intact copy", code="config.run-damaged") from error
+
+
+@contextmanager
+def opening(run: Path, key: str = "") -> Iterator[None]:
+    """Report in one line that a folder holds no run with a finished round, or a damaged one; see `reading`."""
+    with reading(run, key):
+        try:
+            yield
+        except OSError as error:
+            where = f"{key}: {run}" if key else str(run)
+            raise ConfigError(f"{where} holds no run that finished a round: {error}", code="config.no-run") from error

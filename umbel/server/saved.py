@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+
+from flwr.serverapp import Grid
 
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientInRun
-from umbel.protocol.errors import ConfigError, ProtocolError
+from umbel.protocol.errors import ConfigError
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import Hosting
-from umbel.server.history import Round, State
+from umbel.server.history import State
 from umbel.server.run_folder import RunFolder
-from umbel.server.runs import DAMAGE, run_named
-from umbel.server.setup import Setup, check_hypotheses
+from umbel.server.runs import opening, run_named
+from umbel.server.setup import Setup
 
 # Settings that may change when a run resumes.
 _FREE = {
@@ -31,6 +31,8 @@ class Saved:
 
     Attributes
     ----------
+    setup : Setup
+        Of the run that resumes it.
     folder : RunFolder
     state : State
     spent : dict from ClientInRun to int
@@ -41,6 +43,7 @@ class Saved:
         In the order in which their clients are numbered.
     """
 
+    setup: Setup
     folder: RunFolder
     state: State
     spent: dict[ClientInRun, int]
@@ -49,7 +52,7 @@ class Saved:
 
     @classmethod
     def of(cls, setup: Setup) -> Saved:
-        """Return the run that the run config resumes; nothing is written.
+        """Return the content of the run that a run config resumes; nothing is written.
 
         Raises
         ------
@@ -58,18 +61,19 @@ class Saved:
         """
         path = run_named("resume", setup.config.resume)
         folder = RunFolder(path)
-        with _told(path):
+        with opening(path, "resume"):
             saved = folder.read_config()
             if not isinstance(saved.get("config"), dict):
                 raise ValueError("config.toml has no table config")
             _check_the_same(setup, saved, path.name)
-        with _told(path):
-            state, spent, kept = folder.read(list(setup.model.shapes))
+            state, spent, kept = folder.read(setup.model.shapes, setup.strategy.hypotheses)
+            folder.check_releases(spent, state.history)
             nodes = folder.read_nodes()
-            check_hypotheses(state.hypotheses, setup.model.shapes, setup.strategy.hypotheses)
-            check_hypotheses(state.best, setup.model.shapes, setup.strategy.hypotheses)
-            newest = folder.read_history(len(state.history))[-1]
-            _check_participations(spent, nodes, state.history, newest)
+            if not nodes:
+                raise ValueError("nodes.json names no node")
+            clients = sum(Hosting.from_record(hosting.to_record()).train for _, hosting in nodes)
+            if spent and (last := max(spent)) >= clients:
+                raise ValueError(f"participations.jsonl says that client {last} of {clients} released")
         # Entries after the last training round only evaluate, and are made again at the end.
         over = not state.history[-1].asked or not state.best_round
         while state.history and not state.history[-1].asked:
@@ -81,25 +85,13 @@ class Saved:
                 code="config.resume-done",
             )
         state.stopped = ""
-        return cls(folder, state, spent, kept, nodes)
+        return cls(setup, folder, state, spent, kept, nodes)
 
-
-@contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """Report errors in reading a run in one line."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise ConfigError(
-            f"resume: {path} holds no run that finished a round: {error}", code="config.no-run"
-        ) from error
-    except (OSError, ProtocolError, *DAMAGE) as error:
-        text = error.text if isinstance(error, ProtocolError) else str(error)
-        what = f"{text} is missing" if isinstance(error, KeyError) else text
-        raise ConfigError(
-            f"resume: {path} is damaged: {' '.join(what.split())}; restore an intact copy, or start a new run",
-            code="config.run-damaged",
-        ) from error
+    def restore(self, grid: Grid) -> State:
+        """Give nodes and strategy of the setup what they had, and return the state of the run."""
+        self.setup.fleet.resume(grid, self.nodes, self.spent)
+        self.setup.strategy.state = self.kept
+        return self.state
 
 
 def _check_the_same(setup: Setup, saved: Mapping[str, Any], name: str) -> None:
@@ -118,37 +110,3 @@ def _check_the_same(setup: Setup, saved: Mapping[str, Any], name: str) -> None:
             code="config.resume-data",
         )
     setup.model.check_frozen(saved, name)
-
-
-def _check_participations(
-    spent: Mapping[ClientInRun, int], nodes: Sequence[tuple[int, Hosting]], history: Sequence[Round], newest: Round
-) -> None:
-    """Raise `ValueError` unless participations fit these nodes and rounds; errors of nodes as `Hosting.from_record`.
-
-    Parameters
-    ----------
-    spent : mapping from ClientInRun to int
-    nodes : sequence of (int, Hosting)
-    history : sequence of Round
-        Up to the last finished round.
-    newest : Round
-        That round, or an unfinished one of a killed run, which the participations may include.
-    """
-    if not nodes:
-        raise ValueError("nodes.json names no node")
-    clients = sum(Hosting.from_record(hosting.to_record()).train for _, hosting in nodes)
-    for client, times in spent.items():
-        if not 0 <= client < clients or times < 1:
-            raise ValueError(f"participations.jsonl says that client {client} of {clients} released {times} times")
-    check_releases(spent, history, newest)
-
-
-def check_releases(spent: Mapping[ClientInRun, int], history: Sequence[Round], newest: Round) -> None:
-    """Raise `ValueError` unless participations fit the rounds: the guarantee follows from them; see above."""
-    released, most = sum(entry.releases for entry in history), max(spent.values(), default=0)
-    # A run that was killed twice in a round may have counted less the first time than the second time's history says.
-    if sum(spent.values()) < released or not history[-1].max_participations <= most <= newest.max_participations:
-        raise ValueError(
-            f"participations.jsonl says that there were {sum(spent.values())} releases, {most} of one client, and "
-            f"history.jsonl {released}, {history[-1].max_participations} of one client"
-        )

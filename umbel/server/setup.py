@@ -17,13 +17,13 @@ from umbel.models.optimizers import descent_of
 from umbel.nodes.fleet import Fleet
 from umbel.privacy import mechanisms
 from umbel.privacy.accounting.guarantee import released_by
-from umbel.protocol.arrays import Arrays, all_finite, flatten
+from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.errors import ConfigError, Refused
 from umbel.protocol.release import Protect, Release, ReleaseBy
-from umbel.protocol.run_config import MAX_HYPOTHESES, RunConfig
+from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import TrainingSpec
-from umbel.server.run_folder import RunFolder
-from umbel.server.runs import DAMAGE, run_named
+from umbel.server.run_folder import RunFolder, hypotheses_in, number_of
+from umbel.server.runs import opening, reading, run_named
 from umbel.strategies import HypothesisStrategy
 
 
@@ -119,14 +119,9 @@ class Setup:
         if not run.start_from or run.resume:
             return {}
         path = run_named("start-from", run.start_from)
-        folder = RunFolder(path)
-        try:
-            saved, found = folder.read_config(), folder.read_best()
-        except (OSError, *DAMAGE) as error:
-            raise ConfigError(
-                f"start-from: {path} holds no run that finished a round: {error}", code="config.no-run"
-            ) from error
-        shapes = {name: value.shape[1:] for name, value in found.items()}
+        with opening(path, "start-from"):
+            saved, arrays = RunFolder(path).read_config(), RunFolder(path).read_best()
+        shapes = {name: value.shape[1:] for name, value in arrays.items()}
         was = saved.get("config")
         if not isinstance(was, dict) or type(was.get("seed")) is not int:
             raise ConfigError(
@@ -143,19 +138,14 @@ class Setup:
                 f"{self.model.shapes}; {fix}",
                 code="config.start-from-misfit",
             )
-        try:
-            check_hypotheses(found, self.model.shapes, MAX_HYPOTHESES)
-            longest, most = (flatten(found) ** 2).sum(axis=1).max(), np.finfo(np.float32).max
+        with reading(path, "start-from"):
+            first = hypotheses_in(arrays, self.model.shapes)
+            longest, most = (flatten(first) ** 2).sum(axis=1).max(), np.finfo(np.float32).max
             if longest > most:  # training computes with such squares
                 text = f"a hypothesis has norm {longest**0.5:.2g}, and computing with norms above"
                 raise ValueError(f"{text} {most**0.5:.2g} overflows")
-        except ValueError as error:
-            raise ConfigError(
-                f"start-from: no run can start from the content of {path}: {error}; name another run",
-                code="config.run-damaged",
-            ) from None
         self.model.check_frozen(saved, path.name)
-        if (there := len(next(iter(found.values())))) > k:
+        if (there := number_of(first)) > k:
             fix = f"set hypotheses={there}" if k == run.most_hypotheses else "name a strategy that begins with as many"
             raise ConfigError(
                 f"start-from: {path.name} has {there} hypotheses, but this run begins with {k}; {fix}",
@@ -167,7 +157,7 @@ class Setup:
                 f"simulation, the same noise; set seed={run.seed + 1}",
                 code="config.start-from-seed",
             )
-        return {name: found[name] for name in self.model.shapes}
+        return first
 
     @property
     def digests(self) -> dict[str, str]:
@@ -190,20 +180,6 @@ class Setup:
     def task(self, name: str = "") -> TrainingSpec:
         """Return the template of the task that the run called `name` gives clients in a round."""
         return replace(self.config.training(), run=name, frozen_digest=self.model.frozen_digest)
-
-
-def check_hypotheses(hypotheses: Arrays, shapes: Mapping[str, tuple[int, ...]], most: int) -> None:
-    """Raise `ValueError` unless these are 1 to `most` valid hypotheses of a model."""
-    counts = {len(value) if value.ndim else 0 for value in hypotheses.values()}
-    if len(counts) != 1 or not 1 <= min(counts) <= most:
-        raise ValueError(f"there are {' or '.join(map(str, sorted(counts)))} hypotheses, not 1 to {most}")
-    for name, value in hypotheses.items():
-        if value.shape[1:] != shapes[name]:
-            raise ValueError(f"{name} of each hypothesis is {value.shape[1:]}, not {shapes[name]}")
-        if value.dtype != np.float32:
-            raise ValueError(f"{name} of the hypotheses is {value.dtype}, not float32")
-        if not all_finite(value):
-            raise ValueError(f"{name} of the hypotheses is not finite")
 
 
 def _open(run: RunConfig) -> Dataset | None:

@@ -7,12 +7,11 @@ The command ``umbel server status`` reads it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from umbel.nodes.presence import Presence
 from umbel.nodes.roster import TRAIN, Roster
@@ -32,11 +31,7 @@ class RunState(StrEnum):
     FAILED = "failed"
 
 
-class _Row(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class SiteStatus(_Row):
+class SiteStatus(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """One site of a run.
 
     Attributes
@@ -66,7 +61,7 @@ class SiteStatus(_Row):
     refusals: dict[str, int]
 
 
-class Status(_Row):
+class Status(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """A run.
 
     Attributes
@@ -103,6 +98,22 @@ def status_of(
     state: RunState = RunState.RUNNING,
 ) -> Status:
     """Return the status of a run before a round, or after its end."""
+    placed = roster.place(TRAIN, np.flatnonzero(participations))
+    released = participations[participations != 0]
+    sites = []
+    for node, hosting in roster.nodes:
+        at = roster.state(node, round)
+        site = SiteStatus(
+            name=roster.names[node].removeprefix("site ")[:_LONGEST],
+            presence=at.presence,
+            since=at.since,
+            seen=roster.seen.get(node, 0.0),
+            training=hosting.train,
+            validation=hosting.validation,
+            releases=int(released[placed.get(node, ([], []))[0]].sum()),
+            refusals=dict(roster.refusals.get(node, {})),
+        )
+        sites.append(site)
     return Status(
         round=round,
         rounds=run.rounds,
@@ -110,24 +121,6 @@ def status_of(
         written=time.time(),
         paused=paused,
         ends=ends,
-        sites=tuple(_sites(roster, round, participations)),
+        sites=tuple(sites),
         state=state,
     )
-
-
-def _sites(roster: Roster, round: int, participations: NDArray[np.int64]) -> Iterator[SiteStatus]:
-    placed = roster.place(TRAIN, np.flatnonzero(participations))
-    released = participations[participations != 0]
-    for node, hosting in roster.nodes:
-        state = roster.state(node, round)
-        positions = placed.get(node, ([], []))[0]
-        yield SiteStatus(
-            name=roster.names[node].removeprefix("site ")[:_LONGEST],
-            presence=state.presence,
-            since=state.since,
-            seen=roster.seen.get(node, 0.0),
-            training=hosting.train,
-            validation=hosting.validation,
-            releases=int(released[positions].sum()),
-            refusals=dict(roster.refusals.get(node, {})),
-        )

@@ -18,7 +18,7 @@ from umbel.privacy.accounting.rows import row_gap, row_guarantee, rows_to_date
 from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.release import Release
 from umbel.protocol.words import count_of
-from umbel.server.history import Round, State, at_bound, diverged, stuck, undecided
+from umbel.server.history import Round, State, undecided
 
 if TYPE_CHECKING:
     from umbel.server.setup import Setup
@@ -27,18 +27,6 @@ _SHOWN_PARAMETERS = 3
 _SMALLEST = 0.001
 _FEW_TIMES = 10
 _SQUARES = ("mse", "rmse")
-DIVERGED = "Ask more clients a round, or try fewer hypotheses, less noise or a smaller step-size."
-"""Advice for rounds that diverged."""
-UNDEFINED = (
-    "the releases were finite, and the strategy's combine made hypotheses of them that are not, so these stayed "
-    "unchanged. Look at the strategy's combine and its options."
-)
-"""Explanation of rounds whose result was not finite, and advice."""
-STUCK = (
-    "no round changed the hypotheses, so training may have diverged at every client. Try a smaller step-size, or "
-    "features and targets near 1."
-)
-"""Explanation of rounds that changed nothing, and advice."""
 
 
 @dataclass(frozen=True)
@@ -101,23 +89,12 @@ class Summary:
         """Return the outcome of a run: the last round's hypotheses first, then the best round's."""
         trained = sum(1 for entry in state.history if entry.asked)
         lines = [f"The run is over after {count_of(trained, 'round')}: {state.stopped}.", *self._validated(state)]
-        if bound := at_bound(state.history):
-            lines.append(
-                f"Warning: the validation reports lie at {bound * self.factor:,g}, where sites clip them, so they do "
-                "not tell which round is better. Ask the sites for a larger report-bound."
-            )
-        if diverged(state.history):
-            lines.append(f"Warning: the rounds diverged. {DIVERGED}")
-        if bad := sum(entry.undefined for entry in state.history):
-            lines.append(f"Warning: in {count_of(bad, 'round')} of {trained}, {UNDEFINED}")
-        elif why := why_stuck(state.history):
-            lines.append(f"Warning: {why}")
         if _size(state.hypotheses) <= _SHOWN_PARAMETERS:
             vectors = flatten(state.hypotheses)
             lines += [f"  hypothesis {j}: ({', '.join(f'{x:.3f}' for x in row)})" for j, row in enumerate(vectors)]
         return lines + [
             f"  true parameters {where}: hypothesis {j} is {away:.3f} away"
-            for where, j, away in self.found(state.hypotheses)
+            for where, j, away in self.nearest_to_truth(state.hypotheses)
         ]
 
     def _validated(self, state: State) -> Iterator[str]:
@@ -199,13 +176,13 @@ class Summary:
         if self.capped:
             return composed({self.release: int(self.most)}, self.delta)
         made = {self.release: maximum}
-        found, planned = composed(made, self.delta), self._planned(maximum, left)
-        if found is None or planned <= maximum:
-            return found
+        counted, planned = composed(made, self.delta), self._planned(maximum, left)
+        if counted is None or planned <= maximum:
+            return counted
         # For far more releases the odometer's figure is the smaller, and composition takes long.
         fixed = composed({self.release: planned}, self.delta) if planned <= _FEW_TIMES * maximum else None
         least = min(fixed.epsilon if fixed else math.inf, to_date(made, self.delta))
-        return replace(found, epsilon=max(found.epsilon, least))
+        return replace(counted, epsilon=max(counted.epsilon, least))
 
     def why_counted(self, maximum: int, left: int) -> str:
         """Return why a guarantee counts more than the releases of the busiest client; empty if it does not."""
@@ -274,6 +251,11 @@ class Summary:
         """The loss's unit in brackets, to follow its name; empty if it has none."""
         return f" ({self.scale[1]})" if self.scale[1] else ""
 
+    @property
+    def validators(self) -> int | None:
+        """Number of validation clients, if the server has the data."""
+        return self.manifest.split["validation"] if self.manifest else None
+
     def truth(self, n: int) -> NDArray[np.float64]:
         """Return the true parameters (g, n) of the data; none if there are none for a model of n."""
         # A run may use another model than the one that generated the data.
@@ -281,21 +263,14 @@ class Summary:
             return np.zeros((0, n))
         return np.asarray(self.manifest.truth, np.float64)
 
-    def found(self, hypotheses: Arrays) -> list[tuple[str, int, float]]:
+    def nearest_to_truth(self, hypotheses: Arrays) -> list[tuple[str, int, float]]:
         """Return for each of the true parameters their text, the nearest hypothesis, and its distance."""
-        found, truth = [], self.truth(_size(hypotheses))
+        nearest, truth = [], self.truth(_size(hypotheses))
         vectors = flatten(hypotheses) if len(truth) else np.empty((0, 0))
         for row in truth:
             distances = np.linalg.norm(vectors - row, axis=1)
-            found.append((f"({', '.join(f'{x:g}' for x in row)})", int(distances.argmin()), float(distances.min())))
-        return found
-
-
-def why_stuck(history: Sequence[Round]) -> str:
-    """Return why no round changed the loss, with advice; empty if one did."""
-    if not stuck(history):
-        return ""
-    return UNDEFINED if any(entry.undefined for entry in history) else STUCK
+            nearest.append((f"({', '.join(f'{x:g}' for x in row)})", int(distances.argmin()), float(distances.min())))
+        return nearest
 
 
 def _size(hypotheses: Arrays) -> int:

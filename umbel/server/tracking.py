@@ -1,4 +1,4 @@
-"""Observers that follow a run in a tool: ``track = "mlflow"`` or ``"tensorboard"`` in the run config.
+"""Callbacks that follow a run in a tool: ``track = "mlflow"`` or ``"tensorboard"`` in the run config.
 
 They tell nothing beyond the run's folder: for each round its seconds, validation losses in the target's unit if there
 is one, and releases; at the end its guarantees. Only this machine says to whom: TensorBoard's events lie in the run's
@@ -17,8 +17,9 @@ from typing import Any
 
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.log import log
-from umbel.server.observer import Observer, Run
+from umbel.server.rounds import Run
 from umbel.server.summary import Summary
+from umbel.strategies import Callback
 
 _RUN = "umbel.run"
 
@@ -26,8 +27,8 @@ _RUN = "umbel.run"
 def settings(run: Run) -> dict[str, Any]:
     """Return the run config, the number of parameters, and the unit of losses."""
     unit = Summary.of(run.setup).scale[1]
-    told = {**run.setup.config.entries(), "parameters": run.setup.model.num_parameters}
-    return told | {"validation_loss_unit": unit} if unit else told
+    given = {**run.setup.config.entries(), "parameters": run.setup.model.num_parameters}
+    return given | {"validation_loss_unit": unit} if unit else given
 
 
 def figures(run: Run) -> dict[str, float]:
@@ -58,44 +59,56 @@ def spent(run: Run) -> dict[str, float]:
     return values
 
 
-class TensorBoard(Observer):
+class Tracker(Callback):
+    """Hands the figures of each round to a tool, and at the end what was spent."""
+
+    run: Run
+
+    def after_exchange(self, round: int, stages: dict[str, float]) -> None:
+        """Hand over the round."""
+        self._write(round, figures(self.run))
+
+    def at_end(self) -> None:
+        """Hand over what was spent, and why the run ended."""
+        self._write(self.run.state.history[-1].number, spent(self.run), self.run.state.stopped)
+
+    def _write(self, round: int, values: Mapping[str, float], stopped: str = "") -> None:
+        raise NotImplementedError
+
+
+class TensorBoard(Tracker):
     """Writes events into the run's folder; repeated rounds of a resumed run replace the earlier ones."""
 
-    def begin(self, run: Run) -> None:
+    def begin(self) -> None:
         """Open the file, and write the settings."""
         from torch.utils.tensorboard import SummaryWriter
 
-        if run.folder is None:
+        if self.run.folder is None:
             text = 'track = "tensorboard" writes into the run\'s folder, and this run leaves none; leave track out'
             raise ConfigError(text, code="config.track-where")
-        folder = str(run.folder.path / "tensorboard")
-        self._writer = SummaryWriter(folder, purge_step=len(run.state.history) + 1)
-        rows = "\n".join(f"| {name} | {value} |" for name, value in settings(run).items())
+        folder = str(self.run.folder.path / "tensorboard")
+        self._writer = SummaryWriter(folder, purge_step=len(self.run.state.history) + 1)
+        rows = "\n".join(f"| {name} | {value} |" for name, value in settings(self.run).items())
         self._writer.add_text("run config", f"| key | value |\n|---|---|\n{rows}")
 
-    def after_round(self, run: Run) -> None:
-        """Write the round."""
-        self._write(run, figures(run))
-
-    def at_end(self, run: Run) -> None:
-        """Write what was spent, and why the run ended."""
-        self._write(run, spent(run))
-        self._writer.add_text("stopped", run.state.stopped)
-        self._writer.close()
-
-    def _write(self, run: Run, values: Mapping[str, float]) -> None:
+    def _write(self, round: int, values: Mapping[str, float], stopped: str = "") -> None:
         for name, value in values.items():
-            self._writer.add_scalar(name, value, run.state.history[-1].number)
+            self._writer.add_scalar(name, value, round)
         self._writer.flush()
+        if stopped:
+            self._writer.add_text("stopped", stopped)
+            self._writer.close()
 
 
-class MLflow(Observer):
+class MLflow(Tracker):
     """Logs to an MLflow server, where a resumed run stays one run. ``mlflow-skinny``, MLflow's client, is enough.
 
     A server that fails later ends no run: umbel warns once, and continues without it.
     """
 
-    def begin(self, run: Run) -> None:
+    _failed = False
+
+    def begin(self) -> None:
         """Make a run with the settings, or find the one of this name."""
         if not os.environ.get("MLFLOW_TRACKING_URI"):
             # MLflow's default is a file in the working directory, which in a Flower app is not the user's.
@@ -108,50 +121,44 @@ class MLflow(Observer):
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
-        self._client, self._failed, name = MlflowClient(), False, os.environ.get("MLFLOW_EXPERIMENT_NAME", "umbel")
+        run, experiment_name = self.run, os.environ.get("MLFLOW_EXPERIMENT_NAME", "umbel")
+        self._client = client = MlflowClient()
         try:
-            there = self._client.get_experiment_by_name(name)
-            experiment = there.experiment_id if there else self._client.create_experiment(name)
-            same = self._client.search_runs([experiment], f"tags.`{_RUN}` = '{run.name}'") if run.name else []
+            there = client.get_experiment_by_name(experiment_name)
+            experiment = there.experiment_id if there else client.create_experiment(experiment_name)
+            same = client.search_runs([experiment], f"tags.`{_RUN}` = '{run.name}'") if run.name else []
             if same:
-                self._run = same[0].info.run_id
-                self._client.update_run(self._run, status="RUNNING")
+                self._id = same[0].info.run_id
+                client.update_run(self._id, status="RUNNING")
                 return  # its parameters cannot be set again
-            self._run = self._client.create_run(experiment, tags={_RUN: run.name}, run_name=run.name).info.run_id
-            self._client.log_batch(self._run, params=[Param(key, str(value)) for key, value in settings(run).items()])
+            self._id = client.create_run(experiment, tags={_RUN: run.name}, run_name=run.name).info.run_id
+            client.log_batch(self._id, params=[Param(key, str(value)) for key, value in settings(run).items()])
         except Exception as error:
             text = f"track: MLflow does not work: {_first_line(error)}; repair that, or leave track out"
             raise ConfigError(text, code="config.track-failed") from error
 
-    def after_round(self, run: Run) -> None:
-        """Send the round."""
-        self._send(run, figures(run))
-
-    def at_end(self, run: Run) -> None:
-        """Send what was spent, and why the run ended."""
-        self._send(run, spent(run), run.state.stopped)
-
-    def _send(self, run: Run, values: Mapping[str, float], stopped: str = "") -> None:
+    def _write(self, round: int, values: Mapping[str, float], stopped: str = "") -> None:
         from mlflow.entities import Metric
 
-        now, number = int(time.time() * 1000), run.state.history[-1].number
+        if self._failed:
+            return
+        now = int(time.time() * 1000)
         try:
-            if not self._failed:
-                metrics = [Metric(name, float(value), now, number) for name, value in values.items()]
-                self._client.log_batch(self._run, metrics=metrics)
-                if stopped:
-                    self._client.set_tag(self._run, "umbel.stopped", stopped)
-                    self._client.set_terminated(self._run)
+            metrics = [Metric(name, float(value), now, round) for name, value in values.items()]
+            self._client.log_batch(self._id, metrics=metrics)
+            if stopped:
+                self._client.set_tag(self._id, "umbel.stopped", stopped)
+                self._client.set_terminated(self._id)
         except Exception as error:
             self._failed = True
             log(WARNING, "track: MLflow failed, and the run continues without it: %s", _first_line(error))
 
 
-TRACKERS: Mapping[str, type[Observer]] = {"mlflow": MLflow, "tensorboard": TensorBoard}
+TRACKERS: Mapping[str, type[Tracker]] = {"mlflow": MLflow, "tensorboard": TensorBoard}
 """By name, which is also that of the library, and of the extra that installs it."""
 
 
-def load_tracker(name: str) -> tuple[Observer, ...]:
+def load_tracker(name: str) -> tuple[Tracker, ...]:
     """Return the tracker in the run config; none if it names none. Raise `ConfigError` if its library is missing."""
     if not name:
         return ()

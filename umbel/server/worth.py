@@ -10,14 +10,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, TypeAdapter
 
 from umbel.protocol.words import count_of
 
 FILE = "worth.json"
-VERSION = 1
 STAYS = "These figures are exact, so no epsilon covers them. They are only for the owner of all these data."
 
 
@@ -48,25 +47,13 @@ OWN_WAYS = frozenset({Way.LAST, Way.BEST, Way.OWN})
 """The ways of the run itself."""
 
 
-class Level(StrEnum):
-    """The worth of a run, worst first."""
-
-    NOT_MEASURED = "not-measured"
-    DIVERGED = "diverged"
-    NOT_BETTER_THAN_CONSTANT = "not-better-than-constant"
-    NOT_BETTER_THAN_ALONE = "not-better-than-alone"
-    BETTER_THAN_CONSTANT = "better-than-constant"
-    """Clients that train alone were not measured."""
-    BETTER_THAN_ALONE = "better-than-alone"
-    CLOSE_TO_POOLED = "close-to-pooled"
-
-    @property
-    def worth_it(self) -> bool:
-        """Whether a client is better off with the run than without."""
-        return self in (Level.BETTER_THAN_CONSTANT, Level.BETTER_THAN_ALONE, Level.CLOSE_TO_POOLED)
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("it holds signs that no terminal can print")
+    return text
 
 
-_Text = Annotated[str, Field(max_length=5000)]
+_Text = Annotated[str, Field(max_length=5000), AfterValidator(_printable)]
 _Figure = Annotated[float, Field(allow_inf_nan=False)] | None
 
 
@@ -112,9 +99,10 @@ class Worth:
         Number of measured validation clients, each on the half of its rows that it used neither to train nor to choose.
     arms : list of Arm
     left_out : list of LeftOut
-    level : Level
+    worth_it : bool
+        Whether a client is better off with the run than without, as far as was measured.
     verdict : str
-        The level, as a sentence.
+        The same as a sentence.
     rounds : int
         Number of lines of the run's history when this was measured.
     version : int
@@ -126,10 +114,10 @@ class Worth:
     clients: Annotated[int, Field(ge=0)]
     arms: Annotated[list[Arm], Field(max_length=50)]
     left_out: Annotated[list[LeftOut], Field(max_length=50)]
-    level: Level
+    worth_it: bool
     verdict: _Text
     rounds: int
-    version: int = VERSION
+    version: Literal[1] = 1
 
     @property
     def content(self) -> str:
@@ -139,18 +127,7 @@ class Worth:
     @classmethod
     def read(cls, content: str | bytes) -> Worth:
         """Return the worth in ``worth.json``; `ValueError` if umbel did not write it."""
-        try:
-            # Python's own JSON reader would accept NaN.
-            found = _KIND.validate_json(content)
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(map(str, first["loc"])) or "it"
-            raise ValueError(f"{where}: {first['msg']}") from None
-        if found.version != VERSION:
-            raise ValueError(f"it is of version {found.version}, and this umbel reads version {VERSION}")
-        if not all(text.isprintable() for text in _texts(asdict(found))):
-            raise ValueError("it holds signs that no terminal can print")
-        return found
+        return _KIND.validate_json(content)  # Python's own JSON reader would accept NaN
 
     @property
     def heading(self) -> str:
@@ -190,11 +167,3 @@ def figure(value: float | None) -> str:
     if value is None:
         return "not finite"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def _texts(found: Any) -> Sequence[str]:
-    if isinstance(found, str):
-        return [found]
-    if isinstance(found, dict):
-        return [text for one in found.values() for text in _texts(one)]
-    return [text for one in found for text in _texts(one)] if isinstance(found, list) else []

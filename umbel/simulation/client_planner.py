@@ -15,18 +15,23 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from umbel.client.trial import first_update
-from umbel.data import Dataset
-from umbel.models.model import Model
-from umbel.privacy.accounting.guarantee import MEANINGFUL, amount, gap, guarantee, pure_spent, released_by, stated
-from umbel.privacy.accounting.plan import Task, plan_for
-from umbel.privacy.mechanisms import load as load_mechanism
+from umbel.privacy.accounting.guarantee import (
+    MEANINGFUL,
+    Guarantee,
+    amount,
+    gap,
+    guarantee,
+    pure_spent,
+    released_by,
+    stated,
+)
+from umbel.privacy.accounting.plan import Plan, Task, plan_for
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import LAPLACE, Clipping, NoisePer, Protect, Release, ReleaseBy
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.words import count_of
-from umbel.server.setup import Setup
 from umbel.simulation.facts import check_declared, estimated_scales, made_up
-from umbel.simulation.wanted import Wanted
+from umbel.simulation.wanted import Draft, Wanted, filled
 
 PRIVACY = ("noise-multiplier", "mechanism", "choice-epsilon", "clipping", "clip-norm", "clip-norm-decay")
 """Keys of the noise; a user who sets one decides on the run's privacy."""
@@ -66,32 +71,58 @@ class Goal:
 
     Attributes
     ----------
-    epsilon, delta : float
-        The wanted guarantee of a client.
+    wanted : Wanted
     run : RunConfig
     kept : frozenset of str
         Keys that the user gave.
     linear : bool
         Whether the model is.
-    parameters, hypotheses, fewest : int
-        n, k, and the fewest hypotheses among which a client may choose.
-    train : int
-        Training clients.
-    nodes, sites : int
-        Number of nodes, and of those that add noise to sums of their clients' updates; 0 if each client adds its own.
+    hypotheses : int
+        k.
+    task : Task
+        Of rounds of one client, with the fewest hypotheses among which a client may choose.
     """
 
-    epsilon: float
-    delta: float
+    wanted: Wanted
     run: RunConfig
     kept: frozenset[str]
     linear: bool
-    parameters: int
     hypotheses: int
-    fewest: int
-    train: int
-    nodes: int
-    sites: int
+    task: Task
+
+    @classmethod
+    def of(cls, draft: Draft) -> Goal:
+        """Return the goal of a run."""
+        strategy, model = draft.setup.strategy, draft.setup.model
+        task = Task(
+            model.num_parameters,
+            strategy.fewest_hypotheses,
+            draft.dataset.manifest.train,
+            1,
+            by=strategy.release_by,
+            sites=max(1, draft.nodes),
+        )
+        return cls(draft.wanted, draft.setup.config, draft.kept, model.linear, strategy.hypotheses, task)
+
+    @property
+    def rule(self) -> _Rule:
+        """The rule for rounds and clip norms."""
+        return _LINEAR if self.linear else _SMALL if self.task.parameters <= SMALL else _LARGE
+
+    @property
+    def drowned(self) -> float:
+        """The noise of a whole run that drowns it."""
+        return DROWNED[self.task.parameters > SMALL]
+
+    @property
+    def participations(self) -> int:
+        """How often a client takes part."""
+        if "max-participations" in self.kept:
+            # In a random draw, a client may take part in every round.
+            return self.run.max_participations or self.run.rounds
+        if {"rounds", "clients-per-round"} <= self.kept:
+            return max(1, -(-self.run.rounds * self.run.clients_per_round // self.task.clients))
+        return 1
 
 
 @dataclass(frozen=True)
@@ -100,19 +131,16 @@ class Schedule:
 
     Attributes
     ----------
-    mechanism, noise_multiplier, choice_epsilon : str, float, float
-    rounds, clients, participations : int
-        T, U, and how often a client takes part.
+    plan : Plan
+    rounds, clients : int
+        T and U.
     left : float
         The noise in a hypothesis after a round, in clip norms.
     """
 
-    mechanism: str
-    noise_multiplier: float
-    choice_epsilon: float
+    plan: Plan
     rounds: int
     clients: int
-    participations: int
     left: float
 
     @property
@@ -121,67 +149,50 @@ class Schedule:
         return self.left / math.sqrt(self.rounds)
 
 
-def with_noise(
-    found: Mapping[str, Any], kept: frozenset[str], setup: Setup, wanted: Wanted, dataset: Dataset, nodes: int
-) -> tuple[dict[str, Any], list[str]]:
+def with_noise(draft: Draft) -> tuple[dict[str, Any], list[str]]:
     """Return a run config with the noise that a wanted guarantee of clients needs, and lines that describe it.
 
-    Parameters
-    ----------
-    found : mapping
-        Settings, with those of `PROVISIONAL`.
-    kept : frozenset of str
-        Keys that the user gave.
-    setup : Setup
-        Of these settings.
-    wanted : Wanted
-        With a guarantee of clients.
-    dataset : Dataset
-    nodes : int
-        Number of nodes that release sums of their clients' updates, if the strategy has sites release.
+    The draft's values include those of `PROVISIONAL`.
 
     Raises
     ------
     ConfigError
         If the run would learn nothing with the guarantee, or the user's entries break it.
     """
-    assert wanted.epsilon is not None, "it is asked for"
-    _check_given(setup, kept)
-    check_declared(setup.model, dataset)
-    by, model = setup.strategy.release_by, setup.model
-    # A secure sum has the noise of one site.
-    nodes = max(1, nodes)
-    sites = 0 if by is ReleaseBy.CLIENT else nodes if by is ReleaseBy.SITE else 1
-    k, fewest, train = setup.strategy.hypotheses, setup.strategy.fewest_hypotheses, dataset.manifest.train
-    facts = model.linear, model.num_parameters, k, fewest, train, nodes, sites
-    goal = Goal(wanted.epsilon, wanted.at_delta, setup.config, kept, *facts)
+    _check_given(draft)
+    check_declared(draft.setup.model, draft.dataset)
+    goal = Goal.of(draft)
     planned = schedule(goal)
-    entries = _entries(goal, planned, setup, dataset)
-    found = {**found, **{key: value for key, value in entries.items() if key not in kept}}
-    release, times = _released(setup, found)
+    values = filled(draft.values, _entries(goal, planned, draft), draft.kept)
+    run = RunConfig.parse(values)
+    release = released_by(goal.task.by, run.release(goal.task.parameters, goal.task.hypotheses))
+    times = run.most_participations
     _check_cost(goal, release, times)
-    if "delta" not in kept:
+    if "delta" not in draft.kept:
         # 0 where its pure epsilon is what was wanted
-        found["delta"] = 0.0 if pure_spent({release: times}) <= goal.epsilon * (1 + 1e-9) else goal.delta
-    if _in_vain(goal, planned):
-        raise _refusal(goal, planned, model, dataset)
-    return found, [*_words(goal, planned, setup, found), *estimated_scales(dataset.manifest)]
+        pure = pure_spent({release: times}) <= goal.wanted.epsilon * (1 + 1e-9)
+        values["delta"] = 0.0 if pure else goal.wanted.delta
+    if "noise-multiplier" not in draft.kept and _in_vain(goal, planned):
+        raise _refusal(goal, planned, draft)
+    have = guarantee({release: times}, values["delta"])
+    assert have is not None, "it was checked"
+    return values, [*_words(goal, planned, run, have), *estimated_scales(draft.dataset.manifest)]
 
 
-def _check_given(setup: Setup, kept: frozenset[str]) -> None:
-    run = setup.config
-    wrong = ""
+def _check_given(draft: Draft) -> None:
+    """Raise `ConfigError` if an entry of the user's leaves no guarantee."""
+    run, strategy, reason = draft.setup.config, draft.setup.strategy, ""
     if run.protect is Protect.ROWS:
-        wrong = '--epsilon is for clients, and protect = "rows" hides rows alone; give --row-epsilon and --rows'
-        wrong += ', or set protect = "both"'
-    elif "noise-multiplier" in kept and not run.noise_multiplier:
-        wrong = "noise-multiplier = 0 has no guarantee; leave it out, or leave out --epsilon"
-    elif "clipping" in kept and run.clipping is not Clipping.PUBLIC:
-        wrong = f'clipping = "{run.clipping}" has no guarantee; leave it out, or leave out --epsilon'
-    elif setup.strategy.discloses_choice and setup.strategy.hypotheses > 1:
-        wrong = f"strategy {run.strategy!r} discloses choices, so it has no guarantee; name another strategy"
-    if wrong:
-        raise ConfigError(wrong, code="config.breaks-epsilon")
+        reason = '--epsilon is for clients, and protect = "rows" hides rows alone; give --row-epsilon and --rows'
+        reason += ', or set protect = "both"'
+    elif "noise-multiplier" in draft.kept and not run.noise_multiplier:
+        reason = "noise-multiplier = 0 has no guarantee; leave it out, or leave out --epsilon"
+    elif "clipping" in draft.kept and run.clipping is not Clipping.PUBLIC:
+        reason = f'clipping = "{run.clipping}" has no guarantee; leave it out, or leave out --epsilon'
+    elif strategy.discloses_choice and strategy.hypotheses > 1:
+        reason = f"strategy {run.strategy!r} discloses choices, so it has no guarantee; name another strategy"
+    if reason:
+        raise ConfigError(reason, code="config.breaks-epsilon")
 
 
 # --- the rule
@@ -189,125 +200,92 @@ def _check_given(setup: Setup, kept: frozenset[str]) -> None:
 
 def schedule(goal: Goal) -> Schedule:
     """Return the noise and the rounds of a run; raise `ConfigError` if no noise reaches the guarantee."""
-    run, kept, participations = goal.run, goal.kept, _participations(goal)
-    usual, least, most, *_ = _rule(goal)
-    mechanism, multiplier, choice = _noise(goal, participations)
-    task, turns = replace(_task(goal, mechanism), hypotheses=goal.hypotheses), goal.train * participations
+    run, kept, times, (usual, least, most, *_) = goal.run, goal.kept, goal.participations, goal.rule
+    plan = _noise(goal)
+    task, turns = replace(plan.task, hypotheses=goal.hypotheses), goal.task.clients * times
     rounds = min(max(turns // usual, least), most, turns)
-    if goal.sites:
+    if task.by is not ReleaseBy.CLIENT:
         # Each round adds a site's noise again, however few its clients are.
-        together = replace(task, clients_per_round=goal.train).noise_left(multiplier) / participations
+        together = replace(task, clients_per_round=task.clients).noise_left(plan.noise_multiplier) / times
         rounds = min(rounds, max(_FEWEST_ROUNDS, int((_HARMLESS / together) ** 2)))
     if "rounds" in kept:
         rounds = run.rounds
-    clients = run.clients_per_round if "clients-per-round" in kept else max(1, min(goal.train, turns // rounds))
-    if "rounds" not in kept and not goal.sites:
+    clients = run.clients_per_round if "clients-per-round" in kept else max(1, min(task.clients, turns // rounds))
+    if "rounds" not in kept and task.by is ReleaseBy.CLIENT:
         rounds = max(1, turns // clients)  # so that all take part
-    left = replace(task, clients_per_round=min(clients, goal.train)).noise_left(multiplier)
-    return Schedule(mechanism, multiplier, choice, rounds, clients, participations, left)
+    left = replace(task, clients_per_round=min(clients, task.clients)).noise_left(plan.noise_multiplier)
+    return Schedule(plan, rounds, clients, left)
 
 
-def _rule(goal: Goal) -> _Rule:
-    return _LINEAR if goal.linear else _SMALL if goal.parameters <= SMALL else _LARGE
-
-
-def _participations(goal: Goal) -> int:
-    run = goal.run
-    if "max-participations" in goal.kept:
-        # In a random draw, a client may take part in every round.
-        return run.max_participations or run.rounds
-    if {"rounds", "clients-per-round"} <= goal.kept:
-        return max(1, -(-run.rounds * run.clients_per_round // goal.train))
-    return 1
-
-
-def _task(goal: Goal, mechanism: str) -> Task:
-    return Task(goal.parameters, goal.fewest, goal.train, 1, mechanism, goal.sites)
-
-
-def _noise(goal: Goal, participations: int) -> tuple[str, float, float]:
-    """Return mechanism, noise multiplier and choice-epsilon: of the best mechanism, or a pure one that costs little
-    more."""
-    run, kept = goal.run, goal.kept
-    choice = run.choice_epsilon if "choice-epsilon" in kept else None
-    if choice is None and goal.sites:
-        # A site's counts decide which updates are averaged: they need more of a small epsilon than a client's choice.
-        choice = min(_SITE_CHOICE, goal.epsilon / (2 * participations))
+def _noise(goal: Goal) -> Plan:
+    """Return the noise of a participation: of the best mechanism, or of a pure one that needs little more."""
+    run, kept, wanted, times = goal.run, goal.kept, goal.wanted, goal.participations
     if "noise-multiplier" in kept:
-        return run.mechanism, run.noise_multiplier, run.choice_epsilon
+        task = replace(goal.task, mechanism=run.mechanism)
+        return Plan(task, run.noise_multiplier, run.choice_epsilon, wanted.delta, times, times)
+    choice = run.choice_epsilon if "choice-epsilon" in kept else None
+    if choice is None and goal.task.by is not ReleaseBy.CLIENT:
+        # A site's counts decide which updates are averaged: they need more of a small epsilon than a client's choice.
+        choice = min(_SITE_CHOICE, wanted.epsilon / (2 * times))
 
-    def noise(mechanism: str, delta: float) -> tuple[str, float, float]:
-        release = plan_for(_task(goal, mechanism), goal.epsilon, delta, participations, choice).release
-        return mechanism, release.noise_multiplier, release.choice_epsilon
+    def least(mechanism: str, delta: float) -> Plan:
+        plan = plan_for(replace(goal.task, mechanism=mechanism), wanted.epsilon, delta, times, choice)
+        return replace(plan, choice_epsilon=plan.release.choice_epsilon)  # 0 where it costs nothing
 
-    def deviation(found: tuple[str, float, float]) -> float:
-        return load_mechanism(found[0])(found[1]).deviation(goal.parameters)
-
-    if "mechanism" in kept or not goal.delta:
-        return noise(run.mechanism if "mechanism" in kept else LAPLACE, goal.delta)
-    least = min(noise("gaussian", goal.delta), noise(LAPLACE, goal.delta), key=deviation)
+    if "mechanism" in kept or not wanted.delta:
+        return least(run.mechanism if "mechanism" in kept else LAPLACE, wanted.delta)
+    best = min((least(mechanism, wanted.delta) for mechanism in ("gaussian", LAPLACE)), key=lambda one: one.noise_left)
     # The choices alone may take a pure epsilon, and not one at delta.
     with suppress(ConfigError):
-        pure = noise(LAPLACE, 0.0)
-        return pure if deviation(pure) <= _PURE * deviation(least) else least
-    return least
+        pure = least(LAPLACE, 0.0)
+        return pure if pure.noise_left <= _PURE * best.noise_left else best
+    return best
 
 
 # --- the result
 
 
-def _entries(goal: Goal, planned: Schedule, setup: Setup, dataset: Dataset) -> dict[str, Any]:
-    run, kept, rounds, (*_, last, path) = goal.run, goal.kept, planned.rounds, _rule(goal)
+def _entries(goal: Goal, planned: Schedule, draft: Draft) -> dict[str, Any]:
+    run, kept, model, rounds, (*_, last, path) = goal.run, goal.kept, draft.setup.model, planned.rounds, goal.rule
     start, decay = run.clip_norm, run.clip_norm_decay
     if "clip-norm-decay" not in kept:
         decay = float(f"{last ** (1 / (rounds - 1)):.3g}") if rounds > 1 else 1.0
-    if "clip-norm" not in kept and not setup.model.local_shapes:  # else made-up rows may be none of the model's
+    if "clip-norm" not in kept and not model.local_shapes:  # else made-up rows may be none of the model's
         path += goal.hypotheses > 1
         share = min(1.0, path / sum(decay**number for number in range(rounds)))
-        start = float(f"{share * first_update(run, setup.model, made_up(setup.model, dataset)):.3g}")
+        start = float(f"{share * first_update(run, model, made_up(model, draft.dataset)):.3g}")
     return {
-        "noise-multiplier": planned.noise_multiplier,
-        "mechanism": planned.mechanism,
-        "choice-epsilon": planned.choice_epsilon,
+        "noise-multiplier": planned.plan.noise_multiplier,
+        "mechanism": planned.plan.task.mechanism,
+        "choice-epsilon": planned.plan.choice_epsilon,
         "clip-norm": start,
         "clip-norm-decay": decay,
         "clip-norm-floor": min(run.clip_norm_floor, float(f"{start * decay ** (rounds - 1):.1g}") / 2),
         "rounds": rounds,
         "clients-per-round": planned.clients,
-        "max-participations": planned.participations,
+        "max-participations": planned.plan.max_participations,
         "restarts": 1,
     }
 
 
-def _released(setup: Setup, found: Mapping[str, Any]) -> tuple[Release, int]:
-    """Return the release of a participation, and how often a client takes part."""
-    run, strategy = RunConfig.parse(found), setup.strategy
-    release = run.release(setup.model.num_parameters, strategy.fewest_hypotheses)
-    return released_by(strategy.release_by, release), run.most_participations
-
-
 def _check_cost(goal: Goal, release: Release, times: int) -> None:
-    have = guarantee({release: times}, goal.delta)
-    if have is not None and have.epsilon <= goal.epsilon * (1 + 1e-9):
+    have = guarantee({release: times}, goal.wanted.delta)
+    if have is not None and have.epsilon <= goal.wanted.epsilon * (1 + 1e-9):
         return
-    told = gap(release) if have is None else f"{times} participations cost epsilon {amount(have.epsilon)}"
+    reason = gap(release) if have is None else f"{times} participations cost epsilon {amount(have.epsilon)}"
     named = ", ".join(sorted(key for key in goal.kept if key in _BEARING)) or "the configuration"
     raise ConfigError(
-        f"{named}: {told}, but epsilon {goal.epsilon:g} was wanted; leave some of them to the plan",
+        f"{named}: {reason}, but epsilon {goal.wanted.epsilon:g} was wanted; leave some of them to the plan",
         code="config.breaks-epsilon",
     )
 
 
-def _words(goal: Goal, planned: Schedule, setup: Setup, found: Mapping[str, Any]) -> list[str]:
-    run = RunConfig.parse(found)
-    release, times = _released(setup, found)
-    have = guarantee({release: times}, run.delta)
-    assert have is not None, "it was checked"
-    often = "once" if planned.participations == 1 else f"up to {planned.participations} times"
+def _words(goal: Goal, planned: Schedule, run: RunConfig, have: Guarantee) -> list[str]:
+    times = planned.plan.max_participations
+    often = "once" if times == 1 else f"up to {times} times"
     lines = [
         f"Planned: {stated(have)} for a client over the whole run, with {count_of(run.rounds, 'round')} of "
-        f"{count_of(run.clients_per_round, 'client')}. A client takes part {often}, and "
-        f"{_WHO[setup.strategy.release_by]}.",
+        f"{count_of(run.clients_per_round, 'client')}. A client takes part {often}, and {_WHO[goal.task.by]}.",
         f"Noise multiplier {run.noise_multiplier:.4g} ({run.mechanism}), clip norm {run.clip_norm:.3g} times "
         f"{run.clip_norm_decay:.3g} a round: noise of {planned.left:.2g} clip norms in a hypothesis.",
     ]
@@ -315,37 +293,33 @@ def _words(goal: Goal, planned: Schedule, setup: Setup, found: Mapping[str, Any]
         kinds = "Where they are of several kinds, try hypotheses=2; each of the two has more noise."
         lines.append(f"One model for all clients. {kinds}")
     whole = f"Over the whole run, the noise is {planned.noise:.2g} times as long as all steps"
-    return [*lines, f"{whole}; from {_most(goal):g} on, a client does as well alone. No row was read."]
+    return [*lines, f"{whole}; from {goal.drowned:g} on, a client does as well alone. No row was read."]
 
 
 # --- the refusal
 
 
-def _most(goal: Goal) -> float:
-    """Return the noise of a whole run that drowns it."""
-    return DROWNED[goal.parameters > SMALL]
-
-
 def _in_vain(goal: Goal, planned: Schedule) -> bool:
-    return "noise-multiplier" not in goal.kept and planned.noise >= _most(goal)
+    return planned.noise >= goal.drowned
 
 
-def _refusal(goal: Goal, planned: Schedule, model: Model, dataset: Dataset) -> ConfigError:
+def _refusal(goal: Goal, planned: Schedule, draft: Draft) -> ConfigError:
     """Return the error for a run in vain. It proposes a strategy, an epsilon or clients only if that leads to a
     plan."""
-    ways = []
-    if not goal.sites and _helps(replace(goal, sites=goal.nodes)):
+    ways, task, wanted = [], goal.task, goal.wanted
+    by_client = task.by is ReleaseBy.CLIENT
+    if by_client and _helps(replace(goal, task=replace(task, by=ReleaseBy.SITE))):
         ways.append("strategy=site-average, if clients trust their site")
-    doubled = itertools.takewhile(lambda one: one <= MEANINGFUL, (goal.epsilon * 2**power for power in range(1, 99)))
-    if larger := next((one for one in doubled if _helps(replace(goal, epsilon=one))), None):
-        ways.append(f"--epsilon {larger:g}")
-    more = math.ceil(goal.train * 1.01 * (planned.noise / _most(goal)) ** (1 if goal.sites else 2))
-    ways.append(f"about {more:,} clients" if _helps(replace(goal, train=more)) else "more clients")
-    ways.append(_fewer_parameters(model, dataset))
+    doubled = itertools.takewhile(lambda one: one <= MEANINGFUL, (wanted.epsilon * 2**power for power in range(1, 99)))
+    larger = (one for one in doubled if _helps(replace(goal, wanted=replace(wanted, epsilon=one))))
+    ways += [f"--epsilon {one:g}" for one in itertools.islice(larger, 1)]
+    more = math.ceil(task.clients * 1.01 * (planned.noise / goal.drowned) ** (2 if by_client else 1))
+    enough = _helps(replace(goal, task=replace(task, clients=more)))
+    ways += [f"about {more:,} clients" if enough else "more clients", _fewer_parameters(draft)]
     return ConfigError(
-        f"epsilon {goal.epsilon:g} for {goal.train:,} clients and {goal.parameters:,} parameters: the noise over the "
-        f"whole run would be {planned.noise:.2g} times as long as all steps together. Each client is better off alone, "
-        f"unless you change one of these: {'; '.join(ways)}",
+        f"epsilon {wanted.epsilon:g} for {task.clients:,} clients and {task.parameters:,} parameters: the noise over "
+        f"the whole run would be {planned.noise:.2g} times as long as all steps together. Each client is better off "
+        f"alone, unless you change one of these: {'; '.join(ways)}",
         code="config.in-vain",
     )
 
@@ -356,13 +330,13 @@ def _helps(goal: Goal) -> bool:
     return False
 
 
-def _fewer_parameters(model: Model, dataset: Dataset) -> str:
+def _fewer_parameters(draft: Draft) -> str:
     """Say which column's categories take most parameters, if these are more than half."""
-    layout, n = dataset.manifest.layout, model.num_parameters
+    layout, n = draft.dataset.manifest.layout, draft.setup.model.num_parameters
     listed = [column for column in layout.features if column.type == "category"] if layout else []
-    if model.linear and listed:
+    if draft.setup.model.linear and listed:
         widest = max(listed, key=lambda column: len(column.stored))
-        taken = n * len(widest.stored) // (dataset.features.shape[-1] + 1)
+        taken = n * len(widest.stored) // (draft.dataset.features.shape[-1] + 1)
         if 2 * taken > n:
             return f"a model of fewer parameters (the categories of {widest.name} take {taken})"
     return "a model of fewer parameters"

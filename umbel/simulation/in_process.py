@@ -15,51 +15,35 @@ from umbel.protocol.log import log
 from umbel.protocol.project import CONFIGS
 from umbel.protocol.run_config import RunConfig
 from umbel.server.app import conduct
+from umbel.server.callbacks import Checkpoints, named
 from umbel.server.history import State
-from umbel.server.observer import Observer, Run
-from umbel.server.observers import Checkpoints, named
-from umbel.server.rounds import initial_hypotheses, run_rounds
+from umbel.server.rounds import Run, initial_hypotheses
 from umbel.server.run_folder import RunFolder
 from umbel.server.saved import Saved
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
-
-_SAVED_EVERY = 25  # rounds
-
-
-class _Place(Observer):
-    """Notes the run's folder."""
-
-    folder: Path | None = None
-
-    def begin(self, run: Run) -> None:
-        """Note it."""
-        self.folder = run.folder.path if run.folder else None
+from umbel.strategies import Callback
 
 
-class _Saves(Observer):
-    """Saves a run at regular intervals."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._checkpoints = Checkpoints()
-
-    def after_round(self, run: Run) -> None:
-        """Save the run, if it is time."""
-        if run.state.history[-1].number % _SAVED_EVERY == 0 and not run.state.stopped:
-            self._checkpoints.after_round(run)
-            self._checkpoints.wait()
-
-
-class _NoNodeLost(Observer):
+class _NoNodeLost(Callback):
     """Ends a run whose simulated node refuses: the run itself is at fault, and retrying cannot help."""
 
-    def after_round(self, run: Run) -> None:
-        entry = run.state.history[-1]
-        if entry.lost_nodes:
-            raise FleetError(
-                f"the simulated node refused in round {entry.number}; the log says why", code="nodes.refused"
-            )
+    run: Run
+
+    def after_exchange(self, round: int, stages: dict[str, float]) -> None:
+        if self.run.state.history[-1].lost_nodes:
+            raise FleetError(f"the simulated node refused in round {round}; the log says why", code="nodes.refused")
+
+
+class _Place(Callback):
+    """Notes the run's folder."""
+
+    run: Run
+    folder: Path | None = None
+
+    def begin(self) -> None:
+        """Note it."""
+        self.folder = self.run.folder.path if self.run.folder else None
 
 
 def run_config(name: str, **changes: Any) -> dict[str, Any]:
@@ -74,7 +58,7 @@ def run_config(name: str, **changes: Any) -> dict[str, Any]:
     return config
 
 
-def run(config: Mapping[str, Any], nodes: int = 1, observers: Sequence[Observer] = ()) -> Path:
+def run(config: Mapping[str, Any], nodes: int = 1, observers: Sequence[Callback] = ()) -> Path:
     """Run the app in this process, with its log, and return its folder.
 
     It learns the same as with ``flwr run``: bit-identical with as many nodes, or with ``engine=loop``, and otherwise
@@ -86,8 +70,8 @@ def run(config: Mapping[str, Any], nodes: int = 1, observers: Sequence[Observer]
         Missing entries have their defaults.
     nodes : int
         Number of simulated nodes.
-    observers : sequence of Observer
-        Observers in addition to those of the run config.
+    observers : sequence of Callback
+        Callbacks in addition to those of the run config.
 
     Raises
     ------
@@ -114,9 +98,8 @@ def play(
     *,
     nodes: int = 1,
     node_configs: Sequence[Mapping[str, Any]] | None = None,
-    observers: Sequence[Observer] = (),
+    observers: Sequence[Callback] = (),
     strict: bool = True,
-    before: Run | None = None,
     saved_in: Path | None = None,
 ) -> Run:
     """Run the app, and return the finished run; without a folder to save it in, it leaves none.
@@ -129,14 +112,12 @@ def play(
         Number of simulated nodes.
     node_configs : sequence of mapping, optional
         Instead of `nodes`: the configuration of each, as at a site.
-    observers : sequence of Observer
-        Observers in addition to those of the run config.
+    observers : sequence of Callback
+        Callbacks in addition to those of the run config.
     strict : bool
         Whether a refusing node ends the run.
-    before : Run, optional
-        An earlier run of the same nodes, whose state, such as ledgers, they keep.
     saved_in : Path, optional
-        A folder where the run is saved every 25 rounds. If a run of the same configuration was stopped there, it
+        A folder where the run is saved after each round. If a run of the same configuration was stopped there, it
         resumes after its last saved round, with new simulated nodes, and ends as if it had not been stopped. The
         model must have no local parameters, since new nodes would start with new ones.
 
@@ -148,25 +129,18 @@ def play(
     resumes = saved_in is not None and (saved_in / "latest.safetensors").exists()
     setup = Setup.parse({**config, "resume": str(saved_in)} if resumes else config)
     grid = InProcessGrid(umbel.client.app.app, config, nodes, node_configs)
-    if before is not None:
-        assert isinstance(before.grid, InProcessGrid)
-        for context, earlier in zip(grid.contexts.values(), before.grid.contexts.values(), strict=True):
-            context.state = earlier.state
     setup.fleet.roster(grid)
     if resumes:
-        saved = Saved.of(setup)
-        setup.fleet.resume(grid, saved.nodes, saved.spent)
-        setup.strategy.state = saved.kept
-        state = saved.state
+        state = Saved.of(setup).restore(grid)
     else:
         start = initial_hypotheses(setup, grid)
         state = State(hypotheses=start, best=start)
-    watching = [*named(setup), *observers, *([_NoNodeLost()] if strict else [])]
+    callbacks = [*named(setup), *observers, *([_NoNodeLost()] if strict else [])]
     folder = None
     if saved_in is not None:
         folder = RunFolder(saved_in)
         folder.write_config(config, **setup.digests)
-        watching.append(_Saves())
-    run = Run(setup, grid, state, watching, folder=folder)
-    run_rounds(run)
+        callbacks.append(Checkpoints())
+    run = Run(setup, grid, state, callbacks, folder=folder)
+    run.do()
     return run

@@ -19,10 +19,11 @@ from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Release
 from umbel.server.history import State
-from umbel.server.observer import Observer, Run, Section
+from umbel.server.rounds import Run
 from umbel.server.setup import Setup
 from umbel.simulation.baselines import measure
 from umbel.simulation.in_process import play
+from umbel.strategies import Callback
 
 LOCAL_ONLY = "local-only"
 """The name, beside those of strategies, of clients that train alone."""
@@ -56,20 +57,20 @@ class Finished:
     release: Release | None = None  # a client's, in each participation
     kept: Arrays = field(default_factory=dict)  # the strategy's state
     trace: Arrays = field(default_factory=dict)  # see `Trace.arrays`
-    sections: tuple[Section, ...] = ()  # of the report, from observers
     saved_in: Path | None = None  # the folder from which it would resume
 
 
-class Trace(Observer):
+class Trace(Callback):
     """Keeps the releases of each round that trained, for models of two parameters."""
 
+    run: Run
+
     def __init__(self) -> None:
-        super().__init__()
         self.rounds: list[Arrays] = []
 
-    def after_round(self, run: Run) -> None:
+    def after_exchange(self, round: int, stages: dict[str, float]) -> None:
         """Keep the round's releases."""
-        if (one := run.outcome) is not None and one.releases is not None:
+        if (one := self.run.outcome) is not None and one.releases is not None:
             rounds = np.full(len(one.clients), one.round)
             self.rounds.append(
                 {"rounds": rounds, "clients": one.clients, "groups": one.groups, "releases": one.releases}
@@ -116,8 +117,7 @@ def finish(config: Mapping[str, Any], nodes: int = 1, saved_in: Path | None = No
         "best": measure(model, dataset, state.best, setup.config),
         "last": measure(model, dataset, state.hypotheses, setup.config),
     }
-    sections = tuple(section for observer in run.observers if (section := observer.section()) is not None)
-    return Finished(measures, state, spent, release, run.strategy.state, trace.arrays, sections, saved_in)
+    return Finished(measures, state, spent, release, run.strategy.state, trace.arrays, saved_in)
 
 
 def dataset_of(setup: Setup) -> Dataset:

@@ -11,12 +11,10 @@ import typer
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.cli import command_line, errors_in_one_line
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.run_config import MAX_HYPOTHESES
 from umbel.server.report import View, render
 from umbel.server.run_folder import RunFolder
-from umbel.server.runs import DAMAGE, find_run, reading
-from umbel.server.saved import check_releases
-from umbel.server.setup import Setup, check_hypotheses
+from umbel.server.runs import find_run, opening, reading
+from umbel.server.setup import Setup
 from umbel.server.summary import Summary
 from umbel.simulation.worth import appraise
 
@@ -34,7 +32,7 @@ def write_report(run: str | Path, baselines: bool = True) -> Path:
         if baselines and _same_data(folder, setup):
             view.worth = appraise(setup, view.state, kept)
             folder.write_worth(view.worth)
-    folder.write_report(render(view, folder.read_config()["versions"], folder.read_sections()))
+    folder.write_report(render(view, folder.read_config()["versions"]))
     return folder.path / "report.html"
 
 
@@ -42,22 +40,16 @@ def _open(run: str | Path) -> tuple[RunFolder, Setup, View, Arrays]:
     """Return a run's folder, its setup, the input of its report, and its strategy's state."""
     path = find_run(str(run))
     folder = RunFolder(path)
-    try:
+    with opening(path):
         config = folder.read_run_config()
         setup = Setup.of_run(folder)
-        state, spent, kept = folder.read(list(setup.model.shapes))
-    except (OSError, *DAMAGE) as error:
-        text = f"{path} holds no run that finished a round: {error}; give the folder of one run"
-        raise ConfigError(text, code="config.no-run") from error
+        state, spent, kept = folder.read(setup.model.shapes)
+        folder.check_releases(spent, state.history)
     state.stopped = state.stopped or "it was interrupted"
     clients = setup.manifest.train if setup.manifest else max(spent, default=-1) + 1
     if spent and (last := max(spent)) >= clients:
         text = f"participations.jsonl names client {last}, and the dataset has {clients:,} training clients"
         raise ConfigError(f"{path} is damaged: {text}; restore an intact copy", code="config.run-damaged")
-    with reading(path):
-        for arrays in (state.hypotheses, state.best):
-            check_hypotheses(arrays, setup.model.shapes, MAX_HYPOTHESES)
-        check_releases(spent, state.history, folder.read_history(len(state.history))[-1])
     participations = np.zeros(clients, np.int64)
     participations[list(spent)] = list(spent.values())
     return folder, setup, View(path.name, Summary.of(setup), state, participations, config), kept

@@ -25,7 +25,7 @@ from umbel.protocol.plugins import distrust, names_in, remember, trust
 from umbel.protocol.project import CONFIGS, PACKAGE
 from umbel.protocol.run_config import RunConfig, read_saved
 from umbel.server.runs import find_run, home_of_runs, run_named
-from umbel.simulation.wanted import NOTHING, Wanted
+from umbel.simulation.wanted import Wanted
 
 if TYPE_CHECKING:
     from umbel.server.setup import Setup
@@ -52,7 +52,7 @@ def read_values(source: str | Path = "", given: Mapping[str, Any] | None = None)
 def values_of(
     source: str | Path | Mapping[str, Any] = "",
     given: Mapping[str, Any] | None = None,
-    wanted: Wanted = NOTHING,
+    wanted: Wanted | None = None,
     sites: int = 1,
 ) -> PlannedRun:
     """Return the values of a run, and lines that describe them.
@@ -61,23 +61,22 @@ def values_of(
     values are chosen to suit it. With a wanted guarantee, the noise is chosen too (`umbel.simulation.planner.plan_run`,
     which documents the errors).
     """
-    wanted.check()
     given = RunConfig.current(_plain(given or {}))
-    asked = {**wanted.settings, **given}
+    asked = {**(wanted.settings if wanted else {}), **given}
     if isinstance(source, Mapping):
-        values, own, name = read_values("", {**RunConfig.current(_plain(source)), **asked}), False, ""
+        values, configured, name = read_values("", {**RunConfig.current(_plain(source)), **asked}), True, ""
     else:
         values, name = read_values(source, asked), str(source)
         dataset = _dataset_of(name) if name else given.get("dataset", _SHIPPED)
-        own = dataset is not None and (bool(name) or dataset not in ("", _SHIPPED))
+        configured = dataset is None or (not name and dataset in ("", _SHIPPED))
     from umbel.simulation.planner import PlannedRun, plan_run  # it imports PyTorch; a wrong name is reported before
 
-    if not wanted.any and not own:
+    if not wanted and configured:
         return PlannedRun(values, [])
     if not values.get("dataset", _SHIPPED):
         raise ConfigError('dataset = "" has nothing to plan from; name a dataset', code="config.no-dataset")
     name = name or str(values.get("dataset", ""))
-    return plan_run(values, given, own, wanted, sites, name)
+    return plan_run(values, given, configured, wanted, sites, name)
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,7 +103,7 @@ def check(values: Mapping[str, Any]) -> Setup:
     find_dataset(run.dataset)
     # They import PyTorch; a wrong name is reported before.
     from umbel.client.trial import try_out
-    from umbel.server.observers import named
+    from umbel.server.callbacks import named
     from umbel.server.saved import Saved
     from umbel.server.setup import Setup
 

@@ -14,13 +14,15 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
-from multiprocessing.connection import wait
 from pathlib import Path
-from typing import IO, Any, cast
+from queue import SimpleQueue
+from threading import Lock
+from typing import Any
 
 import numpy as np
 import safetensors.numpy
@@ -52,7 +54,7 @@ FIRST_SEED = 2000
 _CODE = (
     "umbel/protocol", "umbel/data", "umbel/client", "umbel/models", "umbel/privacy", "umbel/strategies",
     "umbel/nodes", "umbel/server/setup.py", "umbel/server/rounds.py", "umbel/server/history.py",
-    "umbel/server/observer.py", "umbel/server/observers.py", "umbel/server/run_folder.py", "umbel/simulation/grid.py",
+    "umbel/server/callbacks.py", "umbel/server/run_folder.py", "umbel/simulation/grid.py",
     "umbel/simulation/in_process.py", "umbel/simulation/measured.py", "umbel/simulation/baselines.py",
 )  # fmt: skip
 PACKAGES = ("umbel", "flwr", "numpy", "torch")
@@ -82,11 +84,6 @@ class Result:
     def hypotheses(self) -> Arrays:
         """The best hypotheses, each array (k, \\*shape)."""
         return safetensors.numpy.load_file(self.folder / "hypotheses.safetensors")
-
-    @property
-    def latest(self) -> Arrays:
-        """The hypotheses of the last round, each array (k, \\*shape), and its strategy's state."""
-        return safetensors.numpy.load_file(self.folder / "latest.safetensors")
 
     @property
     def trace(self) -> dict[str, NDArray[Any]]:
@@ -156,26 +153,29 @@ def _sweep(specs: Sequence[Spec], folder: Path, task: Task, workers: int | None,
 
 def _each(specs: Sequence[Spec], task: Task, workers: int | None = None) -> Runs:
     """Yield each run with its result or the reason of its failure, in the order in which they end."""
-    waiting, busy = list(specs)[::-1], dict[int, tuple[_Worker, Spec]]()
-    idle = [_Worker(number) for number in range(min(workers or cores(), len(waiting)))]
-    try:
-        while waiting or busy:
-            while waiting and idle:
-                worker, spec = idle.pop(), waiting.pop()
-                worker.begin(task, spec.config)
-                busy[worker.answers.fileno()] = worker, spec
-            for answers in wait(list(busy)):
-                worker, spec = busy.pop(cast(int, answers))
-                finished, error = worker.result()
-                idle.append(worker)
-                yield spec, finished, error
-    finally:
-        for worker in [*idle, *(worker for worker, _ in busy.values())]:
-            worker.end()
+    started = [_Worker(number) for number in range(min(workers or cores(), len(specs)))]
+    idle = SimpleQueue[_Worker]()
+    for worker in started:
+        idle.put(worker)
+
+    def attempt(spec: Spec) -> tuple[Spec, Finished | None, str]:
+        worker = idle.get()
+        try:
+            return spec, *worker.do(task, spec.config)
+        finally:
+            idle.put(worker)
+
+    with ThreadPoolExecutor(len(started)) as threads:
+        try:
+            yield from (ended.result() for ended in as_completed([threads.submit(attempt, spec) for spec in specs]))
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
+            for worker in started:
+                worker.end()
 
 
 class _Worker:
-    """A process for one run after another, and a new one after one that died.
+    """A process for one run after another, from the first on, and a new one after one that died.
 
     It imports nothing from the working folder, which somebody may have sent. The GPUs are shared out among the workers.
     """
@@ -186,42 +186,34 @@ class _Worker:
         if (gpus := torch.cuda.device_count()) > 1:
             names = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))
             self._environment["CUDA_VISIBLE_DEVICES"] = names.split(",")[number % gpus]
-        self._start()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = Lock()
 
-    def _start(self) -> None:
-        command = [sys.executable, "-P", "-c", f"from {__name__} import serve; serve()"]
-        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        # In a separate session: an interrupt is for the sweep, which ends its workers.
-        self._process = subprocess.Popen(command, env=self._environment, start_new_session=True, **pipes)
-
-    @property
-    def answers(self) -> IO[bytes]:
-        """A pipe that can be read once the run has ended, or the process has died."""
-        assert self._process.stdout is not None, "it is a pipe"
-        return self._process.stdout
-
-    def begin(self, task: Task, config: Mapping[str, Any]) -> None:
-        """Begin a run."""
-        assert self._process.stdin is not None, "it is a pipe"
-        with suppress(BrokenPipeError):  # it has died since its last run, which its result will say
-            pickle.dump((task, dict(config)), self._process.stdin)
-            self._process.stdin.flush()
-
-    def result(self) -> tuple[Finished | None, str]:
-        """Wait for the run's result, or the reason of its failure."""
+    def do(self, task: Task, config: Mapping[str, Any]) -> tuple[Finished | None, str]:
+        """Do a run; return its result, or the reason of its failure."""
+        if self._process is None or self._process.poll() is not None:
+            command = [sys.executable, "-P", "-c", f"from {__name__} import serve; serve()"]
+            pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            # In a separate session: an interrupt is for the sweep, which ends its workers.
+            self._process = subprocess.Popen(command, env=self._environment, start_new_session=True, **pipes)
+        process = self._process
+        assert process.stdin is not None, "it is a pipe"
+        assert process.stdout is not None, "it is a pipe"
         try:
-            found: tuple[Finished | None, str] = pickle.load(self.answers)
+            pickle.dump((task, dict(config)), process.stdin)
+            process.stdin.flush()
+            found: tuple[Finished | None, str] = pickle.load(process.stdout)
             return found
-        except (EOFError, pickle.UnpicklingError):
+        except (BrokenPipeError, EOFError, pickle.UnpicklingError):
             self.end()
-            code = self._process.returncode
-            self._start()
-            return None, f"the process of the run died, with exit code {code}; it may have lacked memory"
+            return None, f"the process of the run died, with exit code {process.returncode}; it may have lacked memory"
 
     def end(self) -> None:
         """End the process, and the run that it does."""
-        self._process.kill()
-        self._process.communicate()
+        with self._lock:  # whoever waits for its result ends it, too
+            if self._process is not None:
+                self._process.kill()
+                self._process.communicate()
 
 
 def serve() -> None:
@@ -257,7 +249,6 @@ def _save(spec: Spec, finished: Finished | None, error: str, folder: Path, task:
     run.write_config(spec.config)
     if finished.state is not None and finished.release is not None:
         run.write_round(finished.state, finished.participations, finished.release, finished.kept)
-        run.write_sections(finished.sections)
     if finished.trace:
         buffer = io.BytesIO()
         np.savez_compressed(buffer, **finished.trace)  # type: ignore[arg-type]

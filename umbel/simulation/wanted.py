@@ -1,11 +1,11 @@
-"""The guarantee that a user wants of a whole run: of each client, or of each row of a client."""
+"""The guarantee that a user wants of a whole run, and the run before its noise is planned."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from umbel.privacy.accounting.guarantee import DELTA
 from umbel.privacy.accounting.plan import impossible
@@ -13,61 +13,73 @@ from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Clipping, Protect
 from umbel.protocol.run_config import RowSettings
 
+if TYPE_CHECKING:
+    from umbel.data import Dataset
+    from umbel.server.setup import Setup
+
 _STEPS = 5  # of a participation
 _BATCH = 256  # rows of a step: smaller batches have more noise at the same epsilon, larger ones take longer
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A wanted guarantee over the whole run; none without any figure.
+    """A wanted guarantee over the whole run.
 
     Attributes
     ----------
-    epsilon : float, optional
-        Between any two data sets of a client.
-    delta : float, optional
+    epsilon : float
+        Between any two data sets of a client or, with `rows`, between two that differ by one row.
+    delta : float
         0 for a pure epsilon of clients.
-    row_epsilon, rows : float, int, optional
-        In place of `epsilon`: between two data sets of a client that differ by one row, and the number of rows of a
-        typical client, which decides the batch and not the guarantee.
+    rows : int, optional
+        Rows of a typical client, to hide single rows. They decide the batch and not the guarantee.
+
+    Raises
+    ------
+    ConfigError
+        If a figure is impossible.
     """
 
-    epsilon: float | None = None
-    delta: float | None = None
-    row_epsilon: float | None = None
+    epsilon: float
+    delta: float = DELTA
     rows: int | None = None
 
-    def check(self) -> None:
-        """Raise `ConfigError` if a figure is impossible, missing, or one too many."""
-        if (self.row_epsilon is None) is not (self.rows is None):
-            text = "a plan for rows needs row-epsilon and rows, the number of rows of a typical client; give both"
-            raise ConfigError(text, code="config.missing-figure")
-        if self.epsilon is not None and self.row_epsilon is not None:
-            text = "epsilon is for clients and row-epsilon for rows; give one"
-            raise ConfigError(text, code="config.both-ways")
-        for name, one in (("epsilon", self.epsilon), ("row-epsilon", self.row_epsilon)):
-            if one is not None and not 0 < one < math.inf:
-                raise impossible(name, "a finite number above 0", one)
+    def __post_init__(self) -> None:
+        by_rows = self.rows is not None
+        if not 0 < self.epsilon < math.inf:
+            raise impossible("row-epsilon" if by_rows else "epsilon", "a finite number above 0", self.epsilon)
         if self.rows is not None and self.rows < 1:
             raise impossible("rows", "at least 1", self.rows)
-        if self.delta is not None and not self.any:
+        if not 0 <= self.delta < 1 or (by_rows and not self.delta):
+            raise impossible("delta", f"{'above' if by_rows else 'at least'} 0 and below 1", self.delta)
+
+    @classmethod
+    def of(
+        cls,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        row_epsilon: float | None = None,
+        rows: int | None = None,
+    ) -> Wanted | None:
+        """Return the guarantee of a user's figures, or None without any.
+
+        Raises `ConfigError` if one is impossible, missing, or one too many.
+        """
+        if (row_epsilon is None) is not (rows is None):
+            text = "a plan for rows needs row-epsilon and rows, the number of rows of a typical client; give both"
+            raise ConfigError(text, code="config.missing-figure")
+        if epsilon is not None and row_epsilon is not None:
+            raise ConfigError("epsilon is for clients and row-epsilon for rows; give one", code="config.both-ways")
+        target = row_epsilon if epsilon is None else epsilon
+        if target is not None:
+            return cls(target, DELTA if delta is None else delta, rows)
+        if delta is not None:
             raise ConfigError("delta needs a wanted epsilon; give --epsilon too", code="config.delta-alone")
-        if not 0 <= self.at_delta < 1:
-            raise impossible("delta", "at least 0 and below 1", self.at_delta)
-
-    @property
-    def any(self) -> bool:
-        """Whether there is a guarantee."""
-        return self.epsilon is not None or self.row_epsilon is not None
-
-    @property
-    def at_delta(self) -> float:
-        """The delta, by default `umbel.privacy.accounting.guarantee.DELTA`."""
-        return DELTA if self.delta is None else self.delta
+        return None
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Entries of a run config that hides rows, with any noise; empty if no guarantee of rows is wanted."""
+        """Entries of a run config that hides rows, with any noise; empty if clients are to be hidden."""
         if self.rows is None:
             return {}
         rate = min(1.0, float(f"{_BATCH / self.rows:.2g}"))
@@ -81,4 +93,32 @@ class Wanted:
         }
 
 
-NOTHING = Wanted()
+@dataclass(frozen=True)
+class Draft:
+    """A run before its noise is planned.
+
+    Attributes
+    ----------
+    values : dict
+        Entries of its run config.
+    kept : frozenset of str
+        The keys that the user gave, whose entries a plan keeps.
+    wanted : Wanted
+    setup : Setup
+        Of these values.
+    dataset : Dataset
+    nodes : int
+        Number of nodes that release sums of their clients' updates, if the strategy has sites release.
+    """
+
+    values: dict[str, Any]
+    kept: frozenset[str]
+    wanted: Wanted
+    setup: Setup
+    dataset: Dataset
+    nodes: int
+
+
+def filled(values: Mapping[str, Any], entries: Mapping[str, Any], kept: frozenset[str]) -> dict[str, Any]:
+    """Return values with further entries, except for those that are kept."""
+    return {**values, **{key: value for key, value in entries.items() if key not in kept}}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from logging import INFO
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
@@ -29,6 +29,11 @@ class Callback:
 
     logs: ClassVar[bool] = False
     """Whether it tells the log about the rounds itself."""
+    run: Any = None
+    """In umbel's ServerApp, the `umbel.server.rounds.Run`: its config, nodes, state and folder."""
+
+    def begin(self) -> None:
+        """Prepare, once the nodes are connected; raise `ConfigError` if the run cannot be watched."""
 
     def before_round(self, round: int, arrays: ArrayRecord) -> None:
         """Look at the hypotheses that round `round` is about to train."""
@@ -51,6 +56,15 @@ class Callback:
 
     def after_exchange(self, round: int, stages: dict[str, float]) -> str | None:
         """Look back at a whole exchange, and its stages in seconds; the last one of a run may only evaluate."""
+
+    def on_stop(self, reason: str) -> None:
+        """Notice why the run ends with this round, before its last one."""
+
+    def at_end(self) -> None:
+        """Look at the finished run."""
+
+    def on_error(self, error: BaseException) -> None:
+        """Notice what ends the run before it is finished; it is raised afterwards."""
 
 
 class Stop(Callback):
@@ -84,19 +98,27 @@ class Rounds:
 
     def run(self, first_round: int, num_rounds: int, evaluate_every: int) -> Result:
         """Run rounds until all are done, no client may train any more, or a callback ends them."""
+        try:
+            self._run(first_round, num_rounds, evaluate_every)
+        except BaseException as error:
+            for callback in self.callbacks:
+                callback.on_error(error)
+            raise
+        return self.result
+
+    def _run(self, first_round: int, num_rounds: int, evaluate_every: int) -> None:
+        for callback in self.callbacks:
+            callback.begin()
         if self.logs:
             self.strategy.summary()
-        for number in range(first_round, num_rounds + 1):
-            if self.strategy.nodes.used_up:
-                break
-            self.exchange(number, train=True, evaluate=(number - 1) % evaluate_every == 0)
-            if self.stopped:
-                self.evaluate_here(number)
-                return self.result
-            first_round = number + 1
-        # The hypotheses from the last training round have not been evaluated yet.
-        self.exchange(first_round, train=False, evaluate=self.heard is not False)
-        return self.result
+        while first_round <= num_rounds and not (self.stopped or self.strategy.nodes.used_up):
+            self.exchange(first_round, train=True, evaluate=(first_round - 1) % evaluate_every == 0)
+            first_round += 1
+        if self.stopped:
+            self.evaluate_here(first_round - 1)
+        else:  # the hypotheses from the last training round have not been evaluated yet
+            self.exchange(first_round, train=False, evaluate=self.heard is not False)
+        self._tell(lambda callback: callback.at_end())
 
     def exchange(self, number: int, train: bool, evaluate: bool) -> None:
         """Evaluate the hypotheses before round `number`, and train it."""
@@ -111,6 +133,7 @@ class Rounds:
         alone = train and evaluate and strategy.validates_alone and (may_stop or not strategy.merges)
         kinds = [MessageType.TRAIN] * (train and not alone) + [MessageType.EVALUATE] * evaluate
         asked, to_train, to_evaluate = self._send(number, clock, kinds)
+        happened = train
         if evaluate:
             metrics = strategy.aggregate_evaluate(before, to_evaluate)
             clock.ends("validation")
@@ -120,7 +143,8 @@ class Rounds:
                 self._log("evaluation after round %d: %s", before, metrics)
                 result.evaluate_metrics_clientapp[before] = metrics
             if metrics is not None or MessageType.EVALUATE in asked:
-                self._tell(lambda callback: callback.after_evaluate(before, metrics))
+                happened = True
+                self._tell(lambda callback: callback.after_evaluate(before, metrics), train)
         if train and alone and not self.stopped:
             _, to_train, _ = self._send(number, clock, [MessageType.TRAIN])
         if train and not (alone and self.stopped):
@@ -129,9 +153,10 @@ class Rounds:
             if counts is not None:
                 self._log("round %d: %s", number, counts)
                 result.train_metrics_clientapp[number] = counts
-            self._tell(lambda callback: callback.after_train(number, result.arrays, counts))
+            self._tell(lambda callback: callback.after_train(number, result.arrays, counts), train)
         clock.ends("aggregation")
-        self._tell(lambda callback: callback.after_exchange(number, clock.stages))
+        if happened:
+            self._tell(lambda callback: callback.after_exchange(number, clock.stages), train)
 
     def evaluate_here(self, after: int) -> None:
         """Evaluate the hypotheses after so many rounds at the server, if it can."""
@@ -170,11 +195,25 @@ class Rounds:
         for callback in self.callbacks:
             callback.in_pause(number, since, ends)
 
-    def _tell(self, tell: Callable[[Callback], str | None]) -> None:
+    def _tell(self, tell: Callable[[Callback], str | None], may_stop: bool = False) -> None:
+        """Call each callback, then raise the first error: one that saves the round may come after one that fails.
+
+        Clients have paid for the round, and would pay again if it had to be repeated.
+        """
+        errors = []
         for callback in self.callbacks:
-            if reason := tell(callback):
-                self._log("the run ends: %s", reason)
+            try:
+                reason = tell(callback)
+            except Exception as error:
+                errors.append(error)
+                continue
+            if reason and may_stop and not self.stopped:
                 self.stopped = True
+                self._log("the run ends: %s", reason)
+                for other in self.callbacks:
+                    other.on_stop(reason)
+        if errors:
+            raise errors[0]
 
 
 class _Clock:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from logging import INFO
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -31,21 +32,22 @@ from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.home import write_atomically
+from umbel.protocol.log import log
 from umbel.protocol.records import from_array_record, to_array_record
 from umbel.protocol.release import Clipping, Kind, Release
 from umbel.protocol.releases import Releases
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.simulated import in_process
 from umbel.protocol.tasks import TrainingSpec
-from umbel.server.observer import Observer, Run, Section
+from umbel.server.rounds import Run
 from umbel.simulation.grid import InProcessGrid
+from umbel.strategies import Callback
 from umbel.strategies.base import Outcome
 from umbel.strategies.recommender import Recommender
 
 _SAMPLE_VICTIMS, _JITTER = 4, 5
 _JITTERED = 1e-3
 _SHORT, _LONG = 1 / 64, 64.0
-_TITLE = "What the server stole"
 
 Matrix = NDArray[np.float64]
 Lean = Literal["dislikes", "likes", "unknown"]
@@ -195,7 +197,7 @@ def sign_by_rate(model: Model, lean: Lean) -> float:
     return 1.0 if has_biases(model) else _SIGNS[lean]
 
 
-class PacAttack(Recommender, Observer):
+class PacAttack(Recommender, Callback):
     """Train honestly, then attack some clients (`AttackOptions`) at the run's noise multiplier.
 
     In process, clients' own local parameters show the attack's progress (`local_parameters`), and it stops when they
@@ -213,6 +215,7 @@ class PacAttack(Recommender, Observer):
 
     Options = AttackOptions
     options: AttackOptions
+    run: Run
 
     def check(self, run: RunConfig, model: Model) -> None:
         """Refuse other models, and runs that the attack does not fit into."""
@@ -234,9 +237,9 @@ class PacAttack(Recommender, Observer):
         self._honest: Arrays = {}
         (self._shape,) = model.shapes.values()
 
-    def begin(self, run: Run) -> None:
+    def begin(self) -> None:
         """Draw the victims."""
-        population = self.nodes.roster(run.grid).train
+        population = self.nodes.roster(self.run.grid).train
         size = min(self.options.victims, population)
         self._victims = sample([self.nodes.run.seed, _SAMPLE_VICTIMS], population, size)
         factors, biases = factors_of(self._model), has_biases(self._model)
@@ -300,38 +303,38 @@ class PacAttack(Recommender, Observer):
             self._exhausted = not len(releases.clients)
         return replace(super().learn(round, releases), following=self._honest)
 
-    def after_round(self, run: Run) -> None:
+    def after_exchange(self, round: int, stages: dict[str, float]) -> str | None:
         """Measure the attack's progress, and end it when all is stolen or no victim releases anything."""
-        if run.state.history[-1].number <= self.options.after:
-            return
         if self._restoring:
-            run.stop("the attack is over")
-            return
+            return "the attack is over"
         last = self._exhausted or self._asked == self.options.interactions
-        if not (last or checkpoint(self._asked)):
-            return
-        errors = self._errors(run)
-        self._note(errors)
-        all_known = len(errors) == len(self._victims)
-        self._restoring = last or (
-            all_known and max(each["error"] or 0.0 for each in errors.values()) <= self.options.error
-        )
-        if run.folder is not None:
-            table = pd.DataFrame(self.findings).to_csv(index=False)
-            write_atomically(run.folder.path / "findings.csv", table.encode(), private=True)
+        if round > self.options.after and (last or checkpoint(self._asked)):
+            errors = self._errors(self.run)
+            self._note(errors)
+            all_known = len(errors) == len(self._victims)
+            worst = max((each["error"] or 0.0 for each in errors.values()), default=0.0)
+            self._restoring = last or (all_known and worst <= self.options.error)
+            if self.run.folder is not None:
+                table = pd.DataFrame(self.findings).to_csv(index=False)
+                write_atomically(self.run.folder.path / "findings.csv", table.encode(), private=True)
+        return None
 
-    def section(self) -> Section | None:
-        """Return the result of the attack."""
-        if not self.findings:
-            return None
+    def at_end(self) -> None:
+        """Log the result of the attack."""
+        if self.findings:
+            log(INFO, "%s", self.stolen)
+
+    @property
+    def stolen(self) -> str:
+        """What the server stole, in words."""
         most = max(estimate.messages for estimate in self._estimates.values())
         remark = f"Attack {self.options.attack}: clients released {most} times at most; "
         if all(row["error"] is None for row in self.findings):
-            return Section(_TITLE, (f"{remark}their own vectors cannot be read here, so what was stolen is unknown.",))
+            return f"{remark}their own vectors cannot be read here, so what was stolen is unknown."
         enough = needed(self.findings, self.options.error)
         times = [each for each in enough.values() if each is not None]
         remark += f"{len(times)} of {len(enough)} vectors stolen but for {self.options.error:.0%} of what they predict"
-        return Section(_TITLE, (remark + (f", in {np.median(times):g} interactions (median)." if times else "."),))
+        return remark + (f", in {np.median(times):g} interactions (median)." if times else ".")
 
     def _errors(self, run: Run) -> dict[int, dict[str, float | None]]:
         """Return the errors of each victim's estimate by `ERRORS`; empty if the truth is unknown."""

@@ -24,21 +24,8 @@ def worth(last: float, own: float) -> Worth:
     return replace(WORTH, arms=[*others, Arm(Way.LAST, "", last, 2 * last), Arm(Way.OWN, "", own, 2 * own)])
 
 
-@pytest.mark.parametrize(
-    ("several", "said"),
-    [
-        ((700.0, 280.0), ("As they are, three hypotheses are better", "hospital, they are no better: a factor")),
-        ((700.0, 240.0), ("As they are, three hypotheses are better", "hospital, they are better, too")),
-        ((990.0, 280.0), ("As they are, three hypotheses are no better", "hospital, they are no better")),
-    ],
-)
-def test_it_says_where_three_hypotheses_are_better_by_its_own_figures(
-    several: tuple[float, float], said: tuple[str, str]
-) -> None:
-    lines = table({OPEN: worth(900, 250), ONE: worth(950, 260), SEVERAL: worth(*several)})
-    words = " ".join(lines)
-    assert all(one in words for one in said)
-    # The baselines stand there once, and each run as it is and made each hospital's own.
+def test_the_baselines_stand_there_once_and_each_run_as_it_is_and_made_each_hospitals_own() -> None:
+    lines = table({OPEN: worth(900, 250), ONE: worth(950, 260), SEVERAL: worth(700, 280)})
     assert sum("1,000" in line for line in lines) == 3
     assert sum("made each hospital's own" in line for line in lines) == 3
 

@@ -17,10 +17,9 @@ from umbel.client.app import app
 from umbel.data import offsets_of, write_dataset
 from umbel.models.losses import LOSSES, METRICS
 from umbel.models.model import Model, Parameters
+from umbel.server.callbacks import named
 from umbel.server.history import State
-from umbel.server.observer import Run
-from umbel.server.observers import named
-from umbel.server.rounds import initial_hypotheses
+from umbel.server.rounds import Run, initial_hypotheses
 from umbel.server.run_folder import RunFolder
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid

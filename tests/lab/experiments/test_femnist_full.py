@@ -17,7 +17,7 @@ import umbel.simulation.sweep
 from tests.helpers.datasets import manifest
 from tests.lab.experiments.conftest import read_csv
 from umbel.data import offsets_of, write_dataset
-from umbel.server.rounds import _Rounds
+from umbel.server.rounds import Run
 from umbel.simulation.in_process import run_config
 from umbel.simulation.sweep import Result
 from umbel_lab.experiments import femnist_full
@@ -128,15 +128,15 @@ def test_a_run_that_is_killed_goes_on_and_ends_as_if_it_had_not_been(
     class Killed(BaseException):
         pass
 
-    plain, times = _Rounds.before_round, []
+    plain, times = Run.before_round, []
 
-    def before_round(self: _Rounds, round: int, arrays: Any) -> None:
+    def before_round(self: Run, round: int, arrays: Any) -> None:
         times.append(round)
         if round == 40 and times.count(40) == 1:
             raise Killed
         plain(self, round, arrays)
 
-    monkeypatch.setattr(_Rounds, "before_round", before_round)
+    monkeypatch.setattr(Run, "before_round", before_round)
     with pytest.raises(Killed):
         resumable(config)
     resumed = resumable(config)

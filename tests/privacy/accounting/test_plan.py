@@ -15,6 +15,7 @@ from tests.helpers.ledgers import proven
 from umbel.privacy.accounting.guarantee import guarantee
 from umbel.privacy.accounting.plan import Task, plan, plan_for
 from umbel.protocol.errors import ConfigError
+from umbel.protocol.release import ReleaseBy
 
 HOSPITAL = Task(parameters=11, hypotheses=5, clients=2062, clients_per_round=100)
 ALONE = replace(HOSPITAL, hypotheses=1)
@@ -58,7 +59,8 @@ def test_a_pure_guarantee_takes_the_noise_of_the_formula() -> None:
 
 def test_noise_left_in_the_mean_of_sites_by_hand() -> None:
     """4 sites of 25 clients each, nu = 3: the sum has noise of norm 3 * sqrt(n) * 2 for Gaussian noise, over 100."""
-    sites = Task(parameters=9, hypotheses=1, clients=100, clients_per_round=100, mechanism="gaussian", sites=4)
+    numbers = {"parameters": 9, "hypotheses": 1, "clients": 100, "clients_per_round": 100}
+    sites = Task(**numbers, mechanism="gaussian", by=ReleaseBy.SITE, sites=4)
     assert sites.noise_left(3.0) == pytest.approx(3 * 3 * 2 / 100)
 
 

@@ -14,7 +14,7 @@ from dp_accounting.rdp import RdpAccountant
 
 from umbel.privacy.accounting.accountant import compose
 from umbel.privacy.accounting.guarantee import guarantee, secure_report, site_release
-from umbel.privacy.accounting.plan import RowTask, row_plan, row_plan_for
+from umbel.privacy.accounting.plan import row_noise_for
 from umbel.privacy.accounting.rows import (
     LEAST_PRICE,
     needed_budget,
@@ -200,9 +200,13 @@ GRID = [
 def test_a_site_whose_limits_are_those_of_a_plan_needs_little_more_budget_than_the_plan_says(
     epsilon: float, rate: float, steps: int, times: int, k: int
 ) -> None:
-    task = RowTask(100, rate, steps, times, k, epsilon / (4 * times) if k > 1 else 0.0)
-    plan = row_plan_for(task, epsilon)
-    release, told = task.release(plan.noise_multiplier), plan.guarantee.epsilon
+    choice = {"hypotheses": k, "choice_epsilon": epsilon / (4 * times) if k > 1 else 0.0}
+    release = rows(
+        row_noise_for(lambda sigma: rows(sigma, rate, steps, **choice), times, epsilon), rate, steps, **choice
+    )
+    found = row_guarantee({release: times}, 1e-5)
+    assert found is not None
+    told = found.epsilon
     assert told < needed_budget(release, times, 1e-5) <= 1.05 * told
     assert within_row_budget({release: times}, Fraction(1.05 * told), 1e-5, release)
     assert not within_row_budget({release: times}, Fraction(0.99 * told), 1e-5, release)
@@ -299,7 +303,8 @@ def test_a_release_that_hides_rows_has_a_least_price_and_a_budget_ends_any_searc
 
 
 def test_the_least_price_is_the_same_for_planner_and_odometer_and_grows_with_no_noise() -> None:
-    planned = [row_plan(RowTask(1000, 0.1, 10, 50), sigma).guarantee.epsilon for sigma in (1e3, 1e4, 1e5)]
+    found = [row_guarantee({rows(sigma, 0.1, 10): 50}) for sigma in (1e3, 1e4, 1e5)]
+    planned = [one.epsilon for one in found if one is not None]
     assert planned[0] == pytest.approx(planned[2], rel=1e-2)
     assert planned[1] == pytest.approx(planned[2], rel=1e-2)
     to_date = {rows_to_date({rows(sigma, 0.1, 10): 50}, 1e-5) for sigma in (1e4, 1e5)}

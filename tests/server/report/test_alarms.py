@@ -214,3 +214,15 @@ def test_rounds_that_led_away_from_the_best_are_told() -> None:
 def test_rounds_that_changed_nothing_are_told_apart_from_rounds_of_too_few_releases() -> None:
     assert "The rounds changed nothing" in titles(history(20, loss=1.0))
     assert "The rounds changed nothing" not in titles(history(20, loss=1.0, moved=False, groups=[0, 0]))
+
+
+@pytest.mark.parametrize(("loss", "told"), [(0.22, True), (0.15, False)])
+def test_reports_at_the_bound_to_which_sites_clip_them_are_told(loss: float, told: bool) -> None:
+    noisy = history(2, loss=loss, report_noise=0.02, report_bound=0.25)
+    assert ("Validation reports lie at their bound" in titles(noisy)) is told
+
+
+def test_a_strategy_whose_result_is_not_finite_is_named_and_not_the_clients_training() -> None:
+    stuck = "The rounds changed nothing"
+    assert stuck in titles(history(2, loss=0.5))
+    assert stuck not in titles(history(2, loss=0.5, moved=False, final=False))

@@ -20,9 +20,8 @@ import pytest
 from PIL import Image
 from PIL.ImageStat import Stat
 
-from tests.helpers.reports import CONFIG, WORTH, entry, report, state, watched
+from tests.helpers.reports import CONFIG, WORTH, entry, report, state
 from tests.helpers.sources import ROOT
-from umbel.server.worth import Level
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chromium-browser"))), None)
 AXE = ROOT / "node_modules" / "axe-core" / "axe.min.js"
@@ -67,7 +66,7 @@ def wide() -> str:
     ]  # fmt: skip
     run = state(best=best, hypotheses=best, history=history, best_round=9)
     return report(
-        run, sections=[watched()], hypotheses=7, participations=rng.poisson(25, 500),
+        run, hypotheses=7, participations=rng.poisson(25, 500),
         name="20260101-000000-" + "long" * 20, config=CONFIG | {"model": "a.long.package:" + "Name" * 20},
         drawn=True,
         worth=replace(WORTH, arms=[*WORTH.arms, replace(WORTH.arms[0], label="long " * 20, remark="why " * 60)]),
@@ -77,9 +76,7 @@ def wide() -> str:
 @pytest.fixture(scope="module")
 def guaranteed() -> str:
     """A report of a run with a guarantee, in dollars and without an alarm."""
-    return report(
-        mode="public", noise=400.0, choice=0.5, drawn=True, worth=replace(WORTH, level=Level.CLOSE_TO_POOLED)
-    ).html
+    return report(mode="public", noise=400.0, choice=0.5, drawn=True, worth=replace(WORTH, worth_it=True)).html
 
 
 def measure(folder: Path, html: str, width: int, theme: str = "light") -> dict[str, Any]:

@@ -25,7 +25,6 @@ from tests.helpers.reports import (
 from umbel.data import Manifest
 from umbel.protocol.release import RowPrivacy
 from umbel.server.history import State
-from umbel.server.observer import Section
 
 # --- what it says
 
@@ -333,17 +332,6 @@ def test_who_picked_a_hypothesis_is_told_where_it_is_known() -> None:
     assert "Training clients disclosed their choices." in open_choice
 
 
-# --- what observers add
-
-
-def test_a_section_stands_under_its_title_with_its_words() -> None:
-    page = full()
-    titles = [attrs["aria-labelledby"] for attrs in page.of("section")]
-    assert "added-1" in titles
-    assert "Watched by somebody It saw all. Nothing was <b>hidden</b> from it. The privacy of clients" in page.text
-    assert "<b>hidden" not in page.html, "all text is shown as text"
-
-
 # --- any run can be told
 
 
@@ -435,7 +423,7 @@ def test_all_text_is_shown_as_text() -> None:
     config = CONFIG | {evil: evil, "strategy": evil, "seed": evil}
     page = report(
         state(stopped=evil), manifest=manifest, config=config, name=evil,
-        sections=[Section(evil, (evil, evil))], drawn=True,
+        drawn=True,
     )  # fmt: skip
     assert not {"script", "b"} & {tag for tag, _ in page.tags}
     [policy] = [attrs["content"] for _, attrs in page.tags if attrs.get("http-equiv") == "Content-Security-Policy"]

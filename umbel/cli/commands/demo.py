@@ -56,31 +56,12 @@ def command() -> None:
 
 
 def table(found: Mapping[str, Worth]) -> list[str]:
-    """Return the demo's table, and its description in words, from the worth of its runs."""
+    """Return the lines of the demo's table, from the worth of its runs."""
     from umbel.server.worth import STAYS, Way, rows_of
 
     first = found[OPEN]
     rows = [(arm.label, arm) for arm in first.arms if arm.way in (Way.CONSTANT, Way.ALONE, Way.POOLED)]
     for what, worth in found.items():
         rows += [(what, worth.arm(Way.LAST)), ("  made each hospital's own", worth.arm(Way.OWN))]
-    as_it_is, own = ({what: worth.arm(way).mean for what, worth in found.items()} for way in (Way.LAST, Way.OWN))
-    return [f"\n{first.heading}:", *rows_of(rows), *_in_words(as_it_is, own), STAYS]
-
-
-def _in_words(as_it_is: Mapping[str, float | None], own: Mapping[str, float | None]) -> list[str]:
-    """Say whether three hypotheses are better than one."""
-
-    def better(of: Mapping[str, float | None]) -> bool:
-        one, several = of[ONE], of[SEVERAL]
-        return one is not None and several is not None and several < one
-
-    return [
-        f"As they are, three hypotheses are {'better' if better(as_it_is) else 'no better'} than one.",
-        "Adjusted to each hospital, they are "
-        + (
-            "better, too."
-            if better(own)
-            else "no better: a factor, fitted at the hospital, helps as much as groups do."
-        ),
-        "If groups differ by more than a factor, use several hypotheses: see umbel run synthetic.",
-    ]
+    hint = "If groups of clients differ by more than a factor, use several hypotheses: see umbel run synthetic."
+    return [f"\n{first.heading}:", *rows_of(rows), hint, STAYS]

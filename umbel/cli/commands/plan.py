@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from umbel.cli.commands.run import Delta, Epsilon, RowEpsilon, Rows, pairs, parted
-from umbel.cli.plans import Figures, Priced, ReleaseName, as_toml, plan, price
+from umbel.cli.plans import Figures, ReleaseName, as_toml, plan, price
 from umbel.privacy.accounting.guarantee import DELTA, amount, gap, guarantee, in_words
+from umbel.privacy.accounting.plan import Plan
 from umbel.protocol.cli import errors_in_one_line
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.plugins import parse_options
@@ -88,15 +89,14 @@ _WHOSE_NOISE = {
 }
 
 
-def _show(planned: Priced) -> None:
+def _show(figures: Plan) -> None:
     """Print figures, changes that would leave less noise, and warnings."""
-    figures, delta = planned.figures, planned.delta
-    release = figures.release
+    release, delta = figures.release, figures.delta
     (pure, epsilon), (most_pure, most) = in_words(figures.median), in_words(figures.maximum)
     between = gap(release) or "between any two data sets of a client, over all its participations; clipping public"
     table = Table("figure", "value", "what it means", title="A planned run")
     add = table.add_row
-    whose = f"; {_WHOSE_NOISE[planned.by]}" if planned.by in _WHOSE_NOISE else ""
+    whose = f"; {_WHOSE_NOISE[figures.task.by]}" if figures.task.by in _WHOSE_NOISE else ""
     add("noise multiplier", f"{release.noise_multiplier:.4g}", f"of mechanism {release.mechanism}{whose}")
     if release.chooses:
         add("choice-epsilon", f"{release.choice_epsilon:.4g}", "of the randomised choice; 0 leaves it open")
@@ -116,5 +116,5 @@ def _show(planned: Priced) -> None:
     add("step size x curvature", f"< {figures.largest_curvature_step:.3g}", "or the rounds diverge")
     console = Console()
     console.print(table)
-    for warning in planned.warnings:
+    for warning in figures.warnings:
         console.print(f"Warning: {warning}", style="yellow", soft_wrap=True)

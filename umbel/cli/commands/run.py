@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +16,7 @@ from umbel.protocol.errors import ConfigError, WorthError
 from umbel.protocol.logs import printed
 from umbel.server.run_folder import RunFolder
 from umbel.simulation.start import in_this_process, resumed, values_of
-from umbel.simulation.wanted import NOTHING, Wanted
+from umbel.simulation.wanted import Wanted
 
 app = typer.Typer(add_completion=False)
 
@@ -79,7 +80,7 @@ def command(
         if strict and not baselines:
             text = "--strict needs the run's worth; leave out --no-baselines"
             raise ConfigError(text, code="config.strict-alone")
-        values, words = asked(what or [], resume, Wanted(epsilon, delta, row_epsilon, rows), nodes)
+        values, words = asked(what or [], resume, (epsilon, delta, row_epsilon, rows), nodes)
         for line in words:
             typer.echo(line)
         try:
@@ -94,7 +95,7 @@ def command(
 def demand(folder: Path) -> None:
     """Raise `WorthError` unless a run is shown to be worth it."""
     worth = RunFolder(folder).read_worth()
-    if worth is None or not worth.level.worth_it:
+    if worth is None or not worth.worth_it:
         text = worth.verdict if worth else "the run's worth was not measured"
         raise WorthError(f"the run is not shown to be worth it: {text}", code="worth.not-shown")
 
@@ -105,19 +106,19 @@ _SHORT = re.compile(r"[+-]?(\.\d+|\d+\.)(e[+-]?\d+)?", re.IGNORECASE)  # TOML do
 def asked(
     words: list[str],
     resume: bool = False,
-    wanted: Wanted = NOTHING,
+    figures: Sequence[Any] = (),
     nodes: int = 1,
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the run-config values for a command line, and lines that describe them.
 
-    Errors are those of `umbel.simulation.start.values_of`.
+    The figures are those of `Wanted.of`. Errors are those of `umbel.simulation.start.values_of`.
     """
     source, some = parted(words)
     given = pairs(some)
     if not resume:
-        planned = values_of(source, given, wanted, nodes)
+        planned = values_of(source, given, Wanted.of(*figures), nodes)
         return planned.values, planned.words
-    if wanted != NOTHING:
+    if any(figure is not None for figure in figures):
         text = "a resumed run keeps its noise; leave out --epsilon, --row-epsilon, --rows and --delta"
         raise ConfigError(text, code="config.resumed-epsilon")
     if not source:

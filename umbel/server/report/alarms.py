@@ -10,8 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umbel.protocol.words import count_of
-from umbel.server.history import Round, at_bound, collapsed, diverged, last_rounds, middle_ratio, stuck
-from umbel.server.summary import DIVERGED, STUCK, UNDEFINED
+from umbel.server.history import Round, at_bound, collapsed, diverged, fits, last_rounds, middle_ratio, stuck
+
+_UNDEFINED = (
+    "the releases were finite, and the strategy's combine made hypotheses of them that are not, so these stayed "
+    "unchanged. Look at the strategy's combine and its options."
+)
+_STUCK = (
+    "no round changed the hypotheses, so training may have diverged at every client. Try a smaller step-size, or "
+    "features and targets near 1."
+)
 
 
 @dataclass(frozen=True)
@@ -25,6 +33,8 @@ class Alarm:
 def alarms(history: Sequence[Round], hypotheses: int, validate_every: int, validators: int | None) -> list[Alarm]:
     """Return warnings that people need before they use the result, worst first.
 
+    Rounds with another number of hypotheses say nothing about these.
+
     Parameters
     ----------
     history : sequence of Round
@@ -35,22 +45,24 @@ def alarms(history: Sequence[Round], hypotheses: int, validate_every: int, valid
     validators : int or None
         Number of validation clients, if it is known.
     """
-    found = [*_not_finite(history), *_validation(history, validate_every, validators)]
-    if hypotheses > 1:
-        found += _empty(history, hypotheses)
-    return [*found, *_of_rounds(history)]
+    history = [entry for entry in history if fits(entry, hypotheses)]
+    empty = _empty(history, hypotheses) if hypotheses > 1 else ()
+    return [*_not_finite(history), *_validation(history, validate_every, validators), *empty, *_of_rounds(history)]
 
 
 def _of_rounds(history: Sequence[Round]) -> Iterator[Alarm]:
     """Yield the warnings about rounds that changed nothing, or too little."""
     trained = [entry for entry in history if entry.asked]
     if diverged(history):
-        text = f"The last loss is several times the lowest; the best hypotheses are kept. {DIVERGED}"
+        text = (
+            "The last loss is several times the lowest; the best hypotheses are kept. Ask more clients a round, or try "
+            "fewer hypotheses, less noise or a smaller step-size."
+        )
         yield Alarm("The rounds diverged", text)
     if stuck(history) and any(entry.moved for entry in history):
-        yield Alarm("The rounds changed nothing", f"{STUCK[:1].upper()}{STUCK[1:]}")
+        yield Alarm("The rounds changed nothing", f"{_STUCK[:1].upper()}{_STUCK[1:]}")
     if bad := [entry.number for entry in trained if entry.undefined]:
-        text = f"In {count_of(len(bad), 'round')} of {len(trained)} (the first was round {bad[0]}), {UNDEFINED}"
+        text = f"In {count_of(len(bad), 'round')} of {len(trained)} (the first was round {bad[0]}), {_UNDEFINED}"
         yield Alarm("Rounds without a finite result", text)
     if unchanged := [entry.number for entry in trained if not (entry.moved or entry.undefined)]:
         text = (
@@ -123,6 +135,13 @@ def _empty(history: Sequence[Round], hypotheses: int) -> Iterator[Alarm]:
             f"missed a group, and another seed or more restarts may help.{before}"
         )
         yield Alarm(f"{count_of(len(empty), 'hypothesis', 'hypotheses')} without releases", text)
+
+
+def why_stuck(history: Sequence[Round]) -> str:
+    """Return why no round changed the loss, with advice; empty if one did."""
+    if not stuck(history):
+        return ""
+    return _UNDEFINED if any(entry.undefined for entry in history) else _STUCK
 
 
 def why_collapsed(last: Sequence[Round]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -15,7 +15,6 @@ from umbel.privacy.accounting.guarantee import MEANINGFUL, stated
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.words import count_of
 from umbel.server.history import MIN_ROUNDS, RELEASES_EACH, last_rounds
-from umbel.server.observer import Section
 from umbel.server.report import pictures, tables
 from umbel.server.report.alarms import alarms
 from umbel.server.report.figures import number
@@ -25,7 +24,7 @@ _SIGNS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """Control characters except tab and line feed, and those that change the direction of text."""
 
 
-def render(view: View, versions: Mapping[str, str], sections: Sequence[Section] = ()) -> str:
+def render(view: View, versions: Mapping[str, str]) -> str:
     """Return the report of a finished run as one HTML page.
 
     Parameters
@@ -34,23 +33,15 @@ def render(view: View, versions: Mapping[str, str], sections: Sequence[Section] 
         The run.
     versions : mapping
         Versions of umbel and its libraries in the run.
-    sections : sequence of Section
-        Sections from observers.
     """
-    manifest, defaults = view.summary.manifest, RunConfig().entries()
+    defaults = RunConfig().entries()
     entries = [(key, _text(value), value == defaults.get(key, None)) for key, value in view.config.items()]
     page = _page().render(
         view=view,
         summary=view.summary,
         release=view.summary.release,
-        alarms=alarms(
-            view.steady,
-            view.k,
-            int(view.config.get("validate-every", 1)),
-            manifest.split["validation"] if manifest else None,
-        ),
+        alarms=alarms(view.state.history, view.k, int(view.config.get("validate-every", 1)), view.summary.validators),
         judged=len(last_rounds(view.history)),
-        sections=sections,
         worth=view.worth,
         worth_table=tables.worth(view.worth) if view.worth else None,
         versions=list(versions.items()),

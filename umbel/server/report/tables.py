@@ -73,13 +73,13 @@ def _shown(value: float) -> str:
     return "" if np.isnan(value) else number(value)
 
 
-def worth(found: Worth) -> Table:
+def worth(measured: Worth) -> Table:
     """Return the results of the run and of simpler ways, on held-out rows."""
-    rows = [[worth_label(arm), figure(arm.mean), figure(arm.worst_decile)] for arm in found.arms]
-    note = "".join(f" Left out: {one.label}, {one.why}." for one in found.left_out)
-    unit = f" ({found.unit})" if found.unit else ""
-    head = ["Who", f"{found.metric}{unit}, mean", "Worst tenth"]
-    return Table(head, rows, note=f"{found.heading}.{note} {STAYS}")
+    rows = [[worth_label(arm), figure(arm.mean), figure(arm.worst_decile)] for arm in measured.arms]
+    note = "".join(f" Left out: {way.label}, {way.why}." for way in measured.left_out)
+    unit = f" ({measured.unit})" if measured.unit else ""
+    head = ["Who", f"{measured.metric}{unit}, mean", "Worst tenth"]
+    return Table(head, rows, note=f"{measured.heading}.{note} {STAYS}")
 
 
 def worth_label(arm: Arm) -> Markup:
@@ -92,7 +92,7 @@ def rounds(view: View) -> Table:
     """Return the round-by-round table."""
     last, best = len(view.history) - 1, view.state.best_round
     every = -(-len(view.history) // _MAX_ROWS) or 1
-    entries = [one for i, one in enumerate(view.history) if i % every == 0 or one.number == best or i == last]
+    entries = [entry for i, entry in enumerate(view.history) if i % every == 0 or entry.number == best or i == last]
     head = ["Round", view.summary.loss_name + view.summary.in_unit]
     head += [view.summary.model.metric.name] if view.metric_differs else []
     head += ["Released", "To each hypothesis" if view.k <= _MAX_GROUPS else "Hypotheses trained"]

@@ -19,7 +19,7 @@ from umbel.privacy.accounting.rows import row_gap
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Kind
 from umbel.protocol.words import count_of
-from umbel.server.history import Round, State, undecided
+from umbel.server.history import Round, State, fits, undecided
 from umbel.server.report.figures import STYLED
 from umbel.server.summary import Summary
 from umbel.server.worth import Worth
@@ -54,8 +54,8 @@ class View:
         state, release = self.state, self.summary.release
         self.k = k = len(next(iter(state.hypotheses.values())))
         self.n = self.summary.model.num_parameters
-        self.history = [entry if _fits(entry, k) else _blank(entry, k) for entry in state.history]
-        self.steady = [entry for entry in state.history if _fits(entry, k)]
+        self.history = [entry if fits(entry, k) else _blank(entry, k) for entry in state.history]
+        self.steady = [entry for entry in state.history if fits(entry, k)]
         """The rounds with as many hypotheses as at the end; a strategy may change their number."""
         self.trained = [entry for entry in self.history if entry.asked]
         self.validated = [entry for entry in self.history if entry.loss is not None]
@@ -112,9 +112,9 @@ class View:
     @property
     def began(self) -> str:
         """The start of the run, from its name; empty if the name has no time."""
-        found = re.match(r"\d{8}-\d{6}(?=-)", self.name)
+        start = re.match(r"\d{8}-\d{6}(?=-)", self.name)
         with suppress(ValueError):
-            return time.strftime("%d %B %Y, %H:%M:%S", time.strptime(found[0], "%Y%m%d-%H%M%S")) if found else ""
+            return time.strftime("%d %B %Y, %H:%M:%S", time.strptime(start[0], "%Y%m%d-%H%M%S")) if start else ""
         return ""
 
     @property
@@ -135,11 +135,6 @@ class View:
         """How much training the best hypotheses had."""
         done = self.state.best_round - 1
         return f"after {count_of(done, 'round')} of training" if done else "before any training"
-
-
-def _fits(entry: Round, k: int) -> bool:
-    """Return whether a round had k hypotheses."""
-    return len(entry.nearest) == (k if k > 1 else 0) and (not entry.asked or len(entry.groups) == k)
 
 
 def _blank(entry: Round, k: int) -> Round:

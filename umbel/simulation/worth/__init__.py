@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from logging import INFO, WARNING
 
 import numpy as np
@@ -16,29 +16,32 @@ from umbel.nodes.differences import prior_of
 from umbel.privacy.gate.randomness import streams
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.log import log
-from umbel.protocol.words import count_of
 from umbel.server.history import State, diverged
-from umbel.server.observer import Observer, Run
+from umbel.server.report.alarms import why_stuck
+from umbel.server.rounds import Run
 from umbel.server.setup import Setup
-from umbel.server.summary import Summary, why_stuck
-from umbel.server.worth import Arm, LeftOut, Level, Way, Worth
+from umbel.server.summary import Summary
+from umbel.server.worth import Arm, LeftOut, Way, Worth
 from umbel.simulation.baselines import halves, worst_decile
 from umbel.simulation.worth.ways import MOST_ALONE, Row, Ways, numbers_of_a_row
+from umbel.strategies import Callback
 
 MOST_CLIENTS, LEAST_CLIENTS = 1000, 10
 """Maximum number of measured clients, and the least for which a network is not too large to train by each."""
-CLOSE = 0.1
-"""Share of the gain of pooled rows over a constant that a close run may lack."""
 _ERRORS = 2.0  # standard errors, as of a normal distribution
+_BETTER, _ALIKE, _WORSE = "better than", "about as good as", "worse than"
+_OTHERS = {Way.CONSTANT: "a constant", Way.ALONE: "each client alone", Way.POOLED: "all rows pooled"}
 
 
-class Appraisal(Observer):
+class Appraisal(Callback):
     """Measures the worth of a finished run, and logs it."""
 
-    def at_end(self, run: Run) -> None:
+    run: Run
+
+    def at_end(self) -> None:
         """Measure it, if the run has a dataset here."""
-        manifest = run.setup.manifest
-        if run.folder is None or manifest is None:
+        run = self.run
+        if run.folder is None or run.setup.manifest is None:
             return
         if not run.setup.has_rows_of(run.folder.read_config()):
             log(WARNING, "The dataset has changed since the run began, so the run's worth is not measured.")
@@ -64,9 +67,8 @@ def appraise(setup: Setup, state: State, kept: Arrays) -> Worth:
     dataset, model, seed, summary = setup.open_dataset(), setup.model, setup.config.seed, Summary.of(setup)
     assert dataset is not None, "a simulated run names one"
     metric, factor, unit = model.metric, abs(summary.metric_factor), summary.scale[1]
-    clients = _measured(dataset, seed, MOST_ALONE // numbers_of_a_row(model, dataset))
-    found, level = list[Row | LeftOut](), Level.NOT_MEASURED
-    verdict = "Not known: no validation client has two rows, one to choose a hypothesis and one to measure it."
+    clients, found = _measured(dataset, seed, MOST_ALONE // numbers_of_a_row(model, dataset)), list[Row | LeftOut]()
+    worth_it, verdict = False, "Not known: no validation client has two rows, one to choose and one to measure."
     if clients:
         learner = try_out(model, dataset, setup.config.device)
         support, query = halves(Cohort.gather(dataset, clients, learner.device), seed)
@@ -75,7 +77,10 @@ def appraise(setup: Setup, state: State, kept: Arrays) -> Worth:
     rows = [one for one in found if isinstance(one, Row)]
     if rows:
         gains = {row.way: row.metrics if metric.higher_is_better else -row.metrics for row in rows}
-        level, verdict = judge(gains, diverged(state.history), why_stuck(state.history))
+        fault = why_stuck(state.history).partition(".")[0]
+        if diverged(state.history) or not np.isfinite(gains[Way.LAST]).all():
+            fault = fault or "it diverged, as the last loss is several times the lowest, or not finite"
+        worth_it, verdict = (False, f"No: {fault}.") if fault else judge(gains)
     return Worth(
         metric="RMSE" if metric.name == "rmse" else metric.name,
         unit=unit,
@@ -87,7 +92,7 @@ def appraise(setup: Setup, state: State, kept: Arrays) -> Worth:
             for row in rows
         ],
         left_out=[one for one in found if isinstance(one, LeftOut)],
-        level=level,
+        worth_it=worth_it,
         verdict=verdict,
         rounds=len(state.history),
     )  # fmt: skip
@@ -105,66 +110,38 @@ def _measured(dataset: Dataset, seed: int, rows: int) -> list[int]:
     return sorted(drawn[: min(most, MOST_CLIENTS)].tolist())
 
 
-def judge(gains: Mapping[Way, NDArray[np.float64]], has_diverged: bool, stuck: str = "") -> tuple[Level, str]:
-    """Return the level of a run's worth, and a sentence that says it.
+def judge(gains: Mapping[Way, NDArray[np.float64]]) -> tuple[bool, str]:
+    """Return whether a run is better than a constant and than each client alone, and a sentence that compares it.
 
     This judges the predictors that clients would use: the personalised hypotheses, or the plain ones if those were not
-    measured. A way is better than another if the mean difference over clients is more than twice its standard error.
-    With few clients the factor is larger: Student's t distribution gives it for the same certainty.
+    measured.
 
     Parameters
     ----------
     gains : mapping from Way to ndarray, shape (clients,)
         The metric of each client, negated if lower is better.
-    has_diverged : bool
-        Whether the run's rounds moved away from its best hypotheses.
-    stuck : str
-        Why they changed nothing; empty if they did. Predictors that clients make of such hypotheses are not the run's
-        merit.
     """
-    run = gains[judged(gains)]
-    if stuck:
-        return Level.DIVERGED, f"No: {stuck.partition('.')[0]}."
-    if has_diverged or not np.isfinite(gains[Way.LAST]).all():
-        return Level.DIVERGED, "No: it diverged, as the last loss is several times the lowest, or not finite."
-    for way, level, what in (
-        (Way.CONSTANT, Level.NOT_BETTER_THAN_CONSTANT, "a constant"),
-        (Way.ALONE, Level.NOT_BETTER_THAN_ALONE, "each client alone"),
-    ):
-        if way in gains and not _ahead(run, gains[way]):
-            if _ahead(gains[way], run):
-                return level, f"No: it is worse than {what}."
-            few = f", though {count_of(len(run), 'client')} may be too few" if run.mean() > gains[way].mean() else ""
-            return level, f"Not shown: it is not clearly better than {what}{few}."
-    if Way.ALONE not in gains:
-        return Level.BETTER_THAN_CONSTANT, "It is better than a constant; clients alone were not measured."
-    better = "Yes: it is better than each client alone"
-    if Way.POOLED not in gains or not _ahead(gains[Way.POOLED], gains[Way.CONSTANT]):
-        return Level.BETTER_THAN_ALONE, f"{better}."
-    behind, gain = (float((gains[Way.POOLED] - other).mean()) for other in (run, gains[Way.CONSTANT]))
-    if behind <= CLOSE * gain:
-        how = "better than" if _ahead(run, gains[Way.POOLED]) else "close to"
-        return Level.CLOSE_TO_POOLED, f"{better}, and {how} all rows pooled."
-    return Level.BETTER_THAN_ALONE, f"{better}, but behind all rows pooled."
+    run = gains[Way.OWN if Way.OWN in gains else Way.LAST]
+    beside = {way: _compared(run, gains[way]) for way in _OTHERS if way in gains}
+    needed = {relation for way, relation in beside.items() if way is not Way.POOLED}
+    answer = "Yes" if needed == {_BETTER} else "No" if _WORSE in needed else "Not shown"
+    *first, last = (f"{relation} {_OTHERS[way]}" for way, relation in beside.items())
+    return answer == "Yes", f"{answer}: it is {', '.join(first)}{' and ' if first else ''}{last}."
 
 
-def judged(ways: Collection[Way]) -> Way:
-    """Return the way by which a run is judged."""
-    return Way.OWN if Way.OWN in ways else Way.LAST
+def _compared(one: NDArray[np.float64], other: NDArray[np.float64]) -> str:
+    """Return whether one way gains more or less than another, by twice the standard error over many clients.
 
-
-def _ahead(one: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
-    """Return whether one way gains more than another, by twice the standard error over many clients.
-
-    A single client shows nothing.
+    With few clients the factor is larger: Student's t distribution gives it for the same certainty. A single client
+    shows nothing.
     """
     from scipy.special import ndtr, stdtrit  # the import takes a moment
 
     difference = one - other
     if len(difference) < 2:
-        return False
-    error = difference.std(ddof=1) / math.sqrt(len(difference))
-    return bool(difference.mean() > stdtrit(len(difference) - 1, ndtr(_ERRORS)) * error)
+        return _ALIKE
+    chance = stdtrit(len(difference) - 1, ndtr(_ERRORS)) * difference.std(ddof=1) / math.sqrt(len(difference))
+    return _BETTER if difference.mean() > chance else _WORSE if difference.mean() < -chance else _ALIKE
 
 
 def _rounded(value: float) -> float | None:

@@ -170,7 +170,7 @@ class Ways:
     def best(self) -> list[Row]:
         """Measure the best round's hypotheses, if they are others than the last round's."""
         state = self.state
-        if not state.best_round or _same(state.best, state.hypotheses):
+        if not state.best_round or all(np.array_equal(one, state.hypotheses[name]) for name, one in state.best.items()):
             return []
         exact = any(entry.exact_reports for entry in state.history)
         chosen = "exact losses of validation clients" if exact else "validation clients"
@@ -253,10 +253,6 @@ def numbers_of_a_row(model: Model, dataset: Dataset) -> int:
 
 def _row(way: Way, metrics: NDArray[np.float64], remark: str = "") -> Row:
     return Row(way, LABELS[way], metrics, remark)
-
-
-def _same(one: Arrays, other: Arrays) -> bool:
-    return all(value.shape == other[name].shape and np.array_equal(value, other[name]) for name, value in one.items())
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""umbel's own observers: the log, and what is saved after each round."""
+"""umbel's own callbacks: the log, and what is saved after each round."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import ArrayRecord
 
 from tests.helpers.errors import raises
 from tests.helpers.scripted import Scripted, run_of
 from umbel.protocol.errors import DiskError
 from umbel.protocol.words import in_time
-from umbel.server import observers, run_folder
+from umbel.server import callbacks, run_folder
+from umbel.server.callbacks import Checkpoints, Log, Released
 from umbel.server.history import State
-from umbel.server.observer import Observer, Run
-from umbel.server.observers import Checkpoints, Log, Released
-from umbel.server.rounds import run_rounds
 from umbel.server.run_folder import RunFolder
 from umbel.server.setup import Setup
 from umbel.server.summary import Summary
+from umbel.strategies import Callback
 
 
-def scripted(losses: list[float | None], *observers: Observer, **changes: Any) -> State:
+def scripted(losses: list[float | None], *watching: Callback, **changes: Any) -> State:
     """Return how a run of written down losses ended."""
-    run = run_of(Scripted(losses), *observers, **changes)
-    run_rounds(run)
+    run = run_of(Scripted(losses), *watching, **changes)
+    run.do()
     return run.state
 
 
@@ -42,7 +42,7 @@ def test_a_run_that_every_site_refuses_ends(simulated: bool, refuses: bool) -> N
     run.fleet.roster = lambda _: SimpleNamespace(  # type: ignore[method-assign,assignment,return-value]
         simulated=simulated, refuses=lambda times: refuses and times <= len(run.state.history)
     )
-    run_rounds(run)
+    run.do()
     ends = refuses and not simulated
     assert len(run.state.history) == (3 if ends else 6)
     assert run.state.stopped.startswith("every site refuses") == ends
@@ -68,7 +68,7 @@ def logged(caplog: pytest.LogCaptureFixture, run_config: dict[str, Any], strateg
     times = iter([0.0, *(240.0 + 60 * t for t in range(2000))])
     log = Log(Summary.of(setup), lambda: next(times))
     with caplog.at_level(logging.INFO, "flwr"):
-        run_rounds(run_of(strategy, log, **changes))
+        run_of(strategy, log, **changes).do()
     # How it ended, `tests/server/test_summary.py` looks at.
     over = next((i for i, line in enumerate(caplog.messages) if line.startswith("The run is over")), None)
     return caplog.messages[:over]
@@ -122,16 +122,15 @@ def test_time_is_told_in_its_two_largest_units(seconds: float, words: str) -> No
 # --- what is saved
 
 
-class Looking(Observer):
+class Looking(Callback):
     """Looks into the folder after each round."""
 
     def __init__(self, folder: RunFolder) -> None:
-        super().__init__()
         self.seen: list[tuple[int, float, str]] = []
         self.folder = folder
 
-    def after_round(self, run: Run) -> None:
-        state, _, _ = self.folder.read(["weight"])
+    def after_exchange(self, round: int, stages: dict[str, float]) -> None:
+        state, _, _ = self.folder.read({"weight": (1, 2)})
         self.seen.append((len(state.history), float(state.hypotheses["weight"][0, 0, 0]), state.stopped))
 
 
@@ -141,12 +140,11 @@ def test_a_run_is_saved_after_each_round_and_at_its_end(tmp_path: Any, monkeypat
     strategy.state = {"steps": np.array(3)}
     monkeypatch.setattr(strategy.nodes, "roster", lambda grid: type("Empty", (), {"nodes": [], "simulated": True}))
     looking = Looking(folder)
-    run = run_of(strategy, rounds=2)
-    run.observers = [Checkpoints(), looking]
+    run = run_of(strategy, Checkpoints(), looking, rounds=2)
     run.folder = folder
-    run_rounds(run)
+    run.do()
     assert looking.seen == [(1, 1.0, ""), (2, 2.0, ""), (3, 2.0, "all 2 rounds done")]
-    state, spent, kept = folder.read(["weight"])
+    state, spent, kept = folder.read({"weight": (1, 2)})
     assert state.stopped == "all 2 rounds done"
     assert spent == {0: 2, 1: 2}
     assert int(kept["steps"]) == 3
@@ -159,7 +157,7 @@ class Slow:
         self.go, self.begun, self.rounds = Event(), Event(), list[int]()
         self._fails_at, self._write = fails_at, run_folder.write_atomically
         patch.setattr(run_folder, "write_atomically", self._written)
-        patch.setattr(observers, "_LARGE", 0)
+        patch.setattr(callbacks, "_LARGE", 0)
 
     def _written(self, path: Path, content: bytes, private: bool) -> None:
         if path.name != "latest.safetensors":
@@ -173,35 +171,33 @@ class Slow:
         self._write(path, content, private)
 
 
-class LettingGo(Observer):
+class LettingGo(Callback):
     """Lets the write of a round go once the next has begun."""
 
     def __init__(self, slow: Slow, at: int = 2) -> None:
-        super().__init__()
         self._slow, self._at = slow, at
         self.seen: list[int] = []
 
-    def before_round(self, run: Run, number: int) -> None:
-        self.seen.append(number)
-        if number == self._at:
+    def before_round(self, round: int, arrays: ArrayRecord) -> None:
+        self.seen.append(round)
+        if round == self._at:
             assert self._slow.begun.wait(60)
             self._slow.go.set()
 
 
-def saved(folder: RunFolder, *observers: Observer, patch: pytest.MonkeyPatch, **changes: Any) -> dict[str, bytes]:
+def saved(folder: RunFolder, *watching: Callback, patch: pytest.MonkeyPatch, **changes: Any) -> dict[str, bytes]:
     """Return the files of a scripted run."""
     strategy = Scripted([9, 8, 7, 6])
     strategy.state = {"steps": np.zeros(2)}
 
-    class Stepping(Observer):
-        def before_round(self, run: Run, number: int) -> None:
+    class Stepping(Callback):
+        def before_round(self, round: int, arrays: ArrayRecord) -> None:
             strategy.state["steps"] += 1  # in place, as momentum is
 
     patch.setattr(strategy.nodes, "roster", lambda grid: type("Empty", (), {"nodes": [], "simulated": True}))
-    run = run_of(strategy, **({"rounds": 3} | changes))
-    with Checkpoints() as checkpoints:
-        run.observers, run.folder = [Stepping(), checkpoints, *observers], folder
-        run_rounds(run)
+    run = run_of(strategy, Stepping(), Checkpoints(), *watching, **({"rounds": 3} | changes))
+    run.folder = folder
+    run.do()
     seconds = re.compile(rb'"seconds": [^,]+|"stages": \{[^}]*\}')
     return {file.name: seconds.sub(b"", file.read_bytes()) for file in folder.path.iterdir()}
 
@@ -219,7 +215,7 @@ def test_an_earlier_round_is_written_as_it_was(tmp_path: Path, monkeypatch: pyte
     folder, slow = RunFolder(tmp_path / "run"), Slow(monkeypatch, fails_at=2)
     with raises(DiskError, "disk.full"):
         saved(folder, LettingGo(slow), patch=monkeypatch)
-    state, _, kept = folder.read(["weight"])
+    state, _, kept = folder.read({"weight": (1, 2)})
     assert (len(state.history), float(state.hypotheses["weight"][0, 0, 0])) == (1, 1.0)
     np.testing.assert_array_equal(kept["steps"], [1, 1])
 
@@ -240,9 +236,9 @@ def test_a_run_that_another_error_ends_is_written_and_tells_of_a_failure_to_writ
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Stopped(LettingGo):
-        def before_round(self, run: Run, number: int) -> None:
-            super().before_round(run, number)
-            if number == 2:
+        def before_round(self, round: int, arrays: ArrayRecord) -> None:
+            super().before_round(round, arrays)
+            if round == 2:
                 raise KeyboardInterrupt
 
     for fails_at in (0, 1):
@@ -253,7 +249,7 @@ def test_a_run_that_another_error_ends_is_written_and_tells_of_a_failure_to_writ
         if fails_at:
             assert "could not be saved: the disk is full" in caplog.text
         else:
-            assert len(folder.read(["weight"])[0].history) == 1, "it waits for the write"
+            assert len(folder.read({"weight": (1, 2)})[0].history) == 1, "it waits for the write"
             assert not caplog.messages
 
 
