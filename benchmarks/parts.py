@@ -50,7 +50,7 @@ PARTS: dict[str, list[str]] = {
         "flwr.app.message.typeddict:TypedDict.__setitem__",
         *(f"flwr.app:{kind}.__init__" for kind in _RECORDS),
     ],
-    "sampling clients": ["umbel.nodes.roster:Roster.draw"],
+    "sampling clients": ["umbel.nodes.fleet:draw", "umbel.nodes.fleet:draw_in_turn"],
     "k-means": ["umbel.strategies.group_privacy:seeded_kmeans"],
     "averages": [f"umbel.strategies.base:{name}" for name in ("mean_of", "distances")],
 }

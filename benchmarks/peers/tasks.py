@@ -13,8 +13,8 @@ import umbel
 from benchmarks.in_process import Laps
 from benchmarks.peers.brief import Brief, Settings
 from umbel.protocol.errors import ConfigError
+from umbel.protocol.hypotheses import Hypotheses
 from umbel.protocol.messages import evaluation_in, training_in
-from umbel.protocol.records import to_array_record
 from umbel.simulation.in_process import play, run_config
 
 CLASSES = 62
@@ -75,13 +75,13 @@ def brief_of(config: Mapping[str, Any], cores: int = 1) -> Brief:
     run = play({**config, "rounds": 1}, observers=[start])
     hypotheses, own, fleet, dataset = start.notes[0], run.setup.config, run.fleet, run.setup.open_dataset()
     assert dataset is not None
-    arrays, task = to_array_record(hypotheses), run.setup.task().to_record()
+    arrays, task = Hypotheses(hypotheses), run.setup.task().to_record()
     train, validate = [], []
     for number in range(1, int(config["rounds"]) + 2):
         # One node hosts all clients, so that it counts them as the dataset does.
-        (message,) = fleet.ask_training(number, arrays, task, run.grid)
+        (message,) = fleet.ask_training(number, arrays, task, run.grid).messages
         training = training_in(message.content)
-        (message,) = fleet.ask_evaluation(number, arrays, task, run.grid)
+        (message,) = fleet.ask_evaluation(number, arrays, task, run.grid).messages
         evaluation = evaluation_in(message.content)
         assert training is not None
         assert evaluation is not None

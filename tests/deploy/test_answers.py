@@ -147,7 +147,7 @@ def arrays(rows: int, n: int) -> Arrays:
 
 def order(n: int = 10, clients: int = 2, **task: Any) -> RecordDict:
     asked = TrainingSpec(noise_multiplier=0.0, **task).asking(3, tuple(range(clients)))
-    return round_request(pack(arrays(3, n)), training=asked, evaluation=EvaluationSpec().asking(3, (0, 1)))
+    return round_request(pack(arrays(3, n)), asked, EvaluationSpec().asking(3, (0, 1)))
 
 
 def refused(code: int, call: Callable[..., Any], *arguments: Any, **more: Any) -> None:
@@ -266,7 +266,7 @@ def test_a_bound_is_no_more_than_the_answer_and_some_room(clients: int) -> None:
     model = {name: np.ones((clients, n // 50), np.float32) for name in names}
     asked = TrainingSpec().asking(1, tuple(range(clients)))
     first = {name: value[:1] for name, value in model.items()}
-    content = round_request(pack(first), training=asked, evaluation=EvaluationSpec().asking(1, asked.clients))
+    content = round_request(pack(first), asked, EvaluationSpec().asking(1, asked.clients))
     message = Message(content, 5, "train", group_id="1")
     random = np.random.default_rng(1).normal(size=(2, clients))
     answer = {**training_reply(model, [1] * clients, [9] * clients), **evaluation_reply(*random)}

@@ -15,7 +15,14 @@ from numpy.typing import NDArray
 import umbel.client.app
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.flower import ErrorCode, Run
-from umbel.protocol.messages import asks, evaluation_in, evaluation_reply, hosting_reply, training_in, training_reply
+from umbel.protocol.messages import (
+    evaluation_in,
+    evaluation_reply,
+    hosting_reply,
+    numbers_asked,
+    training_in,
+    training_reply,
+)
 from umbel.protocol.tasks import Hosting
 from umbel.simulation.grid import InProcessGrid
 
@@ -214,7 +221,7 @@ def failing(partitions: Collection[int], parts: Collection[str] = ("training", "
     def fails(message: Message, context: Context) -> Message:
         if context.node_config["partition-id"] in partitions:
             left = RecordDict({name: record for name, record in message.content.items() if name not in parts})
-            nothing = any(asks(message.content)) and not any(asks(left))
+            nothing = any(numbers_asked(message.content)) and not any(numbers_asked(left))
             if nothing or message.metadata.message_type in parts:
                 raise RuntimeError("the power went")
             message = copy(message)

@@ -10,10 +10,13 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 
 from umbel import models
 from umbel.nodes.fleet import Fleet
+from umbel.nodes.reading import Asked
 from umbel.protocol.arrays import Arrays
+from umbel.protocol.hypotheses import Hypotheses
 from umbel.protocol.records import from_array_record
 from umbel.protocol.releases import Scores
 from umbel.protocol.run_config import RunConfig
+from umbel.protocol.tasks import TrainingSpec
 from umbel.server.history import State
 from umbel.server.rounds import Run
 from umbel.server.setup import Setup
@@ -41,6 +44,11 @@ def on(fleet: Fleet, strategy: T) -> T:
     """Return a strategy of umbel's nodes, whose methods a test may call; of two hypotheses, unless it says how many."""
     strategy.nodes, strategy.hypotheses, strategy.allows_several = fleet, strategy.hypotheses or 2, True
     return strategy
+
+
+def sends(strategy: HypothesisStrategy, arrays: Arrays, task: TrainingSpec | None = None) -> None:
+    """Have a strategy believe that a round trains from these hypotheses."""
+    strategy.asked["train"] = Asked(Hypotheses(arrays), np.zeros(0, np.int64), {}, task=task)
 
 
 class Scripted(HypothesisStrategy):
@@ -90,7 +98,7 @@ class ScriptedFleet(Fleet):
         self.participations = np.array([0, 0, 0])
         self._strategy = strategy
 
-    def scores(self, replies: Iterable[Message]) -> Scores | None:
+    def scores(self, asked: Asked, replies: Iterable[Message]) -> Scores | None:
         strategy = self._strategy
         if not strategy.losses:
             return None

@@ -22,17 +22,17 @@ from tests.helpers.errors import raises
 from tests.helpers.grids import ListeningGrid, PaperGrid, error_reply, failing, stack, vectors
 from tests.helpers.paper import paper_task
 from umbel.nodes.fleet import Fleet
-from umbel.protocol.arrays import flatten
+from umbel.nodes.reading import Asked
 from umbel.protocol.errors import FleetError
 from umbel.protocol.flower import ErrorCode
+from umbel.protocol.hypotheses import Hypotheses
 from umbel.protocol.messages import evaluation_in, hypotheses_in, merged, training_in
-from umbel.protocol.records import to_array_record
 from umbel.protocol.tasks import EvaluationSpec, Hosting
 from umbel.simulation.grid import InProcessGrid
 
 COMMON = paper_task(local_epochs=3)
 SENT = [(0, 0, 0), (10, 10, 10)]
-RECORD = to_array_record(stack(SENT))
+RECORD = Hypotheses(stack(SENT))
 
 
 # --- asking for training
@@ -40,7 +40,7 @@ RECORD = to_array_record(stack(SENT))
 
 def test_a_round_sends_one_message_a_node() -> None:
     grid, fleet = PaperGrid.simulated(train=7, nodes=3), Fleet(clients_per_round=7)
-    messages = fleet.ask_training(4, RECORD, COMMON, grid)
+    messages = fleet.ask_training(4, RECORD, COMMON, grid).messages
     assert [message.metadata.dst_node_id for message in messages] == [100, 101, 102]
     assert {(message.metadata.message_type, message.metadata.group_id) for message in messages} == {("train", "4")}
     assert [grid.asked(message) for message in messages] == [[0, 3, 6], [1, 4], [2, 5]]
@@ -52,7 +52,7 @@ def test_clients_with_a_limit_take_turns_until_all_have_had_theirs() -> None:
     turns = np.zeros(10, int)
     for number in range(1, 6):
         assert not fleet.used_up
-        (message,) = fleet.ask_training(number, RECORD, COMMON, grid)
+        (message,) = fleet.ask_training(number, RECORD, COMMON, grid).messages
         turns[grid.asked(message)] += 1
         assert np.ptp(turns) <= 1
     assert turns.tolist() == [2] * 10
@@ -62,21 +62,9 @@ def test_clients_with_a_limit_take_turns_until_all_have_had_theirs() -> None:
 def test_a_message_holds_the_hypotheses_and_the_task() -> None:
     grid, fleet = PaperGrid.simulated(train=4), Fleet(clients_per_round=4)
     task = replace(COMMON, clipping="public", clip_norm=0.2, run="mine")
-    (message,) = fleet.ask_training(3, RECORD, task, grid)
+    (message,) = fleet.ask_training(3, RECORD, task, grid).messages
     np.testing.assert_array_equal(vectors(hypotheses_in(message.content)), SENT)
     assert training_in(message.content) == replace(task, round=3, clients=(0, 1, 2, 3))
-    np.testing.assert_array_equal(vectors(fleet.sent), SENT)
-
-
-def test_other_arrays_in_the_same_record_are_sent_as_they_are_now() -> None:
-    """Training and evaluation share what is packed; a strategy may keep one record and change what is in it."""
-    grid, fleet = PaperGrid.simulated(train=3), Fleet(clients_per_round=3)
-    record = to_array_record(stack(SENT))
-    for values in (SENT, [(1, 2, 3), (4, 5, 6)]):
-        record.update(to_array_record(stack(values)))
-        (message,) = fleet.ask_training(1, record, COMMON, grid)
-        np.testing.assert_array_equal(flatten(hypotheses_in(message.content)), values)
-        np.testing.assert_array_equal(flatten(fleet.sent), values)
 
 
 # --- a pause
@@ -172,7 +160,7 @@ def test_a_round_that_connected_nodes_never_answer_ends_the_run_after_its_longes
     with raises(FleetError, "nodes.away", "node 5 (silent", "node 6 (silent"):
         for _ in range(20):
             fleet.wait(3, grid)
-            fleet.exchange(3, grid, fleet.ask_training(3, RECORD, COMMON, grid), timeout=0.01)
+            fleet.exchange(3, grid, fleet.ask_training(3, RECORD, COMMON, grid).messages, timeout=0.01)
             assert fleet.unanswered
     assert 60 <= sum(slept) < 66
 
@@ -198,7 +186,7 @@ def test_a_site_whose_process_died_is_asked_again_at_once(linear_config: dict[st
     fleet.roster(grid)
     grid.__class__ = Dying
     play_round(grid, fleet)
-    assert len(fleet.ask_training(2, RECORD, COMMON, grid)) == asked
+    assert len(fleet.ask_training(2, RECORD, COMMON, grid).messages) == asked
 
 
 @pytest.mark.parametrize(("train", "asked"), [(2, [5, 6]), (0, [5])])
@@ -217,11 +205,11 @@ def test_a_site_that_refuses_to_report_still_trains(train: int, asked: list[int]
 
     grid, fleet = Silent({5: Hosting(2, 2), 6: Hosting(train, 2)}), Fleet(clients_per_round=2 + train)
     fleet.roster(grid)
-    replies, _ = fleet.exchange(3, grid, fleet.ask_evaluation(3, RECORD, EvaluationSpec(), grid), timeout=60)
-    assert fleet.scores(replies) is not None
-    assert [message.metadata.dst_node_id for message in fleet.ask_training(3, RECORD, COMMON, grid)] == asked
-    validated = fleet.ask_evaluation(4, RECORD, EvaluationSpec(), grid)
-    assert [message.metadata.dst_node_id for message in validated] == asked
+    validation = fleet.ask_evaluation(3, RECORD, EvaluationSpec(), grid)
+    replies, _ = fleet.exchange(3, grid, validation.messages, timeout=60)
+    assert fleet.scores(validation, replies) is not None
+    assert list(fleet.ask_training(3, RECORD, COMMON, grid).positions) == asked
+    assert list(fleet.ask_evaluation(4, RECORD, EvaluationSpec(), grid).positions) == asked
 
 
 # --- nodes that come
@@ -307,10 +295,10 @@ def test_a_run_that_goes_on_counts_from_what_was_spent() -> None:
 def sampled(round: int, nodes: int = 1, clients: int = 3, of: int = 10, **options: Any) -> list[int]:
     """Return the clients that are asked in a round."""
     grid = PaperGrid.simulated(train=of, nodes=nodes)
-    messages = Fleet(clients_per_round=clients, max_participations=0, **options).ask_training(
-        round, RECORD, COMMON, grid
-    )
-    return sorted(number for message in messages for number in grid.asked(message))
+    asked = Fleet(clients_per_round=clients, max_participations=0, **options).ask_training(round, RECORD, COMMON, grid)
+    numbers = sorted(number for message in asked.messages for number in grid.asked(message))
+    assert numbers == asked.clients.tolist()
+    return numbers
 
 
 @pytest.mark.parametrize("nodes", [2, 13])
@@ -330,7 +318,7 @@ def test_clients_are_asked_equally_often() -> None:
     fleet, grid = Fleet(clients_per_round=clients, max_participations=0), PaperGrid.simulated(train=of)
     times = np.zeros(of)
     for t in range(1, rounds + 1):
-        (message,) = fleet.ask_training(t, RECORD, COMMON, grid)
+        (message,) = fleet.ask_training(t, RECORD, COMMON, grid).messages
         times[grid.asked(message)] += 1
     # Each client is asked with probability p, and since a round asks a fixed number of clients
     # the counts are correlated by -1/(of - 1), which the factor before the sum makes up for.
@@ -346,7 +334,7 @@ def validating(nodes: int, clients: int = 4, per_round: int = 0, round: int = 1)
     """Return the messages to validation clients, which follow two training clients."""
     grid = PaperGrid.simulated(train=2, validation=clients, nodes=nodes)
     fleet = Fleet(clients_per_round=1, validation_clients_per_round=per_round)
-    return grid, fleet.ask_evaluation(round, RECORD, EvaluationSpec(step_size=0.5, run="mine"), grid)
+    return grid, fleet.ask_evaluation(round, RECORD, EvaluationSpec(step_size=0.5, run="mine"), grid).messages
 
 
 def test_all_validation_clients_are_asked_by_one_message_a_node() -> None:
@@ -370,8 +358,9 @@ def test_some_validation_clients_are_sampled_anew_each_round() -> None:
 
 def test_without_validation_clients_nobody_is_asked() -> None:
     grid, fleet = PaperGrid.simulated(train=2), Fleet(clients_per_round=1)
-    assert fleet.ask_evaluation(1, RECORD, EvaluationSpec(), grid) == []
-    assert fleet.scores([]) is None
+    asked = fleet.ask_evaluation(1, RECORD, EvaluationSpec(), grid)
+    assert asked.messages == []
+    assert fleet.scores(asked, []) is None
 
 
 # --- a round
@@ -382,7 +371,7 @@ def test_training_and_evaluation_of_a_node_travel_together() -> None:
     grid, fleet = PaperGrid.simulated(train=3, validation=2, nodes=3), Fleet(clients_per_round=1)
     training = fleet.ask_training(1, RECORD, COMMON, grid, clients=np.array([1]))
     evaluation = fleet.ask_evaluation(1, RECORD, EvaluationSpec(), grid)
-    together = merged([*training, *evaluation])
+    together = merged([*training.messages, *evaluation.messages])
     assert {m.metadata.dst_node_id: (m.metadata.message_type, sorted(m.content)) for m in together} == {
         100: ("evaluate", ["evaluation", "hypotheses"]),
         101: ("train", ["evaluation", "hypotheses", "training"]),
@@ -394,21 +383,23 @@ def linear_config(run_config: dict[str, Any]) -> dict[str, Any]:
     return run_config | {"noise-multiplier": 5.0}
 
 
-def play_round(grid: InProcessGrid, fleet: Fleet, round: int = 1, timeout: float = 600) -> list[Message]:
-    """Do a round with the app's own nodes, training and evaluation."""
-    hypotheses = to_array_record({"weight": np.array([[[5.0, 6.0]], [[4.0, -4.5]]], np.float32)})
-    messages = fleet.ask_training(round, hypotheses, COMMON, grid)
-    messages += fleet.ask_evaluation(round, hypotheses, EvaluationSpec(), grid)
-    replies, _ = fleet.exchange(round, grid, messages, timeout)
-    return replies
+def play_round(
+    grid: InProcessGrid, fleet: Fleet, round: int = 1, timeout: float = 600
+) -> tuple[list[Message], Asked, Asked]:
+    """Do a round with the app's own nodes, and return their replies and who was asked to train and to evaluate."""
+    hypotheses = Hypotheses({"weight": np.array([[[5.0, 6.0]], [[4.0, -4.5]]], np.float32)})
+    training = fleet.ask_training(round, hypotheses, COMMON, grid)
+    evaluation = fleet.ask_evaluation(round, hypotheses, EvaluationSpec(), grid)
+    replies, _ = fleet.exchange(round, grid, [*training.messages, *evaluation.messages], timeout)
+    return replies, training, evaluation
 
 
 def test_each_node_gets_one_message_and_its_one_reply_serves_both(linear_config: dict[str, Any]) -> None:
     grid, fleet = ListeningGrid(umbel.client.app.app, linear_config, nodes=3), Fleet(clients_per_round=30)
-    replies = play_round(grid, fleet)
+    replies, training, evaluation = play_round(grid, fleet)
     assert grid.rounds == {"1": Counter({100: 1, 101: 1, 102: 1})}
     assert len(replies) == 3
-    releases, scores = fleet.releases(replies), fleet.scores(replies)
+    releases, scores = fleet.releases(training, replies), fleet.scores(evaluation, replies)
     assert (len(releases.clients), releases.asked, releases.lost_nodes) == (30, 30, 0)
     assert scores is not None
     assert scores.clients == 100
@@ -419,8 +410,8 @@ def test_each_node_gets_one_message_and_its_one_reply_serves_both(linear_config:
 @pytest.mark.parametrize("part", ["training", "evaluation"])
 def test_a_node_that_does_one_part_alone_counts_for_that(linear_config: dict[str, Any], part: str) -> None:
     grid, fleet = ListeningGrid(failing({1}, [part]), linear_config, nodes=3), Fleet(clients_per_round=30)
-    replies = play_round(grid, fleet)
-    releases, scores = fleet.releases(replies), fleet.scores(replies)
+    replies, training, evaluation = play_round(grid, fleet)
+    releases, scores = fleet.releases(training, replies), fleet.scores(evaluation, replies)
     assert releases.lost_nodes == (part == "training")
     assert ((releases.clients % 3) == 1).any() == (part == "evaluation")
     assert scores is not None
@@ -454,19 +445,19 @@ def test_a_round_closes_when_a_quorum_of_its_clients_has_answered(linear_config:
     grid, fleet = SomeLate(umbel.client.app.app, linear_config, nodes=4), Fleet(clients_per_round=100, quorum=0.75)
     fleet.roster(grid)
     grid.late = frozenset({103})
-    assert len(play_round(grid, fleet)) == 3
+    assert len(play_round(grid, fleet)[0]) == 3
     assert grid.looks == 2, "at the first look"
     grid.late = frozenset()
-    assert len(play_round(grid, fleet, round=2)) == 3, "it was silent and is left out for a round"
+    assert len(play_round(grid, fleet, round=2)[0]) == 3, "it was silent and is left out for a round"
     assert fleet.dropped == 1
-    assert len(play_round(grid, fleet, round=3)) == 4
+    assert len(play_round(grid, fleet, round=3)[0]) == 4
 
 
 def test_fewer_than_a_quorum_are_waited_for(linear_config: dict[str, Any]) -> None:
     grid, fleet = SomeLate(umbel.client.app.app, linear_config, nodes=4), Fleet(clients_per_round=100, quorum=0.76)
     fleet.roster(grid)
     grid.late = frozenset({103})
-    assert len(play_round(grid, fleet)) == 4
+    assert len(play_round(grid, fleet)[0]) == 4
 
 
 @pytest.mark.parametrize("part", ["training", "evaluation"])
@@ -478,7 +469,7 @@ def test_a_node_that_does_one_part_alone_does_not_stand_in_for_the_other(
     fleet = Fleet(clients_per_round=100, quorum=0.5)
     fleet.roster(grid)
     grid.late = frozenset({103})
-    assert len(play_round(grid, fleet)) == 4, "the fourth is waited for"
+    assert len(play_round(grid, fleet)[0]) == 4, "the fourth is waited for"
 
 
 def test_what_a_run_has_found_is_sent_to_every_node(linear_config: dict[str, Any]) -> None:

@@ -24,6 +24,7 @@ from umbel.nodes.fleet import Fleet
 from umbel.nodes.roster import admitted
 from umbel.protocol.arrays import flatten
 from umbel.protocol.errors import ProtocolError
+from umbel.protocol.hypotheses import Hypotheses
 from umbel.protocol.messages import (
     evaluation_in,
     evaluation_reply,
@@ -32,7 +33,7 @@ from umbel.protocol.messages import (
     training_in,
     training_reply,
 )
-from umbel.protocol.records import pack, to_array_record, unpack
+from umbel.protocol.records import pack, unpack
 from umbel.protocol.run_config import MAX_CLIENTS, RunConfig
 from umbel.protocol.tasks import VERSION, Hosting
 from umbel.server.history import State
@@ -245,7 +246,7 @@ def test_no_reply_of_a_round_does_harm() -> None:
     """Each node is asked in each round for four clients, as if it had never failed."""
     grid = HostileGrid(honest_nodes=2, hostile_nodes=40, seed=1)
     fleet = Fleet(clients_per_round=10, max_participations=0, per_node="share=0.05", min_nodes=3)
-    record = to_array_record({"weight": np.array([[[1.0, 1.0]], [[-5.0, 4.0]]], np.float32)})
+    sent = Hypotheses({"weight": np.array([[[1.0, 1.0]], [[-5.0, 4.0]]], np.float32)})
     task = paper_task(noise_multiplier=1.0)
     roster = fleet.roster(grid)
     stops = np.cumsum([hosting.train for _, hosting in roster.nodes])
@@ -256,10 +257,10 @@ def test_no_reply_of_a_round_does_harm() -> None:
     while grid.hostile_replies < REPLIES:
         round += 1
         roster._absent.clear()
-        messages = fleet.ask_training(round, record, task, grid, clients=everyone)
-        messages += fleet.ask_evaluation(round, record, task.evaluation, grid)
-        replies, _ = fleet.exchange(round, grid, messages, timeout=0.002)
-        releases, scores = fleet.releases(replies), fleet.scores(replies)
+        training = fleet.ask_training(round, sent, task, grid, clients=everyone)
+        evaluation = fleet.ask_evaluation(round, sent, task.evaluation, grid)
+        replies, _ = fleet.exchange(round, grid, [*training.messages, *evaluation.messages], timeout=0.002)
+        releases, scores = fleet.releases(training, replies), fleet.scores(evaluation, replies)
         assert honest_clients <= set(releases.clients.tolist())
         assert np.isfinite(releases.vectors).all()
         assert np.abs(releases.vectors).max() < 1e8

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,30 +20,51 @@ from tests.helpers.grids import SUPERLINK, PaperGrid, error_reply, stack
 from tests.helpers.messages import instead
 from tests.helpers.paper import paper_task
 from umbel.nodes.fleet import Fleet
-from umbel.nodes.replies import Asked, read_releases, read_scores
+from umbel.nodes.reading import Asked
+from umbel.nodes.replies import read_releases, read_scores
 from umbel.protocol.arrays import Arrays
+from umbel.protocol.hypotheses import Hypotheses
 from umbel.protocol.messages import evaluation_reply, training_reply
 from umbel.protocol.records import in_steps, pack, to_array_record, unpack
 from umbel.protocol.releases import Releases, Scores
-from umbel.protocol.tasks import EvaluationSpec
+from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 
-RECORD = to_array_record(stack([(0, 0, 0), (10, 10, 10)]))
+RECORD = Hypotheses(stack([(0, 0, 0), (10, 10, 10)]))
 TASK = paper_task()
 RELEASE = {0: (1, 0, 2), 1: (9, 9, 9), 2: (3, 0, 4), 3: (9, 9, 13)}
 # Validation clients follow two training clients.
 LOSS = {2: 1.0, 3: 2.0, 4: 4.0, 5: 9.0}
 
 
-def training(nodes: int = 1, clients: int = 4) -> tuple[Fleet, PaperGrid, list[Message]]:
-    """Return a fleet of which all training clients are asked, its grid and the messages."""
+class Round:
+    """A round on paper: who was asked, and what is read of the replies."""
+
+    def __init__(self, fleet: Fleet, asked: Asked) -> None:
+        self.fleet, self.asked = fleet, asked
+
+    def releases(self, replies: Iterable[Message]) -> Releases:
+        return self.fleet.releases(self.asked, replies)
+
+    def scores(self, replies: Iterable[Message]) -> Scores | None:
+        return self.fleet.scores(self.asked, replies)
+
+
+def training(nodes: int = 1, clients: int = 4, task: TrainingSpec = TASK) -> tuple[Round, PaperGrid, list[Message]]:
+    """Return a round that asks all training clients, its grid and the messages."""
     grid, fleet = PaperGrid.simulated(train=clients, nodes=nodes), Fleet(clients_per_round=clients)
-    return fleet, grid, fleet.ask_training(1, RECORD, TASK, grid)
+    asked = fleet.ask_training(1, RECORD, task, grid)
+    return Round(fleet, asked), grid, asked.messages
 
 
-def validation(nodes: int = 1, clients: int = 4) -> tuple[Fleet, PaperGrid, list[Message]]:
+def validation(nodes: int = 1, clients: int = 4, **run: Any) -> tuple[Round, PaperGrid, list[Message]]:
     """The same of validation clients."""
-    grid, fleet = PaperGrid.simulated(train=2, validation=clients, nodes=nodes), Fleet(clients_per_round=1)
-    return fleet, grid, fleet.ask_evaluation(1, RECORD, EvaluationSpec(), grid)
+    grid, fleet = PaperGrid.simulated(train=2, validation=clients, nodes=nodes), Fleet(clients_per_round=1, **run)
+    asked = fleet.ask_evaluation(1, RECORD, EvaluationSpec(), grid)
+    return Round(fleet, asked), grid, asked.messages
+
+
+def says(node: int, content: RecordDict) -> Message:
+    return Message(content, reply_to=Message(RecordDict(), node, "evaluate"))
 
 
 def told(releases: Releases) -> dict[int, list[float]]:
@@ -63,8 +84,8 @@ def expected(*clients: int) -> dict[int, list[float]]:
 
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_releases_are_in_client_order_whatever_the_nodes(nodes: int) -> None:
-    fleet, grid, messages = training(nodes)
-    releases = fleet.releases(grid.releases(messages, RELEASE.__getitem__)[::-1])
+    asked, grid, messages = training(nodes)
+    releases = asked.releases(grid.releases(messages, RELEASE.__getitem__)[::-1])
     assert told(releases) == expected(0, 1, 2, 3)
     assert (releases.asked, releases.lost_nodes, releases.choices) == (4, 0, None)
 
@@ -72,28 +93,28 @@ def test_releases_are_in_client_order_whatever_the_nodes(nodes: int) -> None:
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_a_strategy_cannot_write_into_what_came(nodes: int) -> None:
     """It would move what is computed from the releases after it, or with one node, whose reply holds them, fail."""
-    fleet, grid, messages = training(nodes)
-    vectors = fleet.releases(grid.releases(messages, RELEASE.__getitem__)).vectors
+    asked, grid, messages = training(nodes)
+    vectors = asked.releases(grid.releases(messages, RELEASE.__getitem__)).vectors
     with pytest.raises(ValueError, match="read-only"):
         vectors -= 1
 
 
 def test_a_node_that_answers_without_a_release_is_not_lost() -> None:
-    fleet, grid, messages = training(nodes=2)
-    releases = fleet.releases(grid.releases(messages, (RELEASE | {1: None, 3: None}).__getitem__))
+    asked, grid, messages = training(nodes=2)
+    releases = asked.releases(grid.releases(messages, (RELEASE | {1: None, 3: None}).__getitem__))
     assert told(releases) == expected(0, 2)
     assert releases.lost_nodes == 0
 
 
 def test_participations_are_counted_for_those_that_released() -> None:
-    fleet, grid, messages = training(nodes=2)
-    fleet.releases(grid.releases(messages, RELEASE.__getitem__))
-    assert fleet.participations.tolist() == [1, 1, 1, 1]
-    fleet.releases(grid.releases(messages, (RELEASE | {2: None}).__getitem__))
-    assert fleet.participations.tolist() == [2, 2, 1, 2]
+    asked, grid, messages = training(nodes=2)
+    asked.releases(grid.releases(messages, RELEASE.__getitem__))
+    assert asked.fleet.participations.tolist() == [1, 1, 1, 1]
+    asked.releases(grid.releases(messages, (RELEASE | {2: None}).__getitem__))
+    assert asked.fleet.participations.tolist() == [2, 2, 1, 2]
     # The first node, with clients 0 and 2, is lost.
-    fleet.releases(grid.releases(messages, RELEASE.__getitem__)[1:])
-    assert fleet.participations.tolist() == [2, 3, 1, 3]
+    asked.releases(grid.releases(messages, RELEASE.__getitem__)[1:])
+    assert asked.fleet.participations.tolist() == [2, 3, 1, 3]
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 7), st.randoms(use_true_random=False))
@@ -104,19 +125,19 @@ def test_neither_the_number_of_nodes_nor_the_order_of_replies_changes_a_bit(
     release = dict(enumerate(generator.normal(5, 5, size=(7, 3)).tolist()))
     results = []
     for n in (1, nodes):
-        fleet, grid, messages = training(n, clients=7)
+        asked, grid, messages = training(n, clients=7)
         replies = grid.releases(messages, release.__getitem__)
         order.shuffle(replies)
-        results.append(fleet.releases(replies).vectors.tobytes())
+        results.append(asked.releases(replies).vectors.tobytes())
     assert results[0] == results[1]
 
 
 def test_the_order_of_names_in_a_reply_plays_no_part() -> None:
-    fleet, grid, messages = training()
+    asked, grid, messages = training()
     (reply,) = replies = grid.releases(messages, RELEASE.__getitem__)
     arrays = unpack(reply.content.array_records["arrays"])
     reply.content["arrays"] = pack({name: arrays[name] for name in ("bias", "weight")})
-    assert told(fleet.releases(replies)) == expected(0, 1, 2, 3)
+    assert told(asked.releases(replies)) == expected(0, 1, 2, 3)
 
 
 # --- what clients chose
@@ -124,15 +145,14 @@ def test_the_order_of_names_in_a_reply_plays_no_part() -> None:
 
 def disclosed(choices: Any, nodes: int = 1) -> Releases:
     """Return what is read of clients that were asked what they chose, and of which the last node says `choices`."""
-    grid, fleet = PaperGrid.simulated(train=4, nodes=nodes), Fleet(clients_per_round=4)
-    messages = fleet.ask_training(1, RECORD, replace(TASK, disclose_choice=True), grid)
+    asked, grid, messages = training(nodes, task=replace(TASK, disclose_choice=True))
     replies = grid.releases(messages, RELEASE.__getitem__, lambda client: client % 2)
     counts = replies[-1].content.metric_records["released"]
     if choices is None:
         del counts["choices"]
     else:
         counts["choices"] = choices
-    return fleet.releases(replies)
+    return asked.releases(replies)
 
 
 def test_choices_are_in_client_order() -> None:
@@ -157,20 +177,20 @@ def test_a_reply_without_a_choice_for_each_release_is_dropped(choices: Any) -> N
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_releases_that_came_as_steps_are_the_same(nodes: int) -> None:
-    fleet, grid, messages = training(nodes)
+    asked, grid, messages = training(nodes)
     replies = grid.releases(messages, RELEASE.__getitem__)
     for reply in replies:
         in_steps_of(reply.content, 2.0**-8)
-    assert told(fleet.releases(replies)) == expected(0, 1, 2, 3)
+    assert told(asked.releases(replies)) == expected(0, 1, 2, 3)
 
 
 @pytest.mark.parametrize("step", [0.3, -1.0, 0.0, float("nan"), float("inf"), 2.0**127, 1])
 def test_a_reply_with_a_step_that_makes_no_release_is_dropped(step: Any) -> None:
-    fleet, grid, messages = training(2)
+    asked, grid, messages = training(2)
     first, second = grid.releases(messages, RELEASE.__getitem__)
     in_steps_of(second.content, 2.0**-8)
     second.content.metric_records["released"]["step"] = step
-    releases = fleet.releases([first, second])
+    releases = asked.releases([first, second])
     assert told(releases) == expected(0, 2)
     assert releases.lost_nodes == 1 or releases.outside.tolist() == [1, 3]
 
@@ -255,39 +275,39 @@ SPOILT: dict[str, Callable[[RecordDict], Any]] = {
 
 @pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT.keys())
 def test_a_reply_that_does_not_fit_is_dropped(spoil: Callable[[RecordDict], Any]) -> None:
-    fleet, grid, messages = training(nodes=2)
+    asked, grid, messages = training(nodes=2)
     replies = grid.releases(messages, RELEASE.__getitem__)
     spoil(replies[1].content)
-    releases = fleet.releases(replies)
+    releases = asked.releases(replies)
     # The other node hosts clients 0 and 2.
     assert told(releases) == expected(0, 2)
     assert (releases.asked, releases.lost_nodes) == (4, 1)
-    assert fleet.participations.tolist() == [1, 0, 1, 0]
+    assert asked.fleet.participations.tolist() == [1, 0, 1, 0]
 
 
 @pytest.mark.parametrize("source", [None, SUPERLINK])
 def test_a_node_without_an_answer_is_counted_as_lost(source: int | None) -> None:
-    fleet, grid, messages = training(nodes=2)
+    asked, grid, messages = training(nodes=2)
     replies = grid.releases(messages, RELEASE.__getitem__)[:1]
-    assert fleet.releases(replies).lost_nodes == 1
-    releases = fleet.releases([error_reply(messages[1], source), *replies])
+    assert asked.releases(replies).lost_nodes == 1
+    releases = asked.releases([error_reply(messages[1], source), *replies])
     assert told(releases) == expected(0, 2)
     assert releases.lost_nodes == 1
 
 
 def test_a_node_is_heard_once_and_only_if_it_was_asked() -> None:
-    fleet, grid, messages = training(nodes=2)
+    asked, grid, messages = training(nodes=2)
     again = grid.releases(messages, (RELEASE | {0: (500, 500, 500)}).__getitem__)[0]
     stranger = Message(training_reply(stack([(5, 5, 5)]), [1]), reply_to=Message(RecordDict(), 555, "train"))
-    releases = fleet.releases([stranger, *grid.releases(messages, RELEASE.__getitem__), again])
+    releases = asked.releases([stranger, *grid.releases(messages, RELEASE.__getitem__), again])
     assert told(releases) == expected(0, 1, 2, 3)
     assert releases.lost_nodes == 0
-    assert fleet.participations.tolist() == [1, 1, 1, 1]
+    assert asked.fleet.participations.tolist() == [1, 1, 1, 1]
 
 
 def test_of_no_answer_at_all_there_are_releases_of_nobody() -> None:
-    asked = Asked(np.array([0, 2]), {7: np.array([0, 1])}, disclose=True)
-    releases = read_releases({}, asked, stack([(0, 0, 0)]))
+    task, one = replace(TASK, disclose_choice=True), Hypotheses(stack([(0, 0, 0)]))
+    releases = read_releases(Asked(one, np.array([0, 2]), {7: np.array([0, 1])}, task=task), [])
     assert told(releases) == {}
     assert releases.choices is not None
     assert (len(releases.choices), releases.lost_nodes) == (0, 1)
@@ -301,28 +321,26 @@ def test_a_release_that_no_honest_client_would_send_is_left_out_and_counted(
     disclose: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of clients 0 and 2 on one node and 1 and 3 on the other, client 3 has nothing in mind but the mean."""
-    grid, fleet = PaperGrid.simulated(train=4, nodes=2), Fleet(clients_per_round=4)
-    messages = fleet.ask_training(1, RECORD, replace(TASK, disclose_choice=disclose), grid)
+    asked, grid, messages = training(2, task=replace(TASK, disclose_choice=disclose))
     choices = {"choice_of": lambda client: client % 2} if disclose else {}
-    releases = fleet.releases(grid.releases(messages, (RELEASE | {3: (3.4e38, 0, 0)}).__getitem__, **choices))
+    releases = asked.releases(grid.releases(messages, (RELEASE | {3: (3.4e38, 0, 0)}).__getitem__, **choices))
     assert told(releases) == expected(0, 1, 2)
     assert (releases.asked, releases.lost_nodes, releases.outside.tolist()) == (4, 0, [3])
     assert (None if releases.choices is None else releases.choices.tolist()) == ([0, 1, 0] if disclose else None)
-    assert fleet.participations.tolist() == [1, 1, 1, 1], "it has paid as well"
-    assert fleet.dropped == 1
+    assert asked.fleet.participations.tolist() == [1, 1, 1, 1], "it has paid as well"
+    assert asked.fleet.dropped == 1
     assert "left out 1 of 2 releases of node 101, further than" in caplog.text
-    fleet.exchange(2, grid, [], timeout=1)
-    assert fleet.dropped == 0, "in the round after it"
+    asked.fleet.exchange(2, grid, [], timeout=1)
+    assert asked.fleet.dropped == 0, "in the round after it"
 
 
 def test_how_far_a_release_may_lie_is_the_runs() -> None:
     grid, fleet = PaperGrid.simulated(train=4), Fleet(clients_per_round=4, per_node="update-norm=1.5")
-    messages = fleet.ask_training(1, RECORD, replace(TASK, noise_multiplier=0.0), grid)
+    asked = Round(fleet, fleet.ask_training(1, RECORD, replace(TASK, noise_multiplier=0.0), grid))
     release = {0: (0, 0, 0), 1: (1.4, 0, 0), 2: (1.6, 0, 0), 3: (10, 10, 11)}
-    assert fleet.releases(grid.releases(messages, release.__getitem__)).clients.tolist() == [0, 1, 3]
+    assert asked.releases(grid.releases(asked.asked.messages, release.__getitem__)).clients.tolist() == [0, 1, 3]
     public = replace(TASK, noise_multiplier=0.0, clipping="public", clip_norm=1.0)
-    strict = Fleet(clients_per_round=4)
-    messages = strict.ask_training(1, RECORD, public, grid)
+    strict, grid, messages = training(task=public)
     assert strict.releases(grid.releases(messages, release.__getitem__)).clients.tolist() == [0, 3]
 
 
@@ -331,35 +349,35 @@ def test_how_far_a_release_may_lie_is_the_runs() -> None:
 
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_every_validation_client_counts_once(nodes: int) -> None:
-    fleet, grid, messages = validation(nodes)
-    assert fleet.scores(grid.scores(messages, LOSS.__getitem__)[::-1]) == Scores(4.0, 40.0, 4)
+    asked, grid, messages = validation(nodes)
+    assert asked.scores(grid.scores(messages, LOSS.__getitem__)[::-1]) == Scores(4.0, 40.0, 4)
 
 
 def test_the_average_is_over_the_clients_that_answered() -> None:
-    fleet, grid, messages = validation(nodes=3)
+    asked, grid, messages = validation(nodes=3)
     first, second, third = grid.scores(messages, LOSS.__getitem__)
     # The third node, with clients 2 and 5, is missing.
-    assert fleet.scores([first, second]) == Scores(3.0, 30.0, 2)
+    assert asked.scores([first, second]) == Scores(3.0, 30.0, 2)
     error = error_reply(messages[0])
-    found = fleet.scores([error, third, second])
+    found = asked.scores([error, third, second])
     assert found is not None
     assert found.clients == 3
-    assert fleet.scores([error]) is None
+    assert asked.scores([error]) is None
 
 
 def test_a_client_whose_loss_is_no_number_is_left_out() -> None:
-    fleet, grid, messages = validation()
+    asked, grid, messages = validation()
     replies = grid.scores(messages, (LOSS | {5: np.nan}).__getitem__)
-    assert fleet.scores(replies) == Scores(7 / 3, 70 / 3, 3)
+    assert asked.scores(replies) == Scores(7 / 3, 70 / 3, 3)
 
 
 @pytest.mark.parametrize("odd", [np.inf, 1e39, 1.7e308])
 def test_a_loss_that_no_model_has_counts_as_the_largest_that_one_has(odd: float) -> None:
     """One of 1.7e308 would carry the mean of all to infinity."""
-    fleet, grid, messages = validation()
+    asked, grid, messages = validation()
     for sign in (1, -1):
         found, largest = (
-            fleet.scores(grid.scores(messages, (LOSS | {5: sign * loss}).__getitem__))
+            asked.scores(grid.scores(messages, (LOSS | {5: sign * loss}).__getitem__))
             for loss in (odd, float(np.finfo(np.float32).max))
         )
         assert found == largest
@@ -375,11 +393,11 @@ def test_a_loss_that_no_model_has_counts_as_the_largest_that_one_has(odd: float)
     ],
 )
 def test_scores_that_do_not_fit_are_dropped(spoil: Callable[[RecordDict], Any]) -> None:
-    fleet, grid, messages = validation(nodes=2)
+    asked, grid, messages = validation(nodes=2)
     replies = grid.scores(messages, LOSS.__getitem__)
     spoil(replies[0].content)
     # The other node hosts clients 3 and 5.
-    assert fleet.scores(replies) == Scores(5.5, 55.0, 2)
+    assert asked.scores(replies) == Scores(5.5, 55.0, 2)
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 7), st.randoms(use_true_random=False))
@@ -387,10 +405,10 @@ def test_no_bit_of_the_average_depends_on_nodes_or_order(seed: int, nodes: int, 
     losses = np.random.default_rng(seed).normal(size=9)
     results = []
     for n in (1, nodes):
-        fleet, grid, messages = validation(n, clients=7)
+        asked, grid, messages = validation(n, clients=7)
         replies = grid.scores(messages, losses.__getitem__)
         order.shuffle(replies)
-        results.append(fleet.scores(replies))
+        results.append(asked.scores(replies))
     assert results[0] == results[1]
 
 
@@ -400,9 +418,9 @@ def test_no_bit_of_the_average_depends_on_nodes_or_order(seed: int, nodes: int, 
 def test_how_clients_differ_is_told_by_what_they_reported() -> None:
     """Of eleven clients the quantiles are the second, the third (from 2.5), the middle one, and so on."""
     losses = np.array([7.0, 0, 1, 2, 3, 4, 5, 6, 8, 9, 100])
-    asked = Asked(np.arange(11), {7: np.arange(11)})
-    reply = Message(evaluation_reply(losses, 10 * losses), 7, "evaluate")
-    found = read_scores({7: reply}, asked)
+    asked = Asked(RECORD, np.arange(11), {7: np.arange(11)})
+    reply = says(7, evaluation_reply(losses, 10 * losses))
+    found = read_scores(asked, [reply])
     assert found is not None
     assert found.loss_spread == [1, 2, 5, 8, 9]
     assert found.metric_spread == [10, 20, 50, 80, 90]
@@ -410,22 +428,22 @@ def test_how_clients_differ_is_told_by_what_they_reported() -> None:
 
 def test_the_noise_of_reports_is_that_of_a_sites_mean_once_and_of_clients_each() -> None:
     """Vector Laplace noise of 2 components at nu = 2 and radius sqrt(2) / 2 has deviation sqrt(3) / sqrt(2) each."""
-    asked = Asked(np.arange(10), {7: np.arange(6), 8: np.arange(6, 10)})
-    mean = Message(evaluation_reply(np.full(6, 0.4), np.full(6, 0.5), 2.0, 0.5), 7, "evaluate")
-    each = Message(evaluation_reply(np.array([0.1, 0.2, 0.3, 0.4]), np.full(4, 0.5), 2.0, 0.5), 8, "evaluate")
-    found = read_scores({7: mean, 8: each}, asked)
+    asked = Asked(RECORD, np.arange(10), {7: np.arange(6), 8: np.arange(6, 10)})
+    mean = says(7, evaluation_reply(np.full(6, 0.4), np.full(6, 0.5), 2.0, 0.5))
+    each = says(8, evaluation_reply(np.array([0.1, 0.2, 0.3, 0.4]), np.full(4, 0.5), 2.0, 0.5))
+    found = read_scores(asked, [mean, each])
     assert found is not None
     assert found.bound == 0.5
     assert found.noise == pytest.approx(math.sqrt((1 + 4) * 3 / 2) / 10)
-    exact = read_scores({7: Message(evaluation_reply(np.full(6, 0.4), np.full(6, 0.5)), 7, "evaluate")}, asked)
+    exact = read_scores(asked, [says(7, evaluation_reply(np.full(6, 0.4), np.full(6, 0.5)))])
     assert exact is not None
     assert (exact.noise, exact.bound) == (0, 0)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0, 1e300])
 def test_a_noise_or_a_bound_that_no_site_has_counts_as_none(bad: float) -> None:
-    asked = Asked(np.arange(2), {7: np.arange(2)})
-    found = read_scores({7: Message(evaluation_reply(np.ones(2), np.ones(2), 2.0, bad), 7, "evaluate")}, asked)
+    asked = Asked(RECORD, np.arange(2), {7: np.arange(2)})
+    found = read_scores(asked, [says(7, evaluation_reply(np.ones(2), np.ones(2), 2.0, bad))])
     assert found is not None
     assert (found.noise, found.bound) == (0, 0)
 
@@ -433,26 +451,27 @@ def test_a_noise_or_a_bound_that_no_site_has_counts_as_none(bad: float) -> None:
 def test_a_reply_may_hold_releases_and_scores() -> None:
     """Each part is read as if it came alone, and one that is spoilt takes nothing from the other."""
     grid, fleet = PaperGrid.simulated(train=4, validation=2), Fleet(clients_per_round=4)
-    (message,) = fleet.ask_training(1, RECORD, TASK, grid)
-    fleet.ask_evaluation(1, RECORD, EvaluationSpec(), grid)
+    trained = Round(fleet, fleet.ask_training(1, RECORD, TASK, grid))
+    reported = Round(fleet, fleet.ask_evaluation(1, RECORD, EvaluationSpec(), grid))
+    (message,) = trained.asked.messages
     (reply,) = grid.releases([message], RELEASE.__getitem__)
     reply.content.update(evaluation_reply(np.array([1.0, 3.0]), np.array([2.0, 4.0])))
-    assert told(fleet.releases([reply])) == expected(0, 1, 2, 3)
-    assert fleet.scores([reply]) == Scores(2.0, 3.0, 2)
+    assert told(trained.releases([reply])) == expected(0, 1, 2, 3)
+    assert reported.scores([reply]) == Scores(2.0, 3.0, 2)
     spoilt = reply.content.pop("arrays")
-    assert fleet.releases([reply]).lost_nodes == 1
-    assert fleet.scores([reply]) == Scores(2.0, 3.0, 2)
+    assert trained.releases([reply]).lost_nodes == 1
+    assert reported.scores([reply]) == Scores(2.0, 3.0, 2)
     reply.content["arrays"] = spoilt
     reply.content.pop("scores")
-    assert told(fleet.releases([reply])) == expected(0, 1, 2, 3)
-    assert fleet.scores([reply]) is None
+    assert told(trained.releases([reply])) == expected(0, 1, 2, 3)
+    assert reported.scores([reply]) is None
 
 
 def test_a_loss_far_from_all_others_is_pulled_in() -> None:
-    fleet, grid, messages = validation()
+    asked, grid, messages = validation()
     for lie, mean in ((3e37, (1 + 2 + 4 + 33) / 4), (-3e37, 7 / 4)):
         # The median of 1, 2, 4 and the lie is 3, or 1.5; the fence is ten times that further up, and 0.
-        scores = fleet.scores(grid.scores(messages, lambda client, lie=lie: lie if client == 5 else LOSS[client]))
+        scores = asked.scores(grid.scores(messages, lambda client, lie=lie: lie if client == 5 else LOSS[client]))
         assert scores is not None
         assert scores.loss == pytest.approx(mean)
 
@@ -460,18 +479,17 @@ def test_a_loss_far_from_all_others_is_pulled_in() -> None:
 @pytest.mark.parametrize(("lie", "held"), [(3e37, 1.0), (-3e37, 0.0), (0.25, 0.25)])
 def test_a_metric_that_is_a_share_counts_as_one_from_0_to_1(lie: float, held: float) -> None:
     """The same lie about a loss, of which nobody knows the range, counts as ten times the others."""
-    fleet, grid, messages = validation(clients=4)
+    asked, grid, messages = validation(clients=4)
     (message,) = messages
     (reply,) = grid.scores([message], lambda _: 0.5)
     reply.content.update(evaluation_reply(np.full(4, 0.5), np.array([0.5, 0.5, 0.5, lie])))
-    fleet.metric_is_share = True
-    scores = fleet.scores([reply])
+    asked.fleet.metric_is_share = True
+    scores = asked.scores([reply])
     assert scores is not None
     assert scores.metric == (1.5 + held) / 4
     assert 0 <= min(scores.metric_spread) <= max(scores.metric_spread) <= 1
 
 
 def test_a_run_may_take_the_median() -> None:
-    grid, fleet = PaperGrid.simulated(train=2, validation=4), Fleet(clients_per_round=1, validate_by="median")
-    messages = fleet.ask_evaluation(1, RECORD, EvaluationSpec(), grid)
-    assert fleet.scores(grid.scores(messages, LOSS.__getitem__)) == Scores(3.0, 30.0, 4)
+    asked, grid, messages = validation(validate_by="median")
+    assert asked.scores(grid.scores(messages, LOSS.__getitem__)) == Scores(3.0, 30.0, 4)

@@ -19,7 +19,8 @@ import umbel.nodes.roster
 from tests.helpers.errors import raises
 from tests.helpers.grids import PaperGrid
 from umbel.nodes.exchange import Exchange
-from umbel.nodes.roster import TRAIN, VALIDATION, Roster, admitted, fellows, largest_share, sample
+from umbel.nodes.roster import TRAIN, VALIDATION, Roster, admitted, fellows
+from umbel.nodes.sampler import draw, largest_share, sample
 from umbel.nodes.transport import transport_of
 from umbel.protocol.errors import FleetError, ProtocolError
 from umbel.protocol.flower import ErrorCode
@@ -117,7 +118,7 @@ def test_nodes_that_are_away_are_left_out_until_they_are_seen_again() -> None:
     for seen, training in (([7, 9], [0, 1, 2]), ([9], [1]), ([], [0, 1, 2]), ([7], [0, 2]), ([9, 7, 11], [0, 1, 2])):
         roster.see(seen)
         assert roster.present(TRAIN, 1).tolist() == training, "all of them where there is nobody else"
-        assert roster.left_out(1) == len({7, 9} - set(seen))
+        assert roster.gone(1) == {7, 9} - set(seen)
 
 
 @st.composite
@@ -247,14 +248,14 @@ def test_in_a_pause_a_node_that_failed_is_asked_again_after_a_time_that_grows(cl
 
 @pytest.mark.parametrize("max_share", [1.0, 0.9])
 def test_a_round_does_not_wait_for_an_absent_site_that_alone_has_validation_clients(max_share: float) -> None:
-    there = Roster({20: Hosting(2, 0), 30: Hosting(1, 0), 50: Hosting(0, 2)}, max_share)
-    assert there.draw(VALIDATION, 1, [0], 2).tolist() == [0, 1]
+    there = Roster({20: Hosting(2, 0), 30: Hosting(1, 0), 50: Hosting(0, 2)})
+    assert draw(there, VALIDATION, 1, [0], 2, max_share).tolist() == [0, 1]
     there.note(1, [20, 30], [50])
-    assert there.draw(VALIDATION, 2, [0], 2).tolist() == []
-    assert there.draw(VALIDATION, 3, [0], 2).tolist() == [0, 1]
+    assert draw(there, VALIDATION, 2, [0], 2, max_share).tolist() == []
+    assert draw(there, VALIDATION, 3, [0], 2, max_share).tolist() == [0, 1]
     there.see([])
-    assert there.draw(VALIDATION, 3, [0], 2).tolist() == []
-    assert there.draw(TRAIN, 3, [0], 3).tolist() == [0, 1, 2], "better than no round"
+    assert draw(there, VALIDATION, 3, [0], 2, max_share).tolist() == []
+    assert draw(there, TRAIN, 3, [0], 3, max_share).tolist() == [0, 1, 2], "better than no round"
 
 
 def test_all_sites_refuse_once_each_with_training_clients_has_refused_so_often_in_a_row() -> None:
@@ -514,12 +515,14 @@ def test_of_nodes_that_do_not_fit_together_most_are_kept(nodes: dict[int, Hostin
 # --- a node's share
 
 
-def shares(roster: Roster, role: str = TRAIN, size: int = 20, rounds: int = 200) -> NDArray[np.float64]:
+def shares(
+    roster: Roster, max_share: float = 1.0, role: str = TRAIN, size: int = 20, rounds: int = 200
+) -> NDArray[np.float64]:
     """Return how many clients of each node a round asks on average, and check what every draw is."""
     hosts = {TRAIN: roster.train, VALIDATION: roster.validation}[role]
     asked = np.zeros(len(roster))
     for t in range(1, rounds + 1):
-        clients = roster.draw(role, t, [0, 1, t], size)
+        clients = draw(roster, role, t, [0, 1, t], size, max_share)
         assert clients.tolist() == sorted(set(clients.tolist()))
         assert set(clients.tolist()) <= set(range(hosts))
         placed = roster.place(role, clients)
@@ -530,7 +533,7 @@ def shares(roster: Roster, role: str = TRAIN, size: int = 20, rounds: int = 200)
 def test_without_a_bound_a_node_that_says_it_hosts_many_is_asked_for_nearly_all() -> None:
     nodes = {node: Hosting(50, 0) for node in range(1, 10)} | {10: Hosting(20_000, 0)}
     assert shares(Roster(nodes))[9] > 19.3
-    found = shares(Roster(nodes, max_share=0.2))
+    found = shares(Roster(nodes), 0.2)
     assert found[9] == 4
     np.testing.assert_allclose(found[:9], 16 / 9, atol=0.3)
 
@@ -539,21 +542,21 @@ def test_below_its_bound_a_node_is_asked_as_often_as_it_hosts() -> None:
     """Ten nodes that host 10, 20, ..., 100 clients."""
     nodes = {node: Hosting(10 * node, 0) for node in range(1, 11)}
     expected = np.arange(1, 11) * 20 / 55
-    np.testing.assert_allclose(shares(Roster(nodes, max_share=0.99), rounds=1000), expected, atol=0.15)
+    np.testing.assert_allclose(shares(Roster(nodes), 0.99, rounds=1000), expected, atol=0.15)
 
 
 def test_no_client_of_a_node_is_asked_more_often_than_another() -> None:
-    roster, times = Roster({1: Hosting(4, 0), 2: Hosting(8, 0), 3: Hosting(8, 0)}, max_share=0.5), np.zeros(20)
+    roster, times = Roster({1: Hosting(4, 0), 2: Hosting(8, 0), 3: Hosting(8, 0)}), np.zeros(20)
     for t in range(3000):
-        times[roster.draw(TRAIN, 1, [0, 1, t], 6)] += 1
+        times[draw(roster, TRAIN, 1, [0, 1, t], 6, 0.5)] += 1
     for own in (times[:4], times[4:12], times[12:]):
         assert chisquare(own).pvalue > 1e-6
 
 
 def test_a_share_of_all_who_validate_is_bounded_too() -> None:
     nodes = {node: Hosting(1, 50) for node in range(1, 9)} | {9: Hosting(1, 10**5), 10: Hosting(1, 10**5)}
-    roster = Roster(nodes, max_share=0.2)
-    found = shares(roster, VALIDATION, roster.validation, rounds=1)
+    roster = Roster(nodes)
+    found = shares(roster, 0.2, VALIDATION, roster.validation, rounds=1)
     assert found[:8].tolist() == [50] * 8
     assert found[8] == found[9] == 133
     assert found[8] / found.sum() <= 0.2
@@ -562,21 +565,21 @@ def test_a_share_of_all_who_validate_is_bounded_too() -> None:
 @pytest.mark.parametrize("role", [TRAIN, VALIDATION])
 def test_a_bounded_draw_depends_on_its_seed_and_on_who_is_there(role: str) -> None:
     nodes = {node: Hosting(20, 20) for node in range(1, 7)}
-    roster = Roster(nodes, max_share=0.25)
-    one = roster.draw(role, 3, [0, 1, 3], 12).tolist()
-    assert one == Roster(nodes, max_share=0.25).draw(role, 3, [0, 1, 3], 12).tolist()
-    assert one != roster.draw(role, 3, [1, 1, 3], 12).tolist()
+    roster = Roster(nodes)
+    one = draw(roster, role, 3, [0, 1, 3], 12, 0.25).tolist()
+    assert one == draw(Roster(nodes), role, 3, [0, 1, 3], 12, 0.25).tolist()
+    assert one != draw(roster, role, 3, [1, 1, 3], 12, 0.25).tolist()
     roster.note(3, [], [2])
-    assert not set(roster.draw(role, 4, [0, 1, 4], 12).tolist()) & set(range(20, 40))
+    assert not set(draw(roster, role, 4, [0, 1, 4], 12, 0.25).tolist()) & set(range(20, 40))
     roster.note(4, [], list(nodes))
-    gone = roster.draw(role, 5, [0, 1, 5], 12)
+    gone = draw(roster, role, 5, [0, 1, 5], 12, 0.25)
     assert len(gone) == (12 if role == TRAIN else 0), "when all are gone, all are asked to train"
 
 
 def test_in_simulation_a_share_plays_no_part() -> None:
     seed = [0, 1, 2]
-    expected = Roster({5: EVEN, 6: ODD}).draw(TRAIN, 1, seed, 2).tolist()
-    assert Roster({5: EVEN, 6: ODD}, max_share=0.1).draw(TRAIN, 1, seed, 2).tolist() == expected
+    roster = Roster({5: EVEN, 6: ODD})
+    assert draw(roster, TRAIN, 1, seed, 2, 0.1).tolist() == draw(roster, TRAIN, 1, seed, 2).tolist()
 
 
 @pytest.mark.parametrize(
@@ -606,4 +609,4 @@ def test_a_draw_is_a_sample_of_those_who_are_present(role: str, size: int) -> No
         roster.note(1, [], silent)
         there = roster.present(role, 2)
         expected = there[sample([0, 1, 2], len(there), min(size, len(there)))]
-        np.testing.assert_array_equal(roster.draw(role, 2, [0, 1, 2], size), expected, strict=True)
+        np.testing.assert_array_equal(draw(roster, role, 2, [0, 1, 2], size), expected, strict=True)

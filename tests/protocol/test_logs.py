@@ -16,7 +16,7 @@ LOGS = """
 import sys
 from logging import ERROR, INFO
 from umbel.protocol import logs
-from umbel.protocol.flower import log
+from umbel.protocol.log import log
 logs.configure()
 logs.about(run=7, round=3)
 log(INFO, "round %d of\\nmany", 3)
@@ -28,7 +28,7 @@ except ZeroDivisionError as error:
 HOSTILE = """
 from logging import ERROR
 from umbel.protocol import logs
-from umbel.protocol.flower import log
+from umbel.protocol.log import log
 logs.configure(strangers=True)
 EVIL = "x\\nINFO 2026-01-01 00:00:00,000:      forged \\x1b[31m\\x85\\u2028"
 log(ERROR, "refused: %s, %.1f", EVIL, 0.5)

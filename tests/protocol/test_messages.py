@@ -16,13 +16,13 @@ from tests.helpers.tasks import EVALUATION, TRAINING, evaluations, request, trai
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.messages import (
     answers_training,
-    asks,
     evaluation_in,
     evaluation_reply,
     hypotheses_in,
     keep_request,
     merged,
     number_released,
+    numbers_asked,
     query,
     released_in,
     scores_in,
@@ -38,7 +38,7 @@ from umbel.protocol.tasks import VERSION, EvaluationSpec, TrainingSpec
 def test_a_round_arrives_as_it_was_sent(training: TrainingSpec | None, evaluation: EvaluationSpec | None) -> None:
     arrived = over_the_wire(request(training, evaluation))
     assert (training_in(arrived), evaluation_in(arrived)) == (training, evaluation)
-    assert asks(arrived) == (training is not None, evaluation is not None)
+    assert numbers_asked(arrived) == tuple(len(task.clients) if task else 0 for task in (training, evaluation))
     assert_same_arrays(hypotheses_in(arrived), STACKED)
 
 
@@ -74,7 +74,7 @@ def test_of_what_two_messages_ask_alike_the_first_stands() -> None:
 
 def test_what_a_run_has_found_travels_by_itself() -> None:
     arrived = over_the_wire(keep_request(pack(STACKED)))
-    assert asks(arrived) == (False, False)
+    assert numbers_asked(arrived) == (0, 0)
     assert_same_arrays(hypotheses_in(arrived), STACKED)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from umbel.protocol.flower import log
+from umbel.protocol.log import log
 from umbel.protocol.logs import printed
 
 

@@ -17,8 +17,9 @@ from tests.helpers.paper import paper_task
 from tests.helpers.scripted import on
 from umbel import strategies
 from umbel.nodes.fleet import Fleet
+from umbel.protocol.hypotheses import Hypotheses
 from umbel.protocol.messages import training_reply
-from umbel.protocol.records import from_array_record, to_array_record
+from umbel.protocol.records import from_array_record
 from umbel.strategies.base import HypothesisStrategy
 
 pytestmark = pytest.mark.rest
@@ -71,7 +72,8 @@ def _round(
         on(Fleet(clients_per_round=CLIENTS), make(hypotheses=k)),
     )
     sent = np.linspace(0, 1, k, dtype=np.float32)[:, None] * np.ones(N, np.float32)
-    messages = strategy.nodes.ask_training(1, to_array_record({"weight": sent}), TASK, grid)
+    asked = strategy.nodes.ask_training(1, Hypotheses({"weight": sent}), TASK, grid)
+    strategy.asked["train"], messages = asked, asked.messages
     gc.collect()
     before = memory("VmRSS")
     replies = answers(grid, messages, step)

@@ -32,7 +32,7 @@ def test_the_defaults_run_algorithm_1_on_the_papers_synthetic_data() -> None:
     setup = Setup.parse({})
     strategy, fleet = setup.strategy, setup.fleet
     assert type(strategy) is GroupPrivacy
-    assert (strategy.hypotheses, strategy.min_releases, fleet.clients_per_round) == (2, 1, 20)
+    assert (strategy.hypotheses, strategy.min_releases, fleet.run.clients_per_round) == (2, 1, 20)
     assert setup.config.schedule == ClipSchedule(Clipping.PUBLIC, floor=0.01, start=2.0, decay=0.85)
     assert (setup.model.name, setup.model.loss.name) == ("linear", "mse")
     assert setup.manifest is not None
@@ -53,7 +53,7 @@ def test_each_value_goes_where_it_belongs(run_config: dict[str, Any]) -> None:
     run_config |= {"clip-norm-floor": 0.24, "clip-norm": 25.0, "clip-norm-decay": 0.26}
     setup = Setup.parse(run_config)
     strategy = setup.strategy
-    assert (strategy.hypotheses, strategy.min_releases, setup.fleet.clients_per_round) == (3, 4, 11)
+    assert (strategy.hypotheses, strategy.min_releases, setup.fleet.run.clients_per_round) == (3, 4, 11)
     assert setup.fleet.run is setup.config
     assert setup.config.schedule == ClipSchedule(Clipping.PUBLIC, floor=0.24, start=25.0, decay=0.26)
     assert setup.release == Release(

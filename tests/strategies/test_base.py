@@ -91,6 +91,16 @@ def test_a_round_asks_for_what_the_strategy_and_the_run_say() -> None:
     )
 
 
+def test_other_arrays_in_the_same_record_are_sent_as_they_are_now() -> None:
+    """A record is read once; a strategy may keep one and change what is in it."""
+    rehearsal, record = Rehearsal(), to_array_record(stack(HYPOTHESES_SENT))
+    for values in (HYPOTHESES_SENT, [(1, 2, 3), (4, 5, 6)]):
+        record.update(to_array_record(stack(values)))
+        (message,) = rehearsal.strategy.configure_train(1, record, ConfigRecord(COMMON), rehearsal.grid)
+        np.testing.assert_array_equal(vectors(hypotheses_in(message.content)), values)
+        np.testing.assert_array_equal(vectors(rehearsal.strategy.sent), values)
+
+
 def test_a_strategy_may_ask_for_something_else() -> None:
     class Patient(Halves):
         def decisions(self, round: int) -> dict[str, Any]:

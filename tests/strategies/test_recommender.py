@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.errors import raises
-from tests.helpers.scripted import on
+from tests.helpers.scripted import on, sends
 from umbel import models
 from umbel.nodes.fleet import Fleet
 from umbel.protocol.errors import ConfigError
@@ -40,8 +40,8 @@ def test_changes_are_added_up() -> None:
 def test_a_round_adds_up_the_changes_without_a_copy_of_them() -> None:
     items, random = np.array([[1.0, -2, 3, 0.1]], np.float32), np.random.default_rng(0)
     changes = random.normal(size=(50, 4)).astype(np.float32) * [1, 1e-3, 0, 0]  # nobody changed the last two
-    strategy = on(fleet := Fleet(), Recommender())
-    fleet.sent = {"items": items}
+    strategy = on(Fleet(), Recommender())
+    sends(strategy, {"items": items})
     releases = (items + changes).astype(np.float32)
     outcome = strategy.learn(1, Releases(releases, np.arange(50), None, 50, 0))
     assert type(strategy).combine is HypothesisStrategy.combine, "which sees a copy"

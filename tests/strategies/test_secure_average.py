@@ -17,6 +17,7 @@ from tests.helpers.ledgers import ledger_of
 from tests.helpers.paper import ACCEPTED
 from tests.helpers.sources import ROOT
 from umbel.data import find_dataset, open_dataset
+from umbel.nodes.bounds import count_deviation
 from umbel.nodes.differences import prior_of
 from umbel.privacy.accounting.guarantee import guarantee
 from umbel.privacy.gate.ledger import Ledger
@@ -216,7 +217,8 @@ def test_moments_cost_no_privacy_and_their_noise_is_in_the_counts() -> None:
     plain, run = (played(rounds=2, strategy=f"secure-average moments={flag}") for flag in ("false", "true"))
     release = [one.setup.release for one in (plain, run)]
     assert guarantee({release[0]: 1}) == guarantee({release[1]: 1})
-    assert run.fleet.count_deviation == pytest.approx(np.sqrt(2) * plain.fleet.count_deviation)
+    noises = [count_deviation(one.strategy._joint.training.task) for one in (plain, run)]
+    assert noises[1] == pytest.approx(np.sqrt(2) * noises[0])
 
 
 def test_clients_personalise_by_the_prior_from_sums() -> None:

@@ -17,12 +17,13 @@ from tests.helpers.errors import raises
 from tests.helpers.grids import PaperGrid, stack, vectors
 from tests.helpers.paper import ACCEPTED
 from tests.helpers.runs import run_app
-from tests.helpers.scripted import on
+from tests.helpers.scripted import on, sends
 from tests.helpers.sources import ROOT
 from umbel import strategies
 from umbel.nodes.fleet import Fleet
 from umbel.protocol.arrays import flatten
 from umbel.protocol.errors import ConfigError
+from umbel.protocol.hypotheses import Hypotheses
 from umbel.protocol.messages import site_reply, training_in
 from umbel.protocol.records import from_array_record, to_array_record
 from umbel.protocol.release import Clipping, Kind, ReleaseBy
@@ -73,12 +74,12 @@ def test_sites_are_asked_for_sums_within_a_public_radius() -> None:
 
 
 def test_sums_of_many_sites_are_added_in_64_bits() -> None:
-    fleet = Fleet()
-    fleet.sent = stack([(0, 0, 0)])
+    strategy = on(Fleet(), SiteAverage(hypotheses=1))
+    sends(strategy, stack([(0, 0, 0)]))
     sums = np.full((5, 1, 3), 1.0, np.float32)  # as they travelled
     sums[0] = 2.0**25, 0, 1  # in 32 bits, 1 more would be lost
     found = Sums(sums, np.full((5, 1), 1.0), np.arange(5), 5, 0, np.arange(0))
-    following = on(fleet, SiteAverage(hypotheses=1)).learn_sums(1, found).following
+    following = strategy.learn_sums(1, found).following
     assert following is not None
     assert vectors(following).tolist() == [[np.float32((2**25 + 4) / 5), np.float32(0.8), 1]]
 
@@ -181,8 +182,8 @@ def test_sums_that_make_no_model_leave_the_hypotheses() -> None:
     one = Rehearsal(hypotheses=1)
     one.strategy.nodes.run = RunConfig(clients_per_round=6, per_node="update-norm=1e300")
     assert one.end(one.answer(0, [(3e38, 0, 0)], [3.0]), one.answer(1, [(3e38, 0, 0)], [3.0]))[0] is not None
-    sent = one.strategy.nodes.sent
-    one.strategy.nodes.sent = sent | {"bias": sent["bias"] + np.float32(3.4e38)}
+    asked = one.strategy.asked["train"]
+    asked.hypotheses = Hypotheses(asked.hypotheses | {"bias": asked.hypotheses["bias"] + np.float32(3.4e38)})
     assert one.end(one.answer(0, [(0, 0, 3e38)], [3.0], part=[1, 0, 0]))[0] is None
 
 

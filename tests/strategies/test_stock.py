@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 import umbel.client.app
 from tests.helpers.errors import raises
 from tests.helpers.runs import AppRun, run_app
-from tests.helpers.scripted import on
+from tests.helpers.scripted import on, sends
 from tests.strategies.conftest import one_round
 from umbel import models, strategies
 from umbel.nodes.fleet import Fleet
@@ -263,7 +263,7 @@ def test_a_large_model_is_no_other(run_config: dict[str, Any]) -> None:
     model = models.load("mlp")
     rng = np.random.default_rng(1)
     strategy = made("flower:FedAvg", hypotheses=1)
-    strategy.nodes.sent = {name: np.zeros((1, *shape), np.float32) for name, shape in model.shapes.items()}
+    sends(strategy, {name: np.zeros((1, *shape), np.float32) for name, shape in model.shapes.items()})
     group = rng.normal(size=(3, model.num_parameters))
     found = strategy.combine(group, np.zeros(model.num_parameters), 0)
     np.testing.assert_allclose(found, group.mean(0), rtol=1e-5, atol=1e-6)

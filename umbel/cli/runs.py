@@ -24,7 +24,7 @@ from umbel.client.prediction import (
 from umbel.data import Dataset, Schema, digest_of, find_dataset, find_typed, open_dataset
 from umbel.data.data import encoded_alike
 from umbel.protocol.errors import ConfigError, DatasetError
-from umbel.protocol.flower import log
+from umbel.protocol.log import log
 from umbel.protocol.plugins import distrust, trust
 from umbel.server.result import Result
 from umbel.server.run_folder import RunFolder

@@ -19,7 +19,7 @@ from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.site_log import SiteLog
 from umbel.privacy.gate.store import beside, may_begin
 from umbel.protocol.errors import SiteError, UmbelError
-from umbel.protocol.flower import log
+from umbel.protocol.log import log
 
 Seen = tuple[tuple[int, int, int], ...]
 

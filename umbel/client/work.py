@@ -26,7 +26,7 @@ from umbel.privacy.mechanisms.base import NoiseSource
 from umbel.privacy.mechanisms.choice import OWN
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientOnNode
-from umbel.protocol.flower import log
+from umbel.protocol.log import log
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 

@@ -48,7 +48,8 @@ from umbel.privacy.gate.site_log import record_refusal
 from umbel.protocol import logs
 from umbel.protocol.cli import PASSES_ON, command_line
 from umbel.protocol.errors import Refused, SiteError
-from umbel.protocol.flower import ErrorCode, log, refuse_repeated_parts, without_proxy
+from umbel.protocol.flower import ErrorCode, refuse_repeated_parts, without_proxy
+from umbel.protocol.log import log
 from umbel.protocol.plugins import import_by_name
 
 _REQUEST = 1 << 16  # bytes, more than a task needs

@@ -25,7 +25,8 @@ from typing import Any, Protocol
 import httpx
 
 from umbel.deploy.ready import PATH, Fault, endpoint
-from umbel.protocol.flower import limit_in, log, pull_soon, without_proxy
+from umbel.protocol.flower import limit_in, pull_soon, without_proxy
+from umbel.protocol.log import log
 from umbel.protocol.polling import pause
 
 _EXPIRED_S = 1.0

@@ -14,7 +14,7 @@ from cryptography import x509
 
 from umbel.deploy.certs import RENEW_DAYS
 from umbel.protocol.errors import CertificateError, UmbelError
-from umbel.protocol.flower import log
+from umbel.protocol.log import log
 from umbel.protocol.words import count_of
 
 

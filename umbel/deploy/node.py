@@ -48,7 +48,7 @@ from umbel.privacy.gate.site import NODE_CONFIG, SERVER_CA, Site
 from umbel.protocol import logs
 from umbel.protocol.cli import PASSES_ON, command_line, errors_in_one_line, printable
 from umbel.protocol.errors import SiteError
-from umbel.protocol.flower import log
+from umbel.protocol.log import log
 from umbel.protocol.polling import Pace
 from umbel.protocol.project import PACKAGE
 from umbel.protocol.words import in_time

@@ -21,7 +21,7 @@ from umbel.deploy.flower import SUPEREXEC, Claim, run_program, run_superexec
 from umbel.protocol import logs
 from umbel.protocol.cli import PASSES_ON, command_line
 from umbel.protocol.errors import ServerError
-from umbel.protocol.flower import log
+from umbel.protocol.log import log
 
 THROUGH = (sys.executable, "-P", "-m", __spec__.name)
 """The beginning of a command that runs a program of Flower's, with its name and options behind it."""

@@ -39,8 +39,9 @@ from umbel.nodes.words import told
 from umbel.protocol import logs
 from umbel.protocol.cli import PASSES_ON, command_line, errors_in_one_line
 from umbel.protocol.errors import DiskError, GuardError, ServerError, UmbelError
-from umbel.protocol.flower import keep_secret, log
+from umbel.protocol.flower import keep_secret
 from umbel.protocol.home import LAST_ROOM, LEAST_ROOM, check_room, disk_error, umbel_home
+from umbel.protocol.log import log
 
 _RECENT_S = 60.0
 """Seconds after a failed write for which the disk counts as full: some limits do not show in its free space."""

@@ -33,8 +33,8 @@ from torch.nn.parameter import is_lazy
 from umbel.models.hooks import Arrays, Hooks
 from umbel.models.losses import Loss, Score
 from umbel.protocol.errors import ConfigError, ModelError
-from umbel.protocol.flower import log
 from umbel.protocol.home import umbel_home
+from umbel.protocol.log import log
 
 Parameters = dict[str, Tensor]
 

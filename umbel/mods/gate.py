@@ -26,7 +26,7 @@ from umbel.privacy.gate.refusals import answered
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.site_log import Entry
 from umbel.protocol.errors import ConfigError, Refused, SiteError, UmbelError
-from umbel.protocol.flower import log
+from umbel.protocol.log import log
 from umbel.protocol.release import LAPLACE, Clipping
 from umbel.protocol.tasks import TrainingSpec
 from umbel.protocol.words import count_of

@@ -11,7 +11,8 @@ from flwr.app import Message
 
 from umbel.nodes.transport import Transport
 from umbel.nodes.words import Names
-from umbel.protocol.flower import ErrorCode, log
+from umbel.protocol.flower import ErrorCode
+from umbel.protocol.log import log
 from umbel.protocol.polling import pause
 from umbel.protocol.words import in_time
 

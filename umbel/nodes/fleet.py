@@ -1,52 +1,45 @@
-"""The clients of a run, as a strategy sees them: sampling, messages and replies.
+"""The nodes of umbel's own app, which host many clients each, as a strategy sees them.
 
-`umbel.nodes.exchange` sends the messages and waits, and `umbel.nodes.replies` checks the replies. On the
-node a message comes to `umbel.client.app`, behind the gate (`umbel.privacy.gate.umbel_app`).
+A node gets one message a round, at `umbel.client.app`, behind the gate (`umbel.privacy.gate.umbel_app`).
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 from logging import INFO, WARNING
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from umbel.models.prior import Prior
-from umbel.nodes.bounds import count_deviation, furthest, furthest_sum
-from umbel.nodes.differences import look
+from umbel.nodes.asking import ask
 from umbel.nodes.exchange import Answer, Exchange
 from umbel.nodes.presence import Absence
-from umbel.nodes.replies import Asked, read_releases, read_scores, read_sums
+from umbel.nodes.reading import Asked
+from umbel.nodes.replies import read_releases, read_scores, read_sums
 from umbel.nodes.roster import MORE_NODES, TRAIN, VALIDATION, Roster, check_enough, gather, hosting_of
-from umbel.nodes.secure import NO_REPORTS, Together, summed, terms_of
+from umbel.nodes.sampler import draw, draw_in_turn
+from umbel.nodes.secure import Joint, Together, summed, terms_of
 from umbel.nodes.transport import transport_of
-from umbel.nodes.words import Names, code_in, told
-from umbel.protocol.arrays import Arrays, Labels, Matrix, Vectors, as_matrix
-from umbel.protocol.clients import ClientInRun, ClientOnNode
+from umbel.nodes.words import code_in, told
+from umbel.protocol.arrays import Arrays
+from umbel.protocol.clients import ClientInRun
 from umbel.protocol.errors import FleetError
-from umbel.protocol.flower import ErrorCode, log
-from umbel.protocol.messages import (
-    answers_training,
-    asks,
-    keep_request,
-    merged,
-    number_released,
-    number_reported,
-    query,
-    round_request,
-)
+from umbel.protocol.flower import ErrorCode
+from umbel.protocol.hypotheses import Hypotheses
+from umbel.protocol.log import log
+from umbel.protocol.messages import keep_request, merged, numbers_answered, numbers_asked, query, round_request
 from umbel.protocol.polling import pause
 from umbel.protocol.records import from_array_record, pack, to_array_record, unpack
-from umbel.protocol.release import ReleaseBy
 from umbel.protocol.releases import Releases, Scores, Sums, Total
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import EvaluationSpec, Hosting, TrainingSpec
@@ -57,22 +50,9 @@ _SAMPLE_TRAIN, _SAMPLE_VALIDATION = 1, 2
 _KEEP_S = 300.0  # seconds for which a run that is over waits for its nodes to be told
 _POLL_S = 5.0  # maximum seconds between two looks for nodes in a pause
 _TELL_S = 600.0  # between two lines about a pause
+_NOBODY = np.zeros(0, np.int64)
 
-
-@dataclass
-class _Joint:
-    """A round's secure sum: who was asked, the messages that ask for training, and its total once it is there."""
-
-    round: int
-    training: Asked
-    reporting: Asked | None = None
-    messages: list[Message] = field(default_factory=list)
-    total: Total | None = None
-
-    @property
-    def nodes(self) -> set[int]:
-        """The nodes in the sum."""
-        return {*self.training.positions, *(self.reporting.positions if self.reporting else ())}
+R = TypeVar("R", Releases, Sums)
 
 
 class Fleet:
@@ -91,38 +71,27 @@ class Fleet:
 
     def __init__(self, run: RunConfig | None = None, **entries: Any) -> None:
         self.run = run or RunConfig(**entries)
-        self.clients_per_round = self.run.clients_per_round
         self.metric_is_share = False
         """Whether the metric is one from 0 to 1, as an accuracy."""
-        self.participations: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.participations: NDArray[np.int64] = _NOBODY
         """Number of releases of each training client."""
-        self._turns: NDArray[np.int64] = np.zeros(0, np.int64)  # how often each was asked
+        self.unanswered = False
+        """Whether no node replied to the last round, and some may only be away. Nodes that all refuse are not."""
+        self.dropped = 0
+        """Number of useless replies in the last round, and of releases too far from the hypotheses."""
+        self._turns: NDArray[np.int64] = _NOBODY  # how often each was asked
         self._roster: Roster | None = None
         self._exchange: Exchange | None = None
         self._invited: dict[int, Absence] = {}
-        self._looked = -1
-        self._connected: set[int] = set()
-        self._training: Asked | None = None
-        self._evaluation: Asked | None = None
-        self.unanswered = False
-        """Whether no node replied to the last round, and some may only be away. Nodes that all refuse are not."""
+        self._looked, self._connected = -1, set[int]()
         self._unanswered_since = math.inf  # by the clock of `time.monotonic`
-        self.sent: Arrays = {}
-        """The hypotheses of the last `ask_training`."""
-        self._opened: tuple[dict[str, Array], Arrays, ArrayRecord] = {}, {}, ArrayRecord()
-        self.task = TrainingSpec()
-        """The task of the last `ask_training` for all clients, without round and clients."""
-        self._furthest = 0.0
-        self._outside = self._earlier = 0
-        self._exchanged = -1
         self._together: Together | None = None
-        self._joint: _Joint | None = None
 
     def roster(self, grid: Grid) -> Roster:
         """Return the nodes and their clients, asking them the first time."""
         if self._roster is None:
             roster = gather(self.exchange_on(grid), self.run)
-            check_enough("clients-per-round", self.clients_per_round, roster.train)
+            check_enough("clients-per-round", self.run.clients_per_round, roster.train)
             check_enough("validation-clients-per-round", self.run.validation_clients_per_round, roster.validation)
             self.participations, self._turns = np.zeros((2, roster.train), np.int64)
             self._roster = roster
@@ -151,20 +120,32 @@ class Fleet:
 
     # --- asking
 
+    def opened(self, arrays: ArrayRecord) -> Hypotheses:
+        """Return the hypotheses of a record, packed as they travel."""
+        return Hypotheses(unpack(pack(from_array_record(arrays))))
+
+    def record(self, hypotheses: Arrays) -> ArrayRecord:
+        """Return hypotheses as the record from which a round's messages are made."""
+        return to_array_record(hypotheses)
+
+    def asked(self, messages: Sequence[Message], asked: Asked) -> Asked:
+        """Return who was asked, which messages that a strategy changed do not tell."""
+        return asked
+
     def ask_training(
         self,
         round: int,
-        hypotheses: ArrayRecord,
+        hypotheses: Hypotheses,
         config: TrainingSpec | Mapping[str, Any],
         grid: Grid,
         decisions: Mapping[str, Any] = MappingProxyType({}),
         clients: NDArray[np.int64] | None = None,
-    ) -> list[Message]:
-        """Return the messages that ask clients to train, one for each node.
+    ) -> Asked:
+        """Ask clients to train, by one message for each node.
 
         Parameters
         ----------
-        hypotheses : ArrayRecord
+        hypotheses : Hypotheses
             The hypotheses to start from.
         config : TrainingSpec or mapping
             The task of all clients, or some of its fields; clip norm, round and clients are filled in here.
@@ -174,124 +155,74 @@ class Fleet:
             The clients to ask, in increasing order; by default the round's sample.
         """
         task = config if isinstance(config, TrainingSpec) else self.task_of(round, config, decisions)
-        roster = self._look(grid, round)
+        roster, run = self._look(grid, round), self.run
         if clients is None:
-            clients = self._draw(roster, round)
-        placed, self.task = roster.place(TRAIN, clients), task
-        self.sent, packed = self.opened(hypotheses)
-        rows = None if task.release_by is ReleaseBy.CLIENT else len(next(iter(self.sent.values())))
-        self._training = _asked(clients, placed, roster.names, task.disclose_choice, rows)
-        self._furthest = furthest(task, as_matrix(self.sent), self.run.limits.update_norm)
-        asked = {node: task.asking(round, locals_) for node, (_, locals_) in placed.items()}
-        return [
-            Message(round_request(packed, training=one), node, "train", group_id=str(round))
-            for node, one in asked.items()
-        ]
+            seed, size, most = [run.seed, _SAMPLE_TRAIN, round], run.clients_per_round, run.max_participations
+            if most:  # requests count, not releases: otherwise clients that refuse would always be asked first
+                clients = draw_in_turn(roster, round, seed, size, self._turns, most)
+                self._turns[clients] += 1
+            else:
+                clients = draw(roster, TRAIN, round, seed, size, run.limits.share)
+        return ask(roster, clients, round, hypotheses, task)
 
     def task_of(self, round: int, config: Mapping[str, Any], decisions: Mapping[str, Any]) -> TrainingSpec:
         """Return the task for all clients of a round."""
         clip = {"clipping": str(self.run.schedule.mode), "clip_norm": self.run.schedule.at(round)}
         return TrainingSpec.of_config({**config, **clip, **decisions})
 
-    def together(
+    def ask_evaluation(
         self,
         round: int,
-        messages: Sequence[Message],
-        colluding: int,
-        least: int,
-        reports: EvaluationSpec = NO_REPORTS,
-    ) -> list[Message]:
-        """Return the messages of the last `ask_training`, or `ask_evaluation`, to nodes that add their sums securely.
+        hypotheses: Hypotheses,
+        config: EvaluationSpec | Mapping[str, Any],
+        grid: Grid,
+        group: str = "",
+    ) -> Asked:
+        """Ask a sample of the validation clients to score the hypotheses, by one message for each node."""
+        task = config if isinstance(config, EvaluationSpec) else EvaluationSpec.of_config(config)
+        roster, run = self._look(grid, round), self.run
+        seed, size = [run.seed, _SAMPLE_VALIDATION, round], run.validation_clients_per_round or roster.validation
+        clients = draw(roster, VALIDATION, round, seed, size, run.limits.share)
+        return ask(roster, clients, round, hypotheses, task, group)
+
+    def together(self, joint: Joint, asked: Asked, colluding: int, least: int) -> list[Message]:
+        """Let the nodes of a round's messages add their numbers securely, and return the messages to those that do.
 
         A round's evaluation joins the sum of its training, which comes first. If clients of too few nodes were drawn,
         others take part with noise and masks alone.
 
         Parameters
         ----------
+        joint : Joint
+            The round's sum; the nodes of earlier messages are in it.
         colluding, least : int
             See `umbel.privacy.secure.terms.Terms`.
-        reports : EvaluationSpec
-            How reports are summed; the same in all rounds.
 
         Raises
         ------
         FleetError
             If a run has fewer nodes than `least`.
         """
-        exchange, roster, joint = self._exchange, self._roster, self._joint
+        exchange, roster, training = self._exchange, self._roster, joint.training
         assert exchange is not None
         assert roster is not None
         if len(roster) < least:
             text = f"a secure sum needs at least {least} sites, and there are {len(roster)}; start more"
             raise FleetError(f"{text}, in simulation by {MORE_NODES}", code="nodes.too-few-parties")
-        clients = self.clients_per_round, self.run.validation_clients_per_round or roster.validation
-        terms = terms_of(self.task, self.sent, clients[0], len(roster), colluding, least, reports, clients[1])
+        clients = self.run.clients_per_round, self.run.validation_clients_per_round or roster.validation
+        terms = terms_of(
+            training.task, training.hypotheses, clients[0], len(roster), colluding, least, joint.reports, clients[1]
+        )
         if self._together is None or self._together.terms != terms:
             self._together = Together(terms, exchange, self.run.round_timeout)
-        evaluates = any(asks(message.content)[1] for message in messages)
-        if not evaluates:
-            assert self._training is not None
-            joint = _Joint(round, self._training)
-        elif joint is None or joint.round != round:
-            joint = _Joint(round, Asked(np.zeros(0, np.int64), {}, names=roster.names))
-        joint.reporting = self._evaluation if evaluates else None
-        idle = roster.idle(joint.nodes, round)[: max(0, least - len(joint.nodes))]
-        joint.training.positions.update((node, np.zeros(0, np.int64)) for node in idle)
-        packed = self._opened[2]
-        joining = [Message(round_request(packed), node, "train", group_id=str(round)) for node in idle]
-        invited = self._together.invite([*joint.messages, *messages, *joining], round)
-        if not evaluates:
-            joint.messages = invited
-        self._joint = joint
-        sent = {id(message) for message in joint.messages} if evaluates else ()
+        busy = joint.nodes | roster.gone(joint.round)
+        idle = [node for node, _ in roster.nodes if node not in busy][: max(0, least - len(joint.nodes))]
+        training.positions.update((node, _NOBODY) for node in idle)
+        packed, group = pack(asked.hypotheses), str(joint.round)
+        joining = [Message(round_request(packed), node, "train", group_id=group) for node in idle]
+        sent = {id(message) for message in joint.messages}
+        invited = self._together.invite([*joint.messages, *asked.messages, *joining], joint.round)
         return [message for message in invited if id(message) not in sent]
-
-    def ask_evaluation(
-        self,
-        round: int,
-        hypotheses: ArrayRecord,
-        config: EvaluationSpec | Mapping[str, Any],
-        grid: Grid,
-        group: str = "",
-    ) -> list[Message]:
-        """Return messages that ask a sample of the validation clients to score the hypotheses, one for each node."""
-        task = config if isinstance(config, EvaluationSpec) else EvaluationSpec.of_config(config)
-        roster = self._look(grid, round)
-        seed = [self.run.seed, _SAMPLE_VALIDATION, round]
-        clients = roster.draw(VALIDATION, round, seed, self.run.validation_clients_per_round or roster.validation)
-        if not len(clients):
-            self._evaluation = None
-            return []
-        placed = roster.place(VALIDATION, clients)
-        self._evaluation = _asked(clients, placed, roster.names)
-        _, packed = self.opened(hypotheses)
-        asked = {node: task.asking(round, locals_) for node, (_, locals_) in placed.items()}
-        return [
-            Message(round_request(packed, evaluation=one), node, "evaluate", group_id=group or str(round))
-            for node, one in asked.items()
-        ]
-
-    def record(self, hypotheses: Arrays) -> ArrayRecord:
-        """Return hypotheses as the record from which a round's messages are made."""
-        record = to_array_record(hypotheses)
-        self._remember(record, hypotheses)
-        return record
-
-    def _remember(self, record: ArrayRecord, hypotheses: Arrays) -> None:
-        packed = pack(hypotheses)
-        self._opened = dict(record.items()), unpack(packed), packed
-
-    def begin(self, arrays: ArrayRecord) -> None:
-        """Take the hypotheses from which a round starts, however its messages are made."""
-        self.sent, _ = self.opened(arrays)
-
-    def opened(self, hypotheses: ArrayRecord) -> tuple[Arrays, ArrayRecord]:
-        """Return the hypotheses as arrays and as they travel; done once for a round's training and evaluation."""
-        known = self._opened[0]
-        # Compared by arrays: a strategy may put others into the same record.
-        if len(known) != len(hypotheses) or any(known.get(name) is not one for name, one in hypotheses.items()):
-            self._remember(hypotheses, from_array_record(hypotheses))
-        return self._opened[1:]
 
     @property
     def used_up(self) -> bool:
@@ -328,7 +259,7 @@ class Fleet:
         since = time.time() - (now - began)
         while not roster.enough(round, least):
             waited = time.monotonic() - began
-            waits_for = f"for {roster.missing(round)}" if roster.left_out(round) else "for more nodes"
+            waits_for = f"for {roster.missing(round)}" if roster.gone(round) else "for more nodes"
             if waited >= self.run.pauses.seconds:
                 raise FleetError(
                     f"round {round} waited {in_time(waited)} {waits_for}, since fewer than the {least} below which "
@@ -338,7 +269,7 @@ class Fleet:
             if waited - told >= _TELL_S:
                 told = waited
                 text = "Paused before round %d since %s: %d of %d nodes can be asked. Waiting %s, at most until %s"
-                left, end = len(roster) - roster.left_out(round), since + self.run.pauses.seconds
+                left, end = len(roster) - len(roster.gone(round)), since + self.run.pauses.seconds
                 log(WARNING, text, round, at_time(since), left, least, waits_for, at_time(end))
                 paused(since, end)
             for answer in exchange.run(self._invitations(round, exchange), _POLL_S, keep_late=("query",)):
@@ -356,20 +287,12 @@ class Fleet:
         A SuperLink is asked for its nodes once a round, or `again`.
         """
         roster, exchange = self.roster(grid), self.exchange_on(grid)
+        if self._looked != round:
+            self.dropped = 0
         if again or exchange.transport.together or self._looked != round:
             self._looked, self._connected = round, exchange.connected()
             roster.see(self._connected, exchange.late(keep_late=("query",)))
         return roster
-
-    def _draw(self, roster: Roster, round: int) -> NDArray[np.int64]:
-        """Draw the training clients of a round."""
-        seed = [self.run.seed, _SAMPLE_TRAIN, round]
-        if not self.run.max_participations:
-            return roster.draw(TRAIN, round, seed, self.clients_per_round)
-        # Requests count, not releases: otherwise clients that refuse would always be asked first.
-        clients = roster.in_turn(round, seed, self.clients_per_round, self._turns, self.run.max_participations)
-        self._turns[clients] += 1
-        return clients
 
     # --- sending and waiting
 
@@ -390,21 +313,21 @@ class Fleet:
         timeout : float
             In seconds.
         """
-        self._earlier, self._outside, self._exchanged = self.dropped if round == self._exchanged else 0, 0, round
         exchange, messages = self.exchange_on(grid), merged(messages)
         if self._roster is not None:
             self._look(grid, round)
         answers = exchange.run(
             [*messages, *self._invitations(round, exchange)],
             timeout,
-            lambda answers: self._enough(answers, messages),
+            partial(_enough, self.run.quorum, {one.metadata.dst_node_id: one.content for one in messages}),
             keep_late=("query",),
             name=f"round {round}",
         )
+        self.dropped += exchange.dropped
         silent: set[int] = set(exchange.silent)
         refused: dict[int, str] = {}
         trainers = {node for node, hosting in self._roster.nodes if hosting.train} if self._roster else set()
-        reporting = trainers.difference(one.metadata.dst_node_id for one in messages if asks(one.content)[0])
+        reporting = trainers.difference(one.metadata.dst_node_id for one in messages if numbers_asked(one.content)[0])
         for answer in answers:
             if answer.kind == "query":
                 self._welcome(answer, exchange.transport.together)
@@ -433,93 +356,41 @@ class Fleet:
         messages = [Message(content, node, "query.keep", group_id="keep") for node, _ in self.roster(grid).nodes]
         self.exchange_on(grid).run(messages, min(timeout, _KEEP_S))
 
-    @property
-    def dropped(self) -> int:
-        """Number of useless replies in the last round, and of releases too far from the hypotheses."""
-        return self._earlier + (self._exchange.dropped if self._exchange else 0) + self._outside
-
     # --- reading
 
-    def releases(self, replies: Iterable[Message]) -> Releases:
-        """Return the releases in the replies to the last `ask_training`, and count participations."""
-        asked, answers = self._answers(replies)
-        found = read_releases(answers, asked, self.sent, self._furthest)
-        self._note(found.clients, found.outside)
-        return found
+    def releases(self, asked: Asked, replies: Iterable[Message]) -> Releases:
+        """Return the releases in the replies to `ask_training`, and count participations."""
+        return self._counted(read_releases(asked, replies, self.run.limits.update_norm))
 
-    @property
-    def count_deviation(self) -> float:
-        """Standard deviation of the noise on each count of the sums that the last `ask_training` asked for."""
-        return count_deviation(self.task)
+    def sums(self, asked: Asked, replies: Iterable[Message]) -> Sums:
+        """Return the sums in the replies to `ask_training`, if sites were asked for them; count as above."""
+        return self._counted(read_sums(asked, replies, self.run.limits.update_norm))
 
-    def sums(self, replies: Iterable[Message]) -> Sums:
-        """Return the sums in the replies to the last `ask_training`, if sites were asked for them; count as above."""
-        asked, answers = self._answers(replies)
-        k, n = as_matrix(self.sent).shape
-        most = partial(furthest_sum, self.task, k, n, most=self.run.limits.update_norm)
-        found = read_sums(answers, asked, self.sent, most)
-        self._note(found.clients, found.outside)
-        return found
-
-    def secure_sum(self, round: int, replies: Iterable[Message], reports: EvaluationSpec = NO_REPORTS) -> Total:
+    def secure_sum(self, joint: Joint, replies: Iterable[Message]) -> Total:
         """Return the secure sum over the nodes that replied to the messages of `together`; count as above."""
-        joint = self._joint
-        assert self._together is not None, "together comes first"
-        assert joint is not None
         if joint.total is None:
-            usable = _usable(replies, joint.nodes)
-            answers = {node: reply for node, reply in usable.items() if answers_training(reply.content)}
-            reporting = joint.reporting if reports.summed else None
-            joint.total = summed(
-                self._together, round, self.task, self.sent, joint.training, answers, reports, reporting
-            )
-            self._note(joint.total.sums.clients, joint.total.sums.outside)
+            assert self._together is not None, "together comes first"
+            joint.total = summed(self._together, joint, replies)
+            self._counted(joint.total.sums)
         return joint.total
 
-    def _answers(self, replies: Iterable[Message]) -> tuple[Asked, dict[int, Message]]:
-        """Return the clients that the last `ask_training` asked, and one usable reply of each node."""
-        asked = self._training
-        assert asked is not None
-        usable = _usable(replies, asked.positions)
-        return asked, {node: reply for node, reply in usable.items() if answers_training(reply.content)}
-
-    def _note(self, inside: NDArray[np.int64], outside: NDArray[np.int64]) -> None:
+    def _counted(self, found: R) -> R:
         """Count participations, also of clients whose releases are left out."""
-        self._outside += len(outside)
-        for clients in (inside, outside):
+        self.dropped += len(found.outside)
+        for clients in (found.clients, found.outside):
             self.participations[clients] += 1
+        return found
 
-    def train_metrics(self, replies: Iterable[Message]) -> Mapping[str, Any]:
-        """Return nothing: all that leaves umbel's clients is their releases."""
-        return {}
-
-    def look(self, state: dict[str, NDArray[Any]], releases: Vectors, labels: Labels, hypotheses: Matrix) -> None:
-        """Estimate how clients differ from a round's releases (`umbel.nodes.differences`), for the nodes' result."""
-        look(state, releases, labels, hypotheses, self.task)
-
-    def evaluation(self, replies: Iterable[Message]) -> MetricRecord | None:
+    def evaluation(self, asked: Asked, replies: Iterable[Message]) -> MetricRecord | None:
         """Return the fields of `scores` as metrics; None without valid replies."""
-        scores = self.scores(replies)
+        scores = self.scores(asked, replies)
         return None if scores is None else MetricRecord(asdict(scores))
 
-    def scores(self, replies: Iterable[Message]) -> Scores | None:
-        """Return the scores in the replies to the last `ask_evaluation`; None without valid replies."""
-        if (asked := self._evaluation) is None:
-            return None
-        return read_scores(_usable(replies, asked.positions), asked, self.run.validate_by, self.metric_is_share)
+    def scores(self, asked: Asked, replies: Iterable[Message]) -> Scores | None:
+        """Return the scores in the replies to `ask_evaluation`; None without valid replies."""
+        return read_scores(asked, replies, self.run.validate_by, self.metric_is_share)
 
-    def _enough(self, answers: Sequence[Answer], messages: Sequence[Message]) -> bool:
-        """Return whether a quorum of the asked clients has replied."""
-        if self.run.quorum >= 1:
-            return False
-        own = [answer for answer in answers if answer.kind != "query" and not answer.reply.has_error()]
-        counts = (self._training, number_released), (self._evaluation, number_reported)
-        for part, (asked, count) in enumerate(counts):
-            if asked is None or not any(asks(message.content)[part] for message in messages):
-                continue
-            if sum(_counted(count, one, asked) for one in own) < self.run.quorum * len(asked.clients):
-                return False
-        return True
+    # --- nodes that join
 
     def _invitations(self, round: int, exchange: Exchange) -> list[Message]:
         """Ask nodes outside the run for their clients: new ones at once, those that refused some rounds later."""
@@ -547,31 +418,14 @@ class Fleet:
         log(INFO, text, names[answer.node], hosting.train, hosting.validation)
 
 
-def _asked(
-    clients: NDArray[np.int64],
-    placed: Mapping[int, tuple[list[int], list[ClientOnNode]]],
-    names: Names,
-    disclose: bool = False,
-    rows: int | None = None,
-) -> Asked:
-    positions = {node: np.array(its) for node, (its, _) in placed.items()}
-    return Asked(clients, positions, disclose, rows, names)
-
-
-def _counted(count: Callable[..., int], answer: Answer, asked: Asked) -> int:
-    """Return how many of the asked clients have released, or reported, according to a reply."""
-    rows = () if asked.rows is None else (asked.rows,)
-    try:
-        return count(answer.reply.content, len(asked.positions.get(answer.node, ())), *rows)
-    except Exception:  # it is read once more after the round, and then the reason is logged
-        return 0
-
-
-def _usable(replies: Iterable[Message], asked: Container[int]) -> dict[int, Message]:
-    """Return one usable reply for each node, without errors, repeats, and nodes that were not asked."""
-    answers: dict[int, Message] = {}
-    for reply in replies:
-        node = reply.metadata.src_node_id
-        if not reply.has_error() and node in asked:  # `exchange` logs the errors
-            answers.setdefault(node, reply)
-    return answers
+def _enough(quorum: float, asked: Mapping[int, RecordDict], answers: Sequence[Answer]) -> bool:
+    """Return whether so large a share of the clients has replied that were asked to train, and to evaluate."""
+    if quorum >= 1:
+        return False
+    replied = [(0, 0)]
+    for answer in answers:
+        if answer.kind != "query" and not answer.reply.has_error():
+            with suppress(Exception):  # it is read once more after the round, and then the reason is logged
+                replied.append(numbers_answered(asked[answer.node], answer.reply.content))
+    least = quorum * np.sum([(0, 0), *map(numbers_asked, asked.values())], axis=0)
+    return bool((np.sum(replied, axis=0) >= least).all())

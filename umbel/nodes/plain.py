@@ -7,27 +7,29 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
+from umbel.nodes.reading import Asked, read
+from umbel.nodes.words import told
 from umbel.protocol.arrays import Arrays, all_finite, flatten
 from umbel.protocol.errors import ConfigError, ProtocolError
-from umbel.protocol.hypotheses import NUMBER, ROUND, number_in
+from umbel.protocol.hypotheses import NUMBER, ROUND, Hypotheses
 from umbel.protocol.log import log
 from umbel.protocol.releases import Releases
-from umbel.protocol.words import one_line
 
 _KINDS = {MessageType.TRAIN: 1, MessageType.EVALUATE: 2}  # separates the draws of those asked to train and to evaluate
-_LONGEST = 300  # characters of what a node says, in the log
 _LOOK_S = 1.0  # between two looks for nodes
 
 Aggregate = Callable[[list[RecordDict], str], MetricRecord]
 """Flower's type of a function that aggregates the metrics of replies; its second argument is "num-examples"."""
 _WEIGHT = "num-examples"
+
+T = TypeVar("T")
 
 
 def mean_metrics(contents: list[RecordDict], _: str) -> MetricRecord:
@@ -70,13 +72,9 @@ class PlainNodes:
     train_metrics_aggr_fn: Aggregate = mean_metrics
     evaluate_metrics_aggr_fn: Aggregate = mean_metrics
     seed: int = 0
-    sent: Arrays = field(default_factory=dict, init=False)
-    """The hypotheses of the last `ask_training`."""
     participations: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64), init=False)
     """Number of releases of each node, in the order in which they were first asked."""
     _numbers: dict[int, int] = field(default_factory=dict, init=False)
-    _asked: dict[str, set[int]] = field(default_factory=dict, init=False)
-    _accepted: set[int] = field(default_factory=set, init=False)
 
     used_up = unanswered = False
 
@@ -88,10 +86,20 @@ class PlainNodes:
 
     # --- asking
 
+    def opened(self, arrays: ArrayRecord) -> Hypotheses:
+        """Return the hypotheses of a record."""
+        hypotheses = Hypotheses({name: array.numpy() for name, array in arrays.items()})
+        hypotheses.record = arrays
+        return hypotheses
+
+    def record(self, hypotheses: Arrays) -> ArrayRecord:
+        """Return hypotheses as the record from which a round's messages are made."""
+        return ArrayRecord({name: Array(value) for name, value in hypotheses.items()})
+
     def ask_training(
-        self, round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, decisions: Mapping[str, Any]
-    ) -> list[Message]:
-        """Return messages that ask a sample of the nodes to train.
+        self, round: int, hypotheses: Hypotheses, config: ConfigRecord, grid: Grid, decisions: Mapping[str, Any]
+    ) -> Asked:
+        """Ask a sample of the nodes to train.
 
         Raises
         ------
@@ -103,33 +111,38 @@ class PlainNodes:
                 f"the strategy needs clients that know {', '.join(sorted(decisions))}, which are those of umbel's app"
             )
             raise ConfigError(f"{text}; run it with umbel run, or take another strategy", code="config.plain-nodes")
-        self.begin(arrays)
-        return self._ask(MessageType.TRAIN, self.fraction_train, self.min_train_nodes, round, arrays, config, grid)
+        return self._ask(MessageType.TRAIN, round, hypotheses, config, grid)
 
-    def ask_evaluation(self, round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
-        """Return messages that ask a sample of the nodes to evaluate."""
-        least = self.min_evaluate_nodes
-        return self._ask(MessageType.EVALUATE, self.fraction_evaluate, least, round, arrays, config, grid)
+    def ask_evaluation(self, round: int, hypotheses: Hypotheses, config: ConfigRecord, grid: Grid) -> Asked:
+        """Ask a sample of the nodes to evaluate."""
+        return self._ask(MessageType.EVALUATE, round, hypotheses, config, grid)
 
-    def _ask(
-        self, kind: str, fraction: float, least: int, round: int, arrays: ArrayRecord, config: ConfigRecord,
-        grid: Grid,
-    ) -> list[Message]:  # fmt: skip
-        self._asked[kind] = set()
+    def _ask(self, kind: str, round: int, hypotheses: Hypotheses, config: ConfigRecord, grid: Grid) -> Asked:
+        train, nobody = kind == MessageType.TRAIN, Asked(hypotheses, np.zeros(0, np.int64), {})
+        fraction = self.fraction_train if train else self.fraction_evaluate
+        least = self.min_train_nodes if train else self.min_evaluate_nodes
         if not fraction:
-            return []
+            return nobody
         nodes = self._connected(grid, max(least, self.min_available_nodes))
         size = max(int(fraction * len(nodes)), least)
         sample = np.random.default_rng([self.seed, _KINDS[kind], round]).choice(len(nodes), size, replace=False)
         chosen = [nodes[i] for i in np.sort(sample).tolist()]
         log(INFO, "round %d: %s %d of %d nodes", round, kind, size, len(nodes))
-        self._asked[kind] = set(chosen)
         if NUMBER in config:
             text = f"the config that nodes get has an entry {NUMBER!r} of umbel's: the number of hypotheses"
             raise ConfigError(f"{text}; give yours another name", code="config.plain-nodes")
-        told = ConfigRecord({**config, ROUND: round, NUMBER: number_in(arrays)})
-        content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: told})
-        return [Message(content, node, kind, group_id=str(round)) for node in chosen]
+        entries = ConfigRecord({**config, ROUND: round, NUMBER: hypotheses.k})
+        content = RecordDict({self.arrayrecord_key: hypotheses.record, self.configrecord_key: entries})
+        return self.asked([Message(content, node, kind, group_id=str(round)) for node in chosen], nobody)
+
+    def asked(self, messages: Sequence[Message], asked: Asked) -> Asked:
+        """Return who is asked by messages, which a strategy may have made by itself."""
+        nodes = {message.metadata.dst_node_id for message in messages}
+        for node in sorted(nodes):
+            self._number(node)
+        clients = np.array(sorted(self._numbers[node] for node in nodes), np.int64)
+        positions = {node: clients.searchsorted([self._numbers[node]]) for node in nodes}
+        return Asked(asked.hypotheses, clients, positions, list(messages))
 
     def _connected(self, grid: Grid, least: int) -> list[int]:
         """Return the connected nodes, once there are enough."""
@@ -146,25 +159,17 @@ class PlainNodes:
             self._numbers[node] = len(self._numbers)
             self.participations = np.append(self.participations, 0)
 
-    def begin(self, arrays: ArrayRecord) -> None:
-        """Take the hypotheses from which a round starts."""
-        self.sent = {name: array.numpy() for name, array in arrays.items()}
-
     def wait(self, *_: Any) -> None:
         """Do nothing: a run of plain nodes has no pauses."""
-
-    def look(self, *_: Any) -> None:
-        """Do nothing: plain nodes get no result of the run, which `umbel.nodes.differences` would serve."""
 
     def exchange(
         self, round: int, grid: Grid, messages: Sequence[Message], timeout: float
     ) -> tuple[list[Message], list[Message]]:
         """Send messages; return the replies to those that ask to train, and to those that ask to evaluate."""
-        # Of the messages as they are: a strategy may have made some by itself.
-        self._asked = {kind: {one.metadata.dst_node_id for one in messages if _kind(one) == kind} for kind in _KINDS}
-        for node in sorted(set().union(*self._asked.values()) - {*self._numbers}):
-            self._number(node)
         replies = list(grid.send_and_receive(messages, timeout=timeout))
+        for reply in replies:
+            if reply.has_error():
+                log(WARNING, "node %d did not reply: %s", reply.metadata.src_node_id, told(reply.error.reason))
         kinds = {message.metadata.message_id: _kind(message) for message in messages}
         by_kind = {
             kind: [one for one in replies if kinds.get(one.metadata.reply_to_message_id) == kind] for kind in _KINDS
@@ -173,67 +178,45 @@ class PlainNodes:
 
     # --- reading
 
-    def releases(self, replies: Iterable[Message]) -> Releases:
-        """Return the models in the replies to the last `ask_training`; each node counts as one client."""
-        shapes = {name: value.shape[1:] for name, value in self.sent.items()}
-        vectors: dict[int, NDArray[Any]] = {}
-        for node, reply in self._usable(MessageType.TRAIN, replies).items():
-            try:
-                vectors[node] = self._vector(reply.content, shapes)
-            except Exception as error:  # keep running: one bad node must not stop the round
-                log(WARNING, "dropped the reply of node %d: %s", node, one_line(str(error))[:_LONGEST])
-        clients = np.array([self._numbers[node] for node in vectors], np.int64)
+    def releases(self, asked: Asked, replies: Iterable[Message]) -> Releases:
+        """Return the models in the replies to `ask_training`; each node counts as one client."""
+        sent = asked.hypotheses
+        found = self._read(asked, replies, lambda _, reply: (_vector(reply.content, sent), reply.content))
+        clients = np.array([self._numbers[node] for node in found], np.int64)
         self.participations[clients] += 1
-        self._accepted = {*vectors}
-        kind = np.result_type(np.float32, *(value.dtype for value in self.sent.values()))
-        size = sum(int(np.prod(shape)) for shape in shapes.values())
-        matrix = np.concatenate([np.zeros((0, size)), *vectors.values()]).astype(kind)
+        matrix = np.concatenate([sent.matrix[:0], *(vector for vector, _ in found.values())])
         matrix.flags.writeable = False
-        asked = len(self._asked.get(MessageType.TRAIN, ()))
-        return Releases(matrix, clients, None, asked, asked - len(vectors))
+        contents = [content for _, content in found.values()]
+        metrics = self.train_metrics_aggr_fn(contents, _WEIGHT) if contents else {}
+        return Releases(matrix, clients, None, len(asked.clients), len(asked.clients) - len(found), metrics=metrics)
 
-    def _vector(self, content: RecordDict, shapes: Mapping[str, tuple[int, ...]]) -> NDArray[Any]:
-        """Return the one model of a reply as a matrix (1, n)."""
-        records = list(content.array_records.values())
-        if len(records) != 1:
-            raise ProtocolError(f"it has {len(records)} records of arrays, not 1", code="protocol.records")
-        arrays = {name: array.numpy() for name, array in records[0].items()}
-        if len(next(iter(self.sent.values()))) == 1:  # a wrapper's arithmetic with the one hypothesis gives it an axis
-            arrays = {
-                name: value[0] if value.shape == (1, *shapes.get(name, ())) else value for name, value in arrays.items()
-            }
-        if {name: value.shape for name, value in arrays.items()} != shapes:
-            raise ProtocolError("its arrays are not those of one model", code="protocol.arrays")
-        with np.errstate(over="ignore", invalid="ignore"):  # what does not fit the model's own type is not finite there
-            like = {name: arrays[name].astype(self.sent[name].dtype)[None] for name in shapes}
-        if not all(map(all_finite, (*arrays.values(), *like.values()))):
-            raise ProtocolError("its arrays are not finite", code="protocol.not-finite")
-        vector: NDArray[Any] = flatten(like)
-        return vector
-
-    def record(self, hypotheses: Arrays) -> ArrayRecord:
-        """Return hypotheses as the record from which a round's messages are made."""
-        return ArrayRecord({name: Array(value) for name, value in hypotheses.items()})
-
-    def train_metrics(self, replies: Iterable[Message]) -> Mapping[str, Any]:
-        """Return the metrics in the replies to the last `ask_training`, aggregated."""
-        usable = self._usable(MessageType.TRAIN, replies, quietly=True)
-        contents = [reply.content for node, reply in usable.items() if node in self._accepted]
-        return self.train_metrics_aggr_fn(contents, _WEIGHT) if contents else {}
-
-    def evaluation(self, replies: Iterable[Message]) -> MetricRecord | None:
-        """Return the metrics in the replies to the last `ask_evaluation`, aggregated; None without replies."""
-        contents = [reply.content for reply in self._usable(MessageType.EVALUATE, replies).values()]
+    def evaluation(self, asked: Asked, replies: Iterable[Message]) -> MetricRecord | None:
+        """Return the metrics in the replies to `ask_evaluation`, aggregated; None without replies."""
+        contents = list(self._read(asked, replies, lambda _, reply: reply.content).values())
         return self.evaluate_metrics_aggr_fn(contents, _WEIGHT) if contents else None
 
-    def _usable(self, kind: str, replies: Iterable[Message], quietly: bool = False) -> dict[int, Message]:
-        """Return a reply of each node that was asked, in the order of their numbers, without errors."""
-        usable: dict[int, Message] = {}
-        for reply in replies:
-            node = reply.metadata.src_node_id
-            if reply.has_error():
-                if not quietly:
-                    log(WARNING, "node %d did not reply: %s", node, one_line(str(reply.error.reason))[:_LONGEST])
-            elif node in self._asked.get(kind, ()):
-                usable.setdefault(node, reply)
-        return dict(sorted(usable.items(), key=lambda one: self._numbers[one[0]]))
+    def _read(self, asked: Asked, replies: Iterable[Message], content: Callable[[int, Message], T]) -> dict[int, T]:
+        """Return the contents of the nodes' replies, in the order of the nodes' numbers."""
+        found = read(asked, replies, content)
+        return dict(sorted(found.items(), key=lambda one: self._numbers[one[0]]))
+
+
+def _vector(content: RecordDict, sent: Hypotheses) -> NDArray[Any]:
+    """Return the one model of a reply as a matrix (1, n)."""
+    records = list(content.array_records.values())
+    if len(records) != 1:
+        raise ProtocolError(f"it has {len(records)} records of arrays, not 1", code="protocol.records")
+    shapes = {name: value.shape[1:] for name, value in sent.items()}
+    arrays = {name: array.numpy() for name, array in records[0].items()}
+    if sent.k == 1:  # a wrapper's arithmetic with the one hypothesis gives it an axis
+        arrays = {
+            name: value[0] if value.shape == (1, *shapes.get(name, ())) else value for name, value in arrays.items()
+        }
+    if {name: value.shape for name, value in arrays.items()} != shapes:
+        raise ProtocolError("its arrays are not those of one model", code="protocol.arrays")
+    with np.errstate(over="ignore", invalid="ignore"):  # what does not fit the model's own type is not finite there
+        like = {name: arrays[name].astype(sent[name].dtype)[None] for name in shapes}
+    if not all(map(all_finite, (*arrays.values(), *like.values()))):
+        raise ProtocolError("its arrays are not finite", code="protocol.not-finite")
+    vector: NDArray[Any] = flatten(like, sent.matrix.dtype)
+    return vector

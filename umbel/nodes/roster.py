@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from logging import DEBUG, INFO, WARNING
+from types import MappingProxyType
 
 import numpy as np
 from flwr.app import Message, RecordDict
@@ -19,7 +20,7 @@ from umbel.nodes.presence import Absence, NodeState, Presence
 from umbel.nodes.words import PASSING, Names, code_in, moves, told
 from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.errors import ConfigError, FleetError, ProtocolError
-from umbel.protocol.flower import log
+from umbel.protocol.log import log
 from umbel.protocol.messages import hosting_in, query
 from umbel.protocol.polling import pause
 from umbel.protocol.run_config import RunConfig
@@ -30,7 +31,6 @@ TRAIN, VALIDATION = "training", "validation"
 MORE_NODES = "umbel run --nodes, or num-supernodes in Flower's --federation-config"
 """How a simulation gets more nodes."""
 
-NO_REFUSALS: Mapping[int, str] = {}
 _POLL_S = 1.0  # maximum seconds of one look for replies
 _AGAIN_S, _SELDOM_S = 5.0, 60.0  # shortest and longest pause before a node that refused is asked again
 _CODES = 50  # of one node: more than umbel has
@@ -47,15 +47,12 @@ class Roster:
     ----------
     nodes : dict from int to Hosting
         Each node's account of its clients, by node id.
-    max_share : float
-        Maximum share of a round's clients on one node; ignored in simulation.
     names : Names, optional
         The names of the nodes in the log.
     """
 
-    def __init__(self, nodes: Mapping[int, Hosting], max_share: float = 1.0, names: Names | None = None) -> None:
+    def __init__(self, nodes: Mapping[int, Hosting], names: Names | None = None) -> None:
         self.names = Names() if names is None else names
-        self._max_share = max_share
         self._absent: dict[int, Absence] = {}
         self._away: dict[int, NodeState] = {}
         self.seen: dict[int, float] = {}
@@ -79,7 +76,7 @@ class Roster:
         """
         if now.simulated:
             return now
-        roster = cls(dict(before), now._max_share, now.names)
+        roster = cls(dict(before), now.names)
         roster._nodes = dict(before)
         for node, was in before:
             if now._nodes.get(node, was) != was:
@@ -105,7 +102,8 @@ class Roster:
                 raise FleetError("the simulated nodes do not split the dataset among themselves", code="nodes.mixed")
         self._ids = list(self._nodes)
         counts = np.array([(one.train, one.validation) for one in hosting]).reshape(-1, 2)
-        self._counts = {TRAIN: counts[:, 0], VALIDATION: counts[:, 1]}
+        self.counts = {TRAIN: counts[:, 0], VALIDATION: counts[:, 1]}
+        """Number of clients of each role on each node."""
         self.train, self.validation = map(int, counts.sum(axis=0))
 
     @property
@@ -131,7 +129,11 @@ class Roster:
             self._away[node] = was if was and was.presence is presence else NodeState(presence, time.time())
 
     def note(
-        self, round: int, answered: Iterable[int], silent: Iterable[int], refused: Mapping[int, str] = NO_REFUSALS
+        self,
+        round: int,
+        answered: Iterable[int],
+        silent: Iterable[int],
+        refused: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
         """Note which nodes replied in a round, which did not, and which refused, with the codes of their reasons.
 
@@ -172,7 +174,7 @@ class Roster:
 
     def enough(self, round: int, least: int) -> bool:
         """Return whether a round can ask at least so many nodes, and training clients on one of them."""
-        gone = self._gone(round)
+        gone = self.gone(round)
         there = [hosting for node, hosting in self._nodes.items() if node not in gone]
         return len(there) >= least and any(hosting.train for hosting in there)
 
@@ -183,77 +185,21 @@ class Roster:
 
     def missing(self, round: int) -> str:
         """Return the nodes that a round cannot ask, with the reasons."""
-        gone = self._gone(round)
+        gone = self.gone(round)
         states = {node: self.state(node, round) for node in self._nodes if node in gone}
         return ", ".join(
             f"{self.names[node]} ({state.presence} since {at_time(state.since)})" for node, state in states.items()
         )
 
-    def left_out(self, round: int) -> int:
-        """Return how many nodes are left out of a round, because they failed to reply or are away."""
-        return len(self._gone(round))
-
-    def idle(self, asked: Container[int], round: int) -> list[int]:
-        """Return the nodes that can be asked in a round, and are not."""
-        gone = self._gone(round)
-        return [node for node, _ in self.nodes if node not in gone and node not in asked]
-
     def present(self, role: str, round: int) -> NDArray[np.int64]:
         """Return the clients of a role whose nodes are not left out in a round, in increasing order."""
-        clients, gone = np.arange(self._total(role)), self._gone(round)
+        clients, gone = np.arange(self.counts[role].sum()), self.gone(round)
         there = np.full(len(clients), True)
         for node, (positions, _) in self.place(role, clients).items() if gone else ():
             there[positions] = node not in gone
-        return clients if not there.any() and self._asks_absent(role) else clients[there]
+        return clients if not there.any() and self.asks_absent(role) else clients[there]
 
-    def draw(self, role: str, round: int, seed: Sequence[int], size: int) -> NDArray[np.int64]:
-        """Draw `size` of the clients that are `present`, or all of them if they are fewer, in increasing order.
-
-        If a node's share is limited, fewer may be drawn: a node that has its share is skipped.
-        """
-        if self._max_share < 1 and not self.simulated:
-            return self._draw_shared(role, round, seed, size)
-        if not self._gone(round):
-            # The same draw without a list of all clients, perhaps a million.
-            return sample(seed, self._total(role), min(size, self._total(role)))
-        there = self.present(role, round)
-        return there[sample(seed, len(there), min(size, len(there)))]
-
-    def in_turn(
-        self, round: int, seed: Sequence[int], size: int, turns: NDArray[np.int64], most: int
-    ) -> NDArray[np.int64]:
-        """Draw `size` training clients, or fewer, among those with the fewest turns, which must be below `most`."""
-        willing = np.flatnonzero(turns < most)
-        there = np.intersect1d(willing, self.present(TRAIN, round))
-        there = there if len(there) else willing
-        chance = np.random.default_rng(seed).random(len(there))
-        first = np.lexsort((chance, turns[there]))[:size]
-        return np.sort(there[first]).astype(np.int64)
-
-    def _draw_shared(self, role: str, round: int, seed: Sequence[int], size: int) -> NDArray[np.int64]:
-        """Draw clients in turn and skip those whose node has its share.
-
-        Each client has a time from an exponential distribution, and the earliest are drawn. For a node only as many
-        times are drawn as it may have clients, namely its earliest (Renyi, 1953).
-        """
-        counts, gone = self._counts[role], self._gone(round)
-        first = np.cumsum(counts) - counts
-        there = [i for i, node in enumerate(self._ids) if counts[i] and node not in gone]
-        if not there and self._asks_absent(role):
-            there = np.flatnonzero(counts).tolist()
-        most = largest_share(counts[there].tolist(), size, self._max_share)
-        generator = np.random.default_rng(seed)
-        times, owners = [np.zeros(0)], [np.zeros(0, np.int64)]
-        for i in there:
-            few = min(int(counts[i]), most)
-            times.append(np.cumsum(generator.standard_exponential(few) / (counts[i] - np.arange(few))))
-            owners.append(np.full(few, i))
-        come = np.concatenate(owners)[np.argsort(np.concatenate(times), kind="stable")[:size]]
-        taken = np.bincount(come, minlength=len(counts))
-        drawn = [first[i] + generator.choice(counts[i], taken[i], replace=False) for i in np.flatnonzero(taken)]
-        return np.sort(np.concatenate([np.zeros(0, np.int64), *drawn]))
-
-    def _asks_absent(self, role: str) -> bool:
+    def asks_absent(self, role: str) -> bool:
         """Return whether clients of a role are asked although all their nodes are gone.
 
         That is better than a round without training clients. But a site that alone has validation clients would delay
@@ -261,10 +207,8 @@ class Roster:
         """
         return role == TRAIN or self.simulated
 
-    def _total(self, role: str) -> int:
-        return self.train if role == TRAIN else self.validation
-
-    def _gone(self, round: int) -> set[int]:
+    def gone(self, round: int) -> set[int]:
+        """Return the nodes that are left out of a round, because they failed to reply or are away."""
         return set(self._away) | {node for node, absence in self._absent.items() if round <= absence.until}
 
     def place(self, role: str, clients: NDArray[np.int64]) -> dict[int, tuple[list[int], list[ClientOnNode]]]:
@@ -287,12 +231,12 @@ class Roster:
             (step,) = self._steps
             node, local = number % step, number // step
         else:
-            counts = self._counts[role]
+            counts = self.counts[role]
             first = np.cumsum(counts) - counts
             node = np.searchsorted(first + counts, clients, side="right")
             local = clients - first[node]
             if role == VALIDATION:
-                local = local + self._counts[TRAIN][node]
+                local = local + self.counts[TRAIN][node]
         order = np.argsort(node, kind="stable")
         parts = np.split(order, np.flatnonzero(np.diff(node[order])) + 1) if len(order) else []
         return {self._ids[node[part[0]]]: (part.tolist(), local[part].tolist()) for part in parts}
@@ -355,7 +299,7 @@ def gather(exchange: Exchange, run: RunConfig) -> Roster:
                     log(WARNING, "%s splits the dataset differently from most and is left out", name)
                 hosts = f"{count_of(len(fitting), 'node')} {'hosts' if len(fitting) == 1 else 'host'}"
                 log(INFO, "%s %d training and %d validation clients", hosts, *there)
-                return Roster(fitting, run.limits.share, exchange.names)
+                return Roster(fitting, exchange.names)
         if together and parts < run.min_nodes and any(hosting.simulated for hosting in fitting.values()):
             raise FleetError(
                 f"min-nodes = {run.min_nodes}, and the simulation has {count_of(parts, 'node')}; lower it, or simulate "
@@ -450,28 +394,6 @@ def fellows(nodes: Mapping[int, Hosting]) -> dict[int, Hosting]:
     return found
 
 
-def largest_share(counts: Sequence[int], size: int, share: float) -> int:
-    """Return how many clients each node may have in a round so that none has more than its share of them.
-
-    With too few nodes for that share, it becomes the share for one node less: nodes with almost no clients must not
-    make a round small.
-
-    Parameters
-    ----------
-    counts : sequence of int
-        Number of clients on each node.
-    size : int
-        Number of clients that the round asks.
-    """
-    share = max(share, 1 / max(1, len(counts) - 1))
-    low, high = 1, max(counts, default=1)
-    while low < high:
-        middle = (low + high + 1) // 2
-        fits = middle <= share * min(size, sum(min(count, middle) for count in counts)) * (1 + 1e-9)
-        low, high = (middle, high) if fits else (low, middle - 1)
-    return low
-
-
 def check_enough(what: str, asked: int, there: int) -> None:
     """Raise `ConfigError` if more clients are asked for than exist."""
     if asked > there:
@@ -479,10 +401,3 @@ def check_enough(what: str, asked: int, there: int) -> None:
             f"{what} = {asked} exceeds the number of such clients on the nodes, {there}; lower it",
             code="config.too-few-clients",
         )
-
-
-def sample(seed: Sequence[int], population: int, size: int) -> NDArray[np.int64]:
-    """Draw `size` of `population` clients without replacement, in increasing order."""
-    # The same result as from a list, which NumPy would convert element by element.
-    words = np.array(seed, np.uint32) if max(seed) < 2**32 else seed
-    return np.sort(np.random.default_rng(words).choice(population, size, replace=False)).astype(np.int64, copy=False)

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from logging import WARNING
 from typing import TypeVar
 
@@ -14,7 +15,7 @@ from flwr.app import Message, RecordDict
 from numpy.typing import NDArray
 
 from umbel.nodes.exchange import Answer, Exchange
-from umbel.nodes.replies import Asked
+from umbel.nodes.reading import Asked, read
 from umbel.nodes.words import told
 from umbel.privacy.accounting.guarantee import report_deviation
 from umbel.privacy.mechanisms.discrete_gaussian import FINE, DiscreteGaussian, check_fine
@@ -24,10 +25,11 @@ from umbel.privacy.secure.party import Announcement, Masked, key_text
 from umbel.privacy.secure.sums import Sum
 from umbel.privacy.secure.terms import LARGEST, Grid, Terms, bits_for, finest_deviation
 from umbel.privacy.secure.wire import Introduction, Request, Stage, masked_in, opened_in, signature_in
-from umbel.protocol.arrays import Arrays, as_matrix
+from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ProtocolError
-from umbel.protocol.flower import filled, log
-from umbel.protocol.messages import SECURE, shared_in
+from umbel.protocol.flower import filled
+from umbel.protocol.log import log
+from umbel.protocol.messages import SECURE, answers_training, shared_in
 from umbel.protocol.releases import Scores, Sums, Total
 from umbel.protocol.signatures import PublicKey, line_of, public_key, verifies
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
@@ -42,6 +44,26 @@ _FINER = 50  # steps in a clip norm for each root of the number of second moment
 _NOBODY = np.zeros(0, np.int64)
 
 T = TypeVar("T")
+
+
+@dataclass
+class Joint:
+    """A round's secure sum: the clients that are asked to train and to report in it, and its total once it is there.
+
+    Nodes without any of these clients take part with noise and masks alone.
+    """
+
+    round: int
+    training: Asked
+    reporting: Asked | None = None
+    reports: EvaluationSpec = NO_REPORTS
+    messages: list[Message] = field(default_factory=list)
+    total: Total | None = None
+
+    @property
+    def nodes(self) -> set[int]:
+        """The nodes in the sum."""
+        return {*self.training.positions, *(self.reporting.positions if self.reporting else ())}
 
 
 @dataclass
@@ -230,36 +252,17 @@ def terms_of(
     return Terms(task.run, layout.length, bits, deviation, colluding, least)
 
 
-def summed(
-    together: Together,
-    round: int,
-    task: TrainingSpec,
-    hypotheses: Arrays,
-    asked: Asked,
-    answers: Mapping[int, Message],
-    reports: EvaluationSpec = NO_REPORTS,
-    reporting: Asked | None = None,
-) -> Total:
-    """Return the secure sum of the nodes that sent their numbers.
-
-    `asked` and `reporting` are the clients that were asked to train, and to report in the sum.
-    """
-    k, n = as_matrix(hypotheses).shape
-    everyone = asked.positions | (reporting.positions if reporting else {})
-    masked, mine, told_by = {}, {}, {}
-    for node, reply in answers.items():
-        both = [one.positions.get(node, _NOBODY) if one else _NOBODY for one in (asked, reporting)]
-        try:
-            flags, reported = shared_in(reply.content, *map(len, both))
-            masked[node], mine[node] = masked_in(reply.content), asked.clients[both[0][flags]]
-            told_by[node] = int(reported.sum())
-        except Exception as error:  # keep running: one bad node must not stop the round
-            log(WARNING, "dropped the reply of %s: %s", asked.names[node], told(error))
+def summed(together: Together, joint: Joint, replies: Iterable[Message]) -> Total:
+    """Return the secure sum of the nodes that sent their numbers."""
+    asked, task, reports = joint.training, joint.training.task, joint.reports
+    k, n = asked.hypotheses.matrix.shape
+    everyone = replace(asked, positions=dict.fromkeys(joint.nodes, _NOBODY))
+    parts = read(everyone, replies, partial(_part_in, joint))
     inside: list[int] = []
     sums, counts, scores, moments = np.zeros((0, k, n)), np.zeros((0, k)), None, None
-    layout = Layout.of(hypotheses, task.moments)
+    layout = Layout.of(asked.hypotheses, task.moments)
     try:
-        total, inside = together.add(round, masked)
+        total, inside = together.add(joint.round, {node: masked for node, (masked, _, _) in parts.items()})
         values, _ = together.finish(total)
         grid = Grid.of(task.clip_norm, task.noise_multiplier, together.terms.deviation)
         updates, numbers, squares = layout.split(values)
@@ -267,24 +270,31 @@ def summed(
         counts = np.divide(numbers[None], layout.count(grid.weight), dtype=np.float64)
         if layout.moments:
             moments = layout.matrices(squares, grid.weight, grid.step)
-        if there := sum(told_by[node] for node in inside):
-            loss, metric = (
-                values[-REPORTS:]
-                * Grid.of_reports(reports.report_bound, reports.report_noise_multiplier, together.terms.deviation).step
-                / there
-            )
-            bound = reports.report_bound
-            noise = report_deviation(reports.report_noise_multiplier, bound, DiscreteGaussian.name) / there
+        if there := sum(parts[node][2] for node in inside):
+            bound, nu = reports.report_bound, reports.report_noise_multiplier
+            loss, metric = values[-REPORTS:] * Grid.of_reports(bound, nu, together.terms.deviation).step / there
+            noise = report_deviation(nu, bound, DiscreteGaussian.name) / there
             scores = Scores(float(loss), float(metric), there, noise=noise, bound=bound)
     except ProtocolError as error:
-        log(WARNING, "the secure sum of round %d fails, and its clients are charged: %s", round, told(error))
+        log(WARNING, "the secure sum of round %d fails, and its clients are charged: %s", joint.round, told(error))
         inside = []
-    together.forget([node for node in everyone if node not in masked])
-    clients = _clients(mine[node] for node in inside)
-    outside = _clients(own for node, own in mine.items() if node not in inside)
-    lost = len(everyone) - len(inside)
+    together.forget(joint.nodes - {*parts})
+    clients = _clients(parts[node][1] for node in inside)
+    outside = _clients(mine for node, (_, mine, _) in parts.items() if node not in inside)
+    lost = len(joint.nodes) - len(inside)
     return Total(Sums(sums, counts, clients, len(asked.clients), lost, outside, moments), scores)
 
 
+def _part_in(joint: Joint, node: int, reply: Message) -> tuple[Masked, NDArray[np.int64], int] | None:
+    """Return a node's masked numbers, the training clients in them, and the number of reports in them."""
+    if not answers_training(reply.content):
+        return None
+    mine, reporting = (
+        one.positions.get(node, _NOBODY) if one else _NOBODY for one in (joint.training, joint.reporting)
+    )
+    flags, reported = shared_in(reply.content, len(mine), len(reporting))
+    return masked_in(reply.content), joint.training.clients[mine[flags]], int(reported.sum())
+
+
 def _clients(parts: Iterable[NDArray[np.int64]]) -> NDArray[np.int64]:
-    return np.sort(np.concatenate([np.zeros(0, np.int64), *parts]))
+    return np.sort(np.concatenate([_NOBODY, *parts]))

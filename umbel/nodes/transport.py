@@ -16,7 +16,8 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from umbel.nodes.words import told
-from umbel.protocol.flower import drop_limit, in_memory, limit_answer, log, refuse_repeated_parts
+from umbel.protocol.flower import drop_limit, in_memory, limit_answer, refuse_repeated_parts
+from umbel.protocol.log import log
 from umbel.protocol.messages import largest_answer
 
 # Messages sent at a time: nodes then find all parts of theirs at once, and need not ask repeatedly.

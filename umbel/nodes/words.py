@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from umbel.protocol.project import APP, described
 from umbel.protocol.words import one_line
 
 _LONGEST = 300
@@ -30,6 +29,8 @@ def code_in(reason: str) -> str:
 
 def moves(reason: str) -> str:
     """Return what has to happen before a node that refuses can take part, if that is known; otherwise empty."""
+    from umbel.protocol.project import APP, described  # which a Flower app does not need
+
     if (code := code_in(reason)) in _MOVES:
         return f": {_MOVES[code]}"
     found = re.match(r"this site runs umbel ([0-9][\w.+-]{0,30}), bundle", reason)

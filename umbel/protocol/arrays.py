@@ -31,6 +31,9 @@ class Packed(Arrays):
         The shape of each array without the leading axis, in the order of the columns.
     """
 
+    record: Any = None
+    """The record that they were read from, which need not be written again (`umbel.protocol.records`)."""
+
     def __init__(self, matrix: NDArray[Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
         super().__init__()
         columns = sum(math.prod(shape) for shape in shapes.values())

@@ -21,7 +21,6 @@ from typing import Any, TypeVar
 from warnings import warn
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.common import log
 from flwr.common.config import parse_config_args
 from flwr.common.constant import ErrorCode, SType
 from flwr.supercore.run import Run
@@ -42,7 +41,6 @@ __all__ = [
     "keep_secret",
     "limit_answer",
     "limit_in",
-    "log",
     "number",
     "parse_config_args",
     "pull_soon",

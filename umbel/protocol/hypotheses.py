@@ -1,4 +1,4 @@
-"""Hypotheses as one of Flower's records: each array of a model k times, stacked along a first axis (k, \\*shape)."""
+"""Hypotheses, and Flower's record of them: each array of a model k times, stacked along a first axis (k, \\*shape)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,39 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
+from umbel.protocol.arrays import Packed, flatten
 from umbel.protocol.errors import ConfigError
 
 ROUND, NUMBER = "server-round", "k"
 """Entries of the config in each message to a plain node: the round, as of Flower's strategies, and k."""
 _INITIAL = 3  # separates the draws of initial hypotheses from a strategy's sampling
 _SMALL = 0.1  # deviation of the draws around an array whose numbers are all the same
+
+
+class Hypotheses(Packed):
+    """k hypotheses: named arrays (k, \\*shape), the columns of one matrix (k, n), all read-only.
+
+    The matrix has 32 bits. Only where arrays of a Flower app have more, it has 64; those with fewer are copies there.
+
+    Parameters
+    ----------
+    arrays : mapping of ndarray
+        They share their memory if they are columns of a matrix already.
+    """
+
+    def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        kind = np.result_type(np.float32, *(value.dtype for value in arrays.values()))
+        matrix = arrays.matrix if isinstance(arrays, Packed) else flatten(arrays, kind)
+        matrix.flags.writeable = False
+        super().__init__(matrix, {name: value.shape[1:] for name, value in arrays.items()})
+        for name, value in arrays.items():
+            self[name] = self[name].astype(value.dtype, copy=False)
+        self._columns, self.record = tuple(self.values()), getattr(arrays, "record", None)
+
+    @property
+    def k(self) -> int:
+        """Number of hypotheses."""
+        return len(self.matrix)
 
 
 def stack(records: Sequence[ArrayRecord]) -> ArrayRecord:

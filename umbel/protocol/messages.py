@@ -66,12 +66,9 @@ def query() -> RecordDict:
     return RecordDict({_VERSION: ConfigRecord({_VERSION: VERSION})})
 
 
-def round_request(
-    hypotheses: ArrayRecord, training: TrainingSpec | None = None, evaluation: EvaluationSpec | None = None
-) -> RecordDict:
+def round_request(hypotheses: ArrayRecord, *tasks: TrainingSpec | EvaluationSpec | None) -> RecordDict:
     """Return the content of a round's message to a node; all messages of a round may share the packed `hypotheses`."""
-    asked = {_TRAINING: training, _EVALUATION: evaluation}
-    records = {name: spec.to_record() for name, spec in asked.items() if spec is not None}
+    records = {_TRAINING if isinstance(one, TrainingSpec) else _EVALUATION: one.to_record() for one in tasks if one}
     return filled(RecordDict(), {_HYPOTHESES: hypotheses, **records})
 
 
@@ -85,15 +82,23 @@ def merged(messages: Iterable[Message]) -> list[Message]:
     return list(by_node.values())
 
 
-def asks(content: RecordDict) -> tuple[bool, bool]:
-    """Return whether a round's message asks for training, and for evaluation."""
-    return _TRAINING in content, _EVALUATION in content
+def numbers_asked(content: RecordDict) -> tuple[int, int]:
+    """Return how many clients a round's message asks for training, and for evaluation."""
+    return _number_asked(content.get(_TRAINING)), _number_asked(content.get(_EVALUATION))
+
+
+def numbers_answered(content: RecordDict, reply: RecordDict) -> tuple[int, int]:
+    """Return how many of the clients that a message asks have released, and reported, according to a reply."""
+    training, evaluation = numbers_asked(content)
+    [matrix] = record_in(content, _HYPOTHESES, ArrayRecord).values()
+    sums = training and record_in(content, _TRAINING, ConfigRecord)["release_by"] != ReleaseBy.CLIENT
+    return number_released(reply, training, matrix.shape[0] if sums else None), number_reported(reply, evaluation)
 
 
 def largest_answer(content: RecordDict) -> int:
     """Return how many bytes the answer to a message may have: all its parts together, as Flower sends them."""
     hypotheses, training = content.get(_HYPOTHESES), content.get(_TRAINING)
-    size = _OF_FLOWER + _OF_A_CLIENT * (_number_asked(training) + _number_asked(content.get(_EVALUATION)))
+    size = _OF_FLOWER + _OF_A_CLIENT * sum(numbers_asked(content))
     if isinstance(training, ConfigRecord) and isinstance(hypotheses, ArrayRecord):
         for name, matrix in hypotheses.items():
             k, *columns = matrix.shape

@@ -62,7 +62,8 @@ def pack(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
     if len(lengths) != 1 or len(types) != 1:
         raise ValueError(f"only arrays of one length and type can be packed, not lengths {lengths} and types {types}")
     name = _name(tuple((name, value.shape[1:]) for name, value in arrays.items()))
-    return to_array_record({name: as_matrix(arrays)})
+    matrix, known = as_matrix(arrays), arrays.record if isinstance(arrays, Packed) else None
+    return known or to_array_record({name: matrix})
 
 
 def unpack(record: ArrayRecord) -> Packed:
@@ -71,10 +72,11 @@ def unpack(record: ArrayRecord) -> Packed:
         raise ProtocolError(f"the record has {len(record)} arrays instead of one matrix", code="protocol.arrays")
     ((name, array),) = record.items()
     try:
-        matrix, columns = _decode(array), _columns(name)
-        return Packed(matrix, columns)
+        packed = Packed(_decode(array), _columns(name))
     except Exception as error:  # a sender may put anything there
         raise ProtocolError(f"the matrix cannot be read: {error}", code="protocol.arrays") from None
+    packed.record = record
+    return packed
 
 
 MOST_STEPS = 2**15 - 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +34,8 @@ class Releases:
         Nodes without a reply, or with an invalid one.
     outside : ndarray of int
         Clients whose releases were left out because they lie too far from the hypotheses. They were charged as well.
+    metrics : mapping
+        Metrics that clients sent along, aggregated; umbel's own clients send none.
     """
 
     vectors: Vectors
@@ -40,6 +44,7 @@ class Releases:
     asked: int
     lost_nodes: int
     outside: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    metrics: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 from umbel.nodes.differences import prior_of
 from umbel.nodes.roster import Roster
 from umbel.protocol import logs
-from umbel.protocol.flower import log
+from umbel.protocol.log import log
 from umbel.protocol.plugins import trust
 from umbel.protocol.release import Clipping
 from umbel.server.callbacks import Checkpoints, Log, Released, Sites, named

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ConfigError, DiskError, FleetError, UmbelError
-from umbel.protocol.flower import log
 from umbel.protocol.home import LAST_ROOM, LEAST_ROOM, check_room
+from umbel.protocol.log import log
 from umbel.protocol.plugins import NoOptions, import_by_name, parse_options, refuse_uncalled
 from umbel.protocol.words import count_of, in_time
 from umbel.server.history import State, collapsed, last_rounds
@@ -83,7 +83,7 @@ class Released(Callback):
         if not trained:
             return None
         # Dead nodes are left out of the next round; nodes that refuse will refuse again.
-        if roster.simulated and trained[-1].lost_nodes > roster.left_out(trained[-1].number + 1):
+        if roster.simulated and trained[-1].lost_nodes > len(roster.gone(trained[-1].number + 1)):
             raise FleetError("the simulated nodes refuse to train, so the run cannot learn", code="nodes.refused")
         if len(trained) >= _FIRST:
             raise FleetError(

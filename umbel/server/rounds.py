@@ -1,7 +1,7 @@
 """The rounds of a run: train, evaluate, keep the best, until all are done or a callback stops it.
 
 The strategy (`umbel.strategies.base`) says what to ask and makes the next hypotheses of the replies.
-`umbel.nodes.fleet` samples the clients, and sends and reads the messages.
+`umbel.nodes.fleet` draws the clients, and sends and reads the messages.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ from logging import WARNING
 from typing import Any, cast
 
 import numpy as np
-from flwr.app import ArrayRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from umbel.models.model import Model
 from umbel.nodes.exchange import Exchange
 from umbel.nodes.fleet import Fleet
+from umbel.nodes.reading import Asked
 from umbel.nodes.roster import Roster
 from umbel.nodes.transport import transport_of
 from umbel.protocol import logs
 from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.errors import FleetError
-from umbel.protocol.flower import log
-from umbel.protocol.records import to_array_record
+from umbel.protocol.hypotheses import Hypotheses
+from umbel.protocol.log import log
 from umbel.protocol.releases import Scores
 from umbel.protocol.words import count_of
 from umbel.server.history import Round, State
@@ -69,18 +70,19 @@ def initial_hypotheses(setup: Setup, grid: Grid, name: str = "") -> Arrays:
             hypotheses[name][:known] = value
     if len(sets) == 1:
         return sets[0]
-    messages: list[Message] = []
+    asked: list[Asked] = []
     for r, hypotheses in enumerate(sets):
-        messages += setup.fleet.ask_evaluation(
-            0, to_array_record(hypotheses), setup.task(name).evaluation, grid, f"restart-{r}"
-        )
+        task = setup.task(name).evaluation
+        asked.append(setup.fleet.ask_evaluation(0, Hypotheses(hypotheses), task, grid, f"restart-{r}"))
+    messages = [message for one in asked for message in one.messages]
     # A node without a reply must not delay the start longer than a round.
     needed = run.quorum * len(messages) if run.quorum < 1 else math.inf
     answers = Exchange(transport_of(grid)).run(messages, run.round_timeout, lambda there: len(there) >= needed)
     replies = [answer.reply for answer in answers]
     losses = []
     for r in range(len(sets)):
-        scores = setup.fleet.scores(reply for reply in replies if reply.metadata.group_id == f"restart-{r}")
+        mine = [reply for reply in replies if reply.metadata.group_id == f"restart-{r}"]
+        scores = setup.fleet.scores(asked[r], mine)
         losses.append(scores.loss if scores else math.inf)
     if messages and losses == [math.inf] * len(sets):
         raise FleetError(
@@ -193,7 +195,7 @@ class Run(Callback):
     def after_train(self, round: int, arrays: ArrayRecord, metrics: MetricRecord | None) -> None:
         """Take the round's outcome from the strategy; of one that keeps none, from what it returned."""
         known, counts = self.strategy.history, cast(dict[str, Any], metrics or {})
-        following = None if arrays is self._begun else self.fleet.opened(arrays)[0]
+        following = None if arrays is self._begun else self.strategy.opened(arrays)
         if known and known[-1].round == round:
             self.outcome = replace(known[-1], following=following)
             return

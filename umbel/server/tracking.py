@@ -16,7 +16,7 @@ from logging import WARNING
 from typing import Any
 
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.flower import log
+from umbel.protocol.log import log
 from umbel.server.rounds import Run
 from umbel.server.summary import Summary
 from umbel.strategies import Callback

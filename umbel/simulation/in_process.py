@@ -11,7 +11,7 @@ from typing import Any
 
 import umbel.client.app
 from umbel.protocol.errors import ConfigError, FleetError
-from umbel.protocol.flower import log
+from umbel.protocol.log import log
 from umbel.protocol.project import CONFIGS
 from umbel.protocol.run_config import RunConfig
 from umbel.server.app import conduct

@@ -19,8 +19,8 @@ import numpy as np
 
 from umbel.data import find_dataset
 from umbel.protocol.errors import ConfigError, DatasetError
-from umbel.protocol.flower import log
 from umbel.protocol.home import make_folder, umbel_home
+from umbel.protocol.log import log
 from umbel.protocol.plugins import distrust, names_in, remember, trust
 from umbel.protocol.project import CONFIGS, PACKAGE
 from umbel.protocol.run_config import RunConfig, read_saved

@@ -12,15 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from logging import INFO, WARNING
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
 from umbel.nodes.plain import Aggregate, PlainNodes, mean_metrics
+from umbel.nodes.reading import Asked
 from umbel.protocol.arrays import (
     Arrays,
     Labels,
@@ -33,7 +34,7 @@ from umbel.protocol.arrays import (
     unflatten,
 )
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.hypotheses import number_in
+from umbel.protocol.hypotheses import Hypotheses, number_in
 from umbel.protocol.log import log
 from umbel.protocol.release import ReleaseBy
 from umbel.protocol.releases import Releases
@@ -41,6 +42,7 @@ from umbel.strategies.rounds import Callback, Rounds
 
 if TYPE_CHECKING:
     from umbel.models.model import Model
+    from umbel.nodes.fleet import Fleet
     from umbel.protocol.run_config import RunConfig
     from umbel.strategies.how_many import HowMany
 
@@ -51,42 +53,6 @@ _DRAWN = 2  # releases with this many parameters can be drawn in the plane
 @dataclass(frozen=True)
 class NoOptions:
     """The options of a strategy that has none."""
-
-
-class Nodes(Protocol):
-    """A strategy's view of a run's nodes: it asks their clients, and reads their replies.
-
-    `umbel.nodes.plain.PlainNodes` are those of any Flower app, and say what each method does; `umbel.nodes.fleet.Fleet`
-    are umbel's, which host many clients each.
-    """
-
-    participations: Labels
-    """Number of releases of each training client."""
-
-    @property
-    def sent(self) -> Arrays: ...
-    @property
-    def used_up(self) -> bool:
-        """Whether no client may be asked to train again."""
-
-    @property
-    def unanswered(self) -> bool:
-        """Whether no node replied to the last exchange, so that it is to be repeated after `wait`."""
-
-    def begin(self, arrays: ArrayRecord) -> None: ...
-    def ask_training(
-        self, round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, decisions: Mapping[str, Any]
-    ) -> list[Message]: ...
-    def ask_evaluation(self, round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]: ...
-    def wait(self, round: int, grid: Grid, paused: Callable[[float, float], None]) -> None: ...
-    def exchange(
-        self, round: int, grid: Grid, messages: Sequence[Message], timeout: float
-    ) -> tuple[list[Message], list[Message]]: ...
-    def releases(self, replies: Iterable[Message]) -> Releases: ...
-    def record(self, hypotheses: Arrays) -> ArrayRecord: ...
-    def train_metrics(self, replies: Iterable[Message]) -> Mapping[str, Any]: ...
-    def evaluation(self, replies: Iterable[Message]) -> MetricRecord | None: ...
-    def look(self, state: dict[str, NDArray[Any]], releases: Vectors, labels: Labels, hypotheses: Matrix) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -164,7 +130,7 @@ class HypothesisStrategy(Strategy):
     `configure_train` or `aggregate_evaluate` gets two exchanges, as from Flower's own loop."""
     release_by: ClassVar[ReleaseBy] = ReleaseBy.CLIENT
     """The party that adds the noise: each client, or a site to its clients' sums (`umbel.strategies.site_average`)."""
-    nodes: Nodes
+    nodes: PlainNodes | Fleet
     """The nodes of the run; those of any Flower app unless `start` is given others."""
 
     def __init__(
@@ -199,6 +165,9 @@ class HypothesisStrategy(Strategy):
         self.state: dict[str, NDArray[Any]] = {}
         """Arrays that the strategy keeps from round to round, by name; a run's folder keeps them too."""
         self._first_state: dict[str, NDArray[Any]] | None = None
+        self.asked: dict[str, Asked] = {}
+        """The clients that the last exchange asked, by type of message: ``train`` and ``evaluate``."""
+        self._opened: tuple[dict[str, Any], Hypotheses] | None = None
         self.history: list[Outcome] = []
         """The outcome of each round of training, without the hypotheses; Flower's `Result` cannot hold it."""
         self.how_many: HowMany | None = None
@@ -264,8 +233,7 @@ class HypothesisStrategy(Strategy):
 
     def learn(self, round: int, releases: Releases) -> Outcome:
         """Assign the releases to hypotheses and combine each group; a hypothesis without releases stays unchanged."""
-        vectors, sent = releases.vectors, self.nodes.sent
-        k = len(next(iter(sent.values())))
+        vectors, sent, k = releases.vectors, self.sent, self.sent.k
         labels, counts = np.full(len(vectors), -1, np.int64), np.zeros(k, np.int64)
         following = longest = None
         if len(vectors) >= max(1, self.min_releases):
@@ -294,7 +262,10 @@ class HypothesisStrategy(Strategy):
                         raise ConfigError(f"{text}, not {got}", code="config.combine")
                     moved[j] = found
                 longest[j] = distances(vectors, hypotheses[j], rows).max()
-            self.nodes.look(self.state, vectors, labels, hypotheses)
+            if (task := self.asked[MessageType.TRAIN].task) is not None:
+                from umbel.nodes.differences import look  # the result of a run at umbel's nodes
+
+                look(self.state, vectors, labels, hypotheses, task)
             moved = np.asarray(self.reshape(round, moved, hypotheses, vectors, labels))
             n, least, most = hypotheses.shape[1], 1 if self.may_resize else k, max(k, self.hypotheses)
             if moved.ndim != 2 or moved.shape[1] != n or not least <= len(moved) <= most:
@@ -319,6 +290,26 @@ class HypothesisStrategy(Strategy):
         """
         return moved if self.how_many is None else self.how_many.look(self.state, round, moved, hypotheses, labels)
 
+    # --- what was sent
+
+    def opened(self, arrays: ArrayRecord) -> Hypotheses:
+        """Return the hypotheses of a record, which is read once, however many methods get it."""
+        # Compared by arrays: a strategy may put others into the same record.
+        now = dict(arrays.items())
+        if self._opened is None or [*map(id, now.values())] != [*map(id, self._opened[0].values())]:
+            self._opened = now, self.nodes.opened(arrays)
+        return self._opened[1]
+
+    def starts_from(self, arrays: ArrayRecord) -> None:
+        """Take the hypotheses of the next exchange, however its messages are made."""
+        nobody = Asked(self.opened(arrays), np.zeros(0, np.int64), {})
+        self.asked = {kind: nobody for kind in (MessageType.TRAIN, MessageType.EVALUATE)}
+
+    @property
+    def sent(self) -> Hypotheses:
+        """The hypotheses from which the clients of the last round trained."""
+        return self.asked[MessageType.TRAIN].hypotheses
+
     # --- Flower's methods
 
     def start(
@@ -334,7 +325,7 @@ class HypothesisStrategy(Strategy):
         first_round: int = 1,
         evaluate_every: int = 1,
         callbacks: Sequence[Callback] = (),
-        nodes: Nodes | None = None,
+        nodes: PlainNodes | Fleet | None = None,
     ) -> Result:
         r"""Run the strategy, as Flower's `Strategy.start` does, and return its result.
 
@@ -353,7 +344,7 @@ class HypothesisStrategy(Strategy):
             Rounds from one evaluation to the next.
         callbacks : sequence of Callback
             They watch the run, and may stop it.
-        nodes : Nodes, optional
+        nodes : PlainNodes or Fleet, optional
             The nodes, if they host more than one client each.
 
         Raises
@@ -363,7 +354,7 @@ class HypothesisStrategy(Strategy):
         """
         if first_round < 1 or evaluate_every < 1:
             raise ConfigError("first_round and evaluate_every are at least 1", code="config.rounds")
-        self.nodes = nodes or self.nodes
+        self.nodes, self._opened = nodes or self.nodes, None
         if first_round == 1:
             self.history.clear()
             self._first_state = dict(self.state) if self._first_state is None else self._first_state
@@ -400,7 +391,9 @@ class HypothesisStrategy(Strategy):
         if not self.allows_several and number_in(arrays) > 1:
             text = "several hypotheses need umbel's own loop: call start of the strategy itself, not of a wrapper"
             raise ConfigError(f"{text}, or set foreign_loop=True", code="config.foreign-loop")
-        return self.nodes.ask_training(server_round, arrays, config, grid, self.decisions(server_round))
+        asked = self.nodes.ask_training(server_round, self.opened(arrays), config, grid, self.decisions(server_round))
+        self.asked[MessageType.TRAIN] = asked
+        return asked.messages
 
     def decisions(self, round: int) -> dict[str, Any]:
         """Return the fields of a round's task (`umbel.protocol.tasks.TrainingSpec`) that the strategy decides.
@@ -417,9 +410,8 @@ class HypothesisStrategy(Strategy):
         The counts are ``asked``, ``releases``, ``lost-nodes``, and ``groups``: releases for each hypothesis. Metrics
         that clients sent along are beside them.
         """
-        replies = list(replies)
-        outcome = self.learn(server_round, self.nodes.releases(replies))
-        return self.conclude(outcome, self.nodes.train_metrics(replies))
+        releases = self.nodes.releases(self.asked[MessageType.TRAIN], replies)
+        return self.conclude(self.learn(server_round, releases), releases.metrics)
 
     def conclude(
         self, outcome: Outcome, metrics: Mapping[str, Any] | None = None
@@ -441,11 +433,13 @@ class HypothesisStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Ask a sample of the validation clients to score the hypotheses after so many rounds."""
-        return self.nodes.ask_evaluation(server_round + 1, arrays, config, grid)
+        asked = self.nodes.ask_evaluation(server_round + 1, self.opened(arrays), config, grid)
+        self.asked[MessageType.EVALUATE] = asked
+        return asked.messages
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Return the metrics over the validation clients that replied; None without valid replies."""
-        return self.nodes.evaluation(replies)
+        return self.nodes.evaluation(self.asked[MessageType.EVALUATE], replies)
 
     def summary(self) -> None:
         """Log a description of the strategy."""

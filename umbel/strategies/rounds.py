@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from logging import INFO
@@ -128,14 +128,11 @@ class Rounds:
             for callback in self.callbacks:
                 callback.before_round(number, arrays)
         self.evaluate_here(before)
-        strategy.nodes.begin(arrays)
-        training = partial(strategy.configure_train, number, arrays, self.train_config, self.grid)
-        evaluation = partial(strategy.configure_evaluate, before, arrays, self.evaluate_config, self.grid)
+        strategy.starts_from(arrays)
         may_stop = any(callback.may_stop(before) for callback in self.callbacks)
         alone = train and evaluate and strategy.validates_alone and (may_stop or not strategy.merges)
-        asked, to_train, to_evaluate = self._send(
-            number, clock, [training] * (train and not alone) + [evaluation] * evaluate
-        )
+        kinds = [MessageType.TRAIN] * (train and not alone) + [MessageType.EVALUATE] * evaluate
+        asked, to_train, to_evaluate = self._send(number, clock, kinds)
         happened = train
         if evaluate:
             metrics = strategy.aggregate_evaluate(before, to_evaluate)
@@ -149,7 +146,7 @@ class Rounds:
                 happened = True
                 self._tell(lambda callback: callback.after_evaluate(before, metrics), train)
         if train and alone and not self.stopped:
-            _, to_train, _ = self._send(number, clock, [training])
+            _, to_train, _ = self._send(number, clock, [MessageType.TRAIN])
         if train and not (alone and self.stopped):
             following, counts = strategy.aggregate_train(number, to_train)
             result.arrays = arrays if following is None else following
@@ -167,18 +164,23 @@ class Rounds:
             self._log("evaluation at the server after round %d: %s", after, metrics)
             self.result.evaluate_metrics_serverapp[after] = metrics
 
-    def _send(
-        self, number: int, clock: _Clock, parts: Sequence[Callable[[], Iterable[Message]]]
-    ) -> tuple[set[str], list[Message], list[Message]]:
-        """Send the messages that each of `parts` makes; return their types, and replies for training and evaluation.
+    def _send(self, number: int, clock: _Clock, kinds: Sequence[str]) -> tuple[set[str], list[Message], list[Message]]:
+        """Ask clients of each of these kinds; return the types of messages, and replies for training and evaluation.
 
         If no node answers, the messages are made and sent again, once nodes can be asked again.
         """
-        nodes = self.strategy.nodes
-        while parts:
+        strategy, nodes = self.strategy, self.strategy.nodes
+        while kinds:
             nodes.wait(number, self.grid, partial(self._in_pause, number))
             clock.ends("pause")
-            messages = [message for part in parts for message in part()]
+            messages: list[Message] = []
+            for kind in kinds:
+                train = kind == MessageType.TRAIN
+                configure = strategy.configure_train if train else strategy.configure_evaluate
+                config = self.train_config if train else self.evaluate_config
+                made = list(configure(number if train else number - 1, self.result.arrays, config, self.grid))
+                strategy.asked[kind] = nodes.asked(made, strategy.asked[kind])
+                messages += made
             replies = nodes.exchange(number, self.grid, messages, self.timeout)
             clock.ends("sites")
             if not nodes.unanswered:

@@ -6,17 +6,18 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, ClassVar
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 from pydantic import Field
 
 from umbel.models.model import Model
 from umbel.nodes.differences import look_at_sums
+from umbel.nodes.secure import Joint
 from umbel.privacy.mechanisms.discrete_gaussian import DiscreteGaussian
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import ReleaseBy
 from umbel.protocol.run_config import RunConfig
-from umbel.protocol.tasks import EvaluationSpec
+from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 from umbel.strategies.site_average import Explore, SiteAverage
 
 
@@ -57,6 +58,8 @@ class SecureAverage(SiteAverage):
     Options: ClassVar[type] = Parties
     release_by: ClassVar[ReleaseBy] = ReleaseBy.SECURE
     merge = True
+    _joint: Joint | None = None
+    """The secure sum of the last round."""
 
     def check(self, run: RunConfig, model: Model) -> None:
         """Refuse runs whose numbers cannot be added securely."""
@@ -80,16 +83,13 @@ class SecureAverage(SiteAverage):
     @property
     def reports(self) -> EvaluationSpec:
         """How validation clients report."""
-        return self._with_reports(EvaluationSpec())
+        noise, bound = self.options.report_noise, self.options.report_bound
+        return EvaluationSpec(report_noise_multiplier=noise, report_bound=bound)
 
     @property
     def validates_alone(self) -> bool:
         """Not if reports are in the sum: a site takes part in one sum a round."""
         return not self.reports.summed
-
-    def _with_reports(self, task: EvaluationSpec) -> EvaluationSpec:
-        chosen = {"report_noise_multiplier": self.options.report_noise, "report_bound": self.options.report_bound}
-        return replace(task, **chosen)
 
     def decisions(self, round: int) -> dict[str, Any]:
         """Return what the strategy decides of a task."""
@@ -99,32 +99,43 @@ class SecureAverage(SiteAverage):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Ask a sample of the training clients to train, and their sites to add their updates together."""
-        messages = super().configure_train(server_round, arrays, config, grid)
-        return self._together(server_round, messages)
+        super().configure_train(server_round, arrays, config, grid)
+        asked = self.asked[MessageType.TRAIN]
+        self._joint = Joint(server_round, asked, reports=self.reports)
+        self._joint.messages = self.nodes.together(self._joint, asked, self.options.colluding, self.options.least)
+        return self._joint.messages
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Ask a sample of the validation clients to score the hypotheses, and perhaps their sites to add the losses."""
-        task = self._with_reports(EvaluationSpec.of_config(config))
-        messages = self.nodes.ask_evaluation(server_round + 1, arrays, task, grid)
-        return self._together(server_round + 1, messages) if task.summed and messages else messages
-
-    def _together(self, round: int, messages: list[Message]) -> list[Message]:
-        return self.nodes.together(round, messages, self.options.colluding, self.options.least, self.reports)
+        if not self.reports.summed:
+            return super().configure_evaluate(server_round, arrays, config, grid)
+        noise, bound = self.reports.report_noise_multiplier, self.reports.report_bound
+        task = replace(EvaluationSpec.of_config(config), report_noise_multiplier=noise, report_bound=bound)
+        asked = self.nodes.ask_evaluation(server_round + 1, self.opened(arrays), task, grid)
+        if not asked.messages:
+            return []
+        if self._joint is None or self._joint.round != server_round + 1:
+            last = TrainingSpec() if self._joint is None else self._joint.training.task
+            nobody = replace(asked, clients=asked.clients[:0], positions={}, task=last)
+            self._joint = Joint(server_round + 1, nobody, reports=self.reports)
+        self._joint.reporting = asked
+        return self.nodes.together(self._joint, asked, self.options.colluding, self.options.least)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Return the next hypotheses and the round's counts; it takes two more exchanges."""
-        found = self.nodes.secure_sum(server_round, replies, self.reports).sums
+        assert self._joint is not None
+        found = self.nodes.secure_sum(self._joint, replies).sums
         if found.moments is not None and len(found.clients):
-            look_at_sums(self.state, found, self.nodes.task)
+            look_at_sums(self.state, found, self._joint.training.task)
         return self.conclude(self.learn_sums(server_round, found))
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Return the mean of the validation clients' scores; None without valid replies."""
         if not self.reports.summed:
             return super().aggregate_evaluate(server_round, replies)
-        scores = self.nodes.secure_sum(server_round + 1, replies, self.reports).scores
+        scores = None if self._joint is None else self.nodes.secure_sum(self._joint, replies).scores
         return None if scores is None else MetricRecord(asdict(scores))

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
-from flwr.app import ArrayRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, Message, MessageType, MetricRecord
 from pydantic import Field
 
 from umbel.models.model import Model
+from umbel.nodes.bounds import count_deviation
 from umbel.nodes.fleet import Fleet
 from umbel.protocol.arrays import Labels, Matrix, flatten
 from umbel.protocol.errors import ConfigError
@@ -70,11 +71,11 @@ class SiteAverage(HypothesisStrategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Return the next hypotheses and the round's counts, from the sums in the replies."""
-        return self.conclude(self.learn_sums(server_round, self.nodes.sums(replies)))
+        return self.conclude(self.learn_sums(server_round, self.nodes.sums(self.asked[MessageType.TRAIN], replies)))
 
     def learn_sums(self, round: int, found: Sums) -> Outcome:
         """Move each hypothesis by the mean of its clients' updates; one with (nearly) no clients stays unchanged."""
-        sent, shares, following = self.nodes.sent, np.zeros(self.hypotheses), None
+        sent, shares, following = self.sent, np.zeros(self.hypotheses), None
         if len(found.clients) >= max(1, self.min_releases):
             shares = self.shares(found)
             moved = flatten(sent)
@@ -94,7 +95,9 @@ class SiteAverage(HypothesisStrategy):
     def least(self, sites: int) -> float:
         """Return the minimum number of clients for a hypothesis to move: one, and at least the deviation of the counts'
         noise."""
-        return 1.0 if self.hypotheses == 1 else max(1.0, self.nodes.count_deviation * math.sqrt(sites))
+        if self.hypotheses == 1:
+            return 1.0
+        return max(1.0, count_deviation(self.asked[MessageType.TRAIN].task) * math.sqrt(sites))
 
 
 def _whole(shares: Matrix) -> Labels:

@@ -89,7 +89,7 @@ class Stock(GroupPrivacy):
             own = {name.removeprefix(prefix): kept for name, kept in self.state.items() if name.startswith(prefix)}
             self._running[index] = _with_state(self._new(), own)
         strategy = self._running[index]
-        following = _aggregate(strategy, self._round, group, hypothesis, self.nodes.sent)
+        following = _aggregate(strategy, self._round, group, hypothesis, self.sent)
         self.state |= {prefix + name: kept for name, kept in _to_state(strategy, self._new()).items()}
         return hypothesis if following is None else following
 

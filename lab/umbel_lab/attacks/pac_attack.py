@@ -26,12 +26,13 @@ from umbel.data import Dataset
 from umbel.models.factors import BiasedFactors, Factors
 from umbel.models.model import Model
 from umbel.nodes.fleet import Fleet
-from umbel.nodes.roster import TRAIN, Roster, sample
+from umbel.nodes.roster import TRAIN, Roster
+from umbel.nodes.sampler import sample
 from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.flower import log
 from umbel.protocol.home import write_atomically
+from umbel.protocol.log import log
 from umbel.protocol.records import from_array_record, to_array_record
 from umbel.protocol.release import Clipping, Kind, Release
 from umbel.protocol.releases import Releases
@@ -266,7 +267,9 @@ class PacAttack(Recommender, Callback):
             else:
                 task = replace(task, local_steps=1) if task.local_steps else replace(task, local_epochs=1)
             arrays = to_array_record({name: self._sent(value, server_round) for name, value in self._honest.items()})
-        return self.nodes.ask_training(server_round, arrays, task, grid, clients=self._victims)
+        sent = self.opened(arrays)
+        self.asked["train"] = self.nodes.ask_training(server_round, sent, task, grid, clients=self._victims)
+        return self.asked["train"].messages
 
     def _stride(self, task: TrainingSpec) -> float:
         """Return the factor on the attack's step, chosen to reveal most and to move the victim least."""
@@ -291,7 +294,7 @@ class PacAttack(Recommender, Callback):
         if round <= self.options.after:
             return super().learn(round, releases)
         if not self._restoring:
-            updates = releases.vectors - flatten(self.nodes.sent)
+            updates = releases.vectors - flatten(self.sent)
             for client, update in zip(releases.clients.tolist(), updates, strict=True):
                 rows = update.reshape(self._shape)
                 self._estimates[client].add(rows)

@@ -19,7 +19,7 @@ from pydantic import Field
 from umbel.models.model import Model
 from umbel.protocol.arrays import Labels, Matrix, Vectors, distances, mean_of
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.flower import log
+from umbel.protocol.log import log
 from umbel.protocol.run_config import AUTO, RunConfig
 from umbel.strategies.base import HypothesisStrategy
 from umbel.strategies.group_privacy import nearest

@@ -51,7 +51,7 @@ class RDPCFL(GroupPrivacy):
         """Return the means of the clusters of the first releases; later the hypotheses `moved`."""
         if len(hypotheses) > 1 or len(releases) < self.hypotheses:
             return super().reshape(round, moved, hypotheses, releases, labels)
-        k, noise = self.hypotheses, release_variance(self.nodes.task, releases.shape[1])
+        k, noise = self.hypotheses, release_variance(self.asked["train"].task, releases.shape[1])
         shares = mixture(releases, k, noise)
         self.state[CLUSTERS] = shares.argmax(1)
         following = np.empty((k, releases.shape[1]))

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.helpers.errors import raises
-from tests.helpers.scripted import on
+from tests.helpers.scripted import on, sends
 from tests.strategies.test_how_many import GROUPS, dataset
 from umbel import strategies
 from umbel.nodes.fleet import Fleet
@@ -31,7 +31,7 @@ EAST, WEST = [(1.0, 0.1), (1.0, -0.1), (0.9, 0.0)], [(-1.0, 0.1), (-1.0, 0.0), (
 def round_of(strategy: ClusteredFL, releases: Any, sent: Any = ((0.0, 0.0),)) -> NDArray[np.float64]:
     """Return the hypotheses after a round in which these were released."""
     vectors = np.array(releases, float)
-    strategy.nodes.sent = {"weight": np.array(sent, np.float32)}
+    sends(strategy, {"weight": np.array(sent, np.float32)})
     outcome = strategy.learn(1, Releases(vectors, np.arange(len(vectors)), None, len(vectors), 0))
     assert outcome.following is not None
     assert outcome.counts.sum() == len(vectors)

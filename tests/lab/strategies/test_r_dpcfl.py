@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from tests.helpers.errors import raises
-from tests.helpers.scripted import on
+from tests.helpers.scripted import on, sends
 from tests.strategies.conftest import one_round
 from tests.strategies.test_how_many import GROUPS, dataset
 from umbel.data import Manifest, write_leaf
@@ -68,6 +68,7 @@ def test_the_means_of_large_models_are_those_of_their_clusters() -> None:
     sent = random.standard_normal((1, 70_000))  # more numbers than a block
     releases = (sent + random.standard_normal((2, 70_000))[true] + 0.1).astype(np.float32)
     strategy = on(Fleet(), RDPCFL(hypotheses=2))
+    sends(strategy, {"weight": sent}, TrainingSpec())
     found = strategy.reshape(1, sent, sent, releases, np.zeros(6, np.int64))
     clusters = strategy.state[CLUSTERS]
     assert rand_index(true, clusters) == 1
@@ -100,7 +101,7 @@ def test_the_noise_is_that_of_a_release(tmp_path: Path) -> None:
     squares = sum(np.square(value).reshape(2, -1)[:, :400].sum() for name, value in both.items() if "weight" in name)
     # A false alarm in one of 1,000 draws; each of the two hypotheses is one release.
     low, high = stats.chi2(800).ppf([0.0005, 0.9995])
-    assert low < squares / release_variance(run.fleet.task, 400) < high
+    assert low < squares / release_variance(run.setup.task(), 400) < high
 
 
 @pytest.mark.parametrize(

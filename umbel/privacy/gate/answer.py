@@ -39,7 +39,7 @@ from umbel.privacy.mechanisms import choice
 from umbel.protocol.arrays import Arrays, Matrix
 from umbel.protocol.clients import ClientInDataset, ClientOnNode
 from umbel.protocol.errors import Refused
-from umbel.protocol.flower import log
+from umbel.protocol.log import log
 from umbel.protocol.release import Release, ReleaseBy
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 from umbel.protocol.words import count_of

@@ -23,7 +23,8 @@ from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.site_log import Entry, SiteLog
 from umbel.protocol.arrays import Arrays, all_finite, as_matrix
 from umbel.protocol.errors import Refused, UmbelError
-from umbel.protocol.flower import ErrorCode, log
+from umbel.protocol.flower import ErrorCode
+from umbel.protocol.log import log
 from umbel.protocol.words import in_time, one_line
 
 PUBLIC = frozenset(

@@ -48,8 +48,8 @@ from umbel.protocol.errors import (
     Refused,
     SiteError,
 )
-from umbel.protocol.flower import log
 from umbel.protocol.home import disk_error, is_full, make_home_of, sync, write_atomically
+from umbel.protocol.log import log
 from umbel.protocol.messages import PARTS
 from umbel.protocol.records import unpack
 from umbel.protocol.tasks import LONGEST_NAME, EvaluationSpec, TrainingSpec

@@ -19,8 +19,8 @@ from typing import Any, Self
 
 from umbel.privacy.gate.site import Site
 from umbel.protocol.errors import DiskError, LedgerError
-from umbel.protocol.flower import log
 from umbel.protocol.home import free_space, free_text, is_full, make_home_of, sync, told_if_full
+from umbel.protocol.log import log
 
 _RESERVED = 1 << 20
 """Bytes of the file: more than two of the longest lines, and more than the charges of 10,000 clients."""

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.time_limit import time_limit
 from umbel.protocol.errors import Refused, UmbelError
-from umbel.protocol.flower import log
+from umbel.protocol.log import log
 from umbel.protocol.release import RowPrivacy
 
 Places = slice | list[int]

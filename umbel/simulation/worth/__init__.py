@@ -15,7 +15,7 @@ from umbel.data import Dataset
 from umbel.nodes.differences import prior_of
 from umbel.privacy.gate.randomness import streams
 from umbel.protocol.arrays import Arrays
-from umbel.protocol.flower import log
+from umbel.protocol.log import log
 from umbel.server.history import State, diverged
 from umbel.server.report.alarms import why_stuck
 from umbel.server.rounds import Run
