@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from logging import INFO
+from logging import INFO, WARNING
 from typing import Any
 
 import numpy as np
@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from umbel.mods.choose import Loss, best_fit, choice_made, choosing, hypotheses_in, shown, stacked_in, with_one
 from umbel.privacy import mechanisms
 from umbel.privacy.accounting.guarantee import DELTA, amount, guarantee
+from umbel.privacy.gate.entry import Entry
 from umbel.privacy.gate.gate import LocalReport, LocalResult, Passage, Sanitised
 from umbel.privacy.gate.policy import Approval, Budget, Mark, Policy, Role
 from umbel.privacy.gate.refusals import answered
 from umbel.privacy.gate.site import Site
-from umbel.privacy.gate.site_log import Entry
 from umbel.privacy.gate.undisclosed import Some, undisclosed
 from umbel.privacy.mechanisms.choice import OWN
 from umbel.protocol.arrays import Arrays
@@ -287,6 +287,9 @@ def _check_fit(site: Site) -> None:
         if name != "approve" or policy.approve is not Approval.POLICY:
             key = name.replace("_", "-")
             raise SiteError(f"{key} works only in umbel's own app; leave it out", code="site.not-here")
+    if not policy.witness_path:
+        text = "umbel.Gate: the journal's witness is in umbel's own folder; name one on another disk: witness-path"
+        log(WARNING, text)
     if policy.role is Role.SPLIT:
         raise SiteError("role split is for umbel's own datasets; set role to train or validation", code="site.role")
 

@@ -37,7 +37,7 @@ from tests.helpers.messages import (
 )
 from tests.helpers.noise import rounding, sanitise
 from umbel.privacy.gate.gate import LocalReport
-from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.journal import Journal
 from umbel.privacy.gate.own_app import local_report, local_result
 from umbel.privacy.gate.randomness import streams
 from umbel.privacy.mechanisms.laplace import Laplace
@@ -253,7 +253,7 @@ NOT_EXACT = SIMULATED | MEAN | {"exact-losses": "no"}
 def site_of_mean(umbel_home: Path) -> Context:
     """A site that sets a budget, and has a ledger for it."""
     umbel_home.mkdir()
-    Ledger.create(umbel_home / "ledger.sqlite")
+    Journal.create(umbel_home / "ledger.jsonl")
     return of_node(OWN | MEAN)
 
 

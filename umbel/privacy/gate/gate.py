@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from umbel.privacy.accounting.guarantee import amount, pure_cost
 from umbel.privacy.gate import randomness
 from umbel.privacy.gate.charges import Account, Charge
-from umbel.privacy.gate.ledger import Ledger, MemoryLedger
+from umbel.privacy.gate.entry import Entry
+from umbel.privacy.gate.journal import Journal
 from umbel.privacy.gate.refusals import check_hypotheses
 from umbel.privacy.gate.releases import Sanitiser, SiteSanitiser
 from umbel.privacy.gate.runs import Runs
@@ -36,7 +37,7 @@ from umbel.privacy.gate.secure_sums import (
     remember,
 )
 from umbel.privacy.gate.site import Site
-from umbel.privacy.gate.site_log import Entry
+from umbel.privacy.gate.totals import Totals
 from umbel.privacy.mechanisms import choice
 from umbel.privacy.mechanisms.laplace import Laplace
 from umbel.privacy.mechanisms.sanitise import check_noise, round_to_grid, sanitise
@@ -290,9 +291,9 @@ class Passage:
             self.entry.refuse(what, Refused(unpaid, code="refused.budget"))
 
     @cached_property
-    def _ledger(self) -> MemoryLedger | Ledger:
-        """The clients' ledger, opened once for each message."""
-        return MemoryLedger(self.state) if self.site.ledger_path is None else Ledger.of(self.site)
+    def _ledger(self) -> Totals | Journal:
+        """What clients were charged, opened once for each message."""
+        return Totals(self.state) if self.site.ledger_path is None else Journal.of(self.site)
 
     @property
     def _report(self) -> Release:
@@ -317,7 +318,7 @@ class Passage:
             release = release.without_noise()  # the server knows the seed, and can subtract the noise
         charge, ids = Charge(self.run, round, release), self.site.client_ids(clients)
         paid = np.array(self._ledger.charge(charge, ids, self.site.limits, at_least, most))
-        self.entry.charges(charge, list(compress(ids, paid)))
+        self.entry.charge(int(paid.sum()))
         if paid.any() or at_least == 1:
             self._note_unpaid(what, paid)
         return paid

@@ -2,7 +2,7 @@
 
 A message may ask training clients to train and validation clients to report. Both parts pass the gate in turn, and if
 one fails, the other continues. The reply contains only the allowed fields. If the data are a site's own, everything
-that leaves is on record (`umbel.privacy.gate.site_log`).
+that leaves is on record (`umbel.privacy.gate.journal`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from flwr.clientapp.typing import ClientAppCallable
 from numpy.typing import NDArray
 
 from umbel.privacy.gate.consent import check_admitted, most_participations, most_reports
+from umbel.privacy.gate.entry import Entry
 from umbel.privacy.gate.gate import LocalReport, LocalResult, Passage, SanitisedSums, Share
 from umbel.privacy.gate.refusals import answered, explain, refusal
-from umbel.privacy.gate.runs import Runs
+from umbel.privacy.gate.runs import digest_of
 from umbel.privacy.gate.site import Site
-from umbel.privacy.gate.site_log import Entry
 from umbel.privacy.secure.wire import Request, masked_record
 from umbel.protocol import logs
 from umbel.protocol.arrays import Arrays
@@ -105,8 +105,7 @@ class RoundGate:
             entry.request = check_admitted(site, run_id, run, n, msg.content, hypotheses)
             if not site.simulated:
                 # At the end of the run, the site must know the hypotheses that the run can have found.
-                for name in run_names(msg.content):
-                    Runs.of(site).note_sent(run_id, name, hypotheses)
+                entry.sent = [(name, digest_of(hypotheses)) for name in run_names(msg.content)]
             return _reply(passage, msg)
 
         return answered(msg, context, answer)

@@ -19,8 +19,9 @@ from scipy import special
 
 from umbel.privacy import mechanisms
 from umbel.privacy.accounting.guarantee import gap
-from umbel.privacy.gate.ledger import Ledger, MemoryLedger
+from umbel.privacy.gate.journal import Journal
 from umbel.privacy.gate.own_app import RoundGate, local_result
+from umbel.privacy.gate.totals import Totals
 from umbel.privacy.mechanisms.choice import OWN
 from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.clients import ClientInDataset, ClientOnNode
@@ -268,10 +269,10 @@ class Herd:
         config = {"partition-id": 0, "num-partitions": 1}
         return InProcessGrid(app, {"seed": self._seed}, node_configs=[config])
 
-    def _ledger(self) -> Ledger | MemoryLedger:
+    def _ledger(self) -> Journal | Totals:
         """Return the ledger of the node."""
         (context,) = self._grid.contexts.values()
-        return MemoryLedger(context.state)
+        return Totals(context.state)
 
     def _request(self, task: TrainingSpec) -> RecordDict:
         """Return the request to the node."""
