@@ -40,6 +40,8 @@ from umbel.protocol.flower import build_bundle, without_proxy
 from umbel.protocol.project import APP
 
 _START_S = 300.0
+_TOO_SLOW = "timed out during startup"
+"""Part of what Ray says of a node that did not start in 30 seconds, which no setting changes."""
 
 
 def main(
@@ -91,7 +93,9 @@ class Simulation:
         override.write_text(tomli_w.dumps(values), encoding="utf-8")
         federation = f"num-supernodes={nodes} client-resources-num-cpus={cpus}"
         words = ["--run-config", str(override), "--federation-config", federation]
-        log = self.flwr("run", str(app), "--stream", *words)
+        # On a busy machine Ray may need several tries.
+        while _TOO_SLOW in (log := self.flwr("run", str(app), "--stream", *words)):
+            print(f"Ray {_TOO_SLOW}; run again", file=sys.stderr)
         while not (status := self._status()).startswith("finished"):
             time.sleep(0.2)  # the log may end a moment before
         if status != "finished:completed":

@@ -234,7 +234,11 @@ def start_real(
         config = f'data-path="{home}/site" ledger-path="{ledger}" role="split" max-participations=1000 {_POLICY} '
         config += policy
         # A site whose policy limits its clients makes no journal by itself: it might have lost one.
-        subprocess.run([sys.executable, "-m", "umbel", "site", "journal", "--create", ledger], check=True)
+        subprocess.run(
+            [sys.executable, "-m", "umbel", "site", "journal", "--create", ledger],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
         hosts.append(start(
             home, name, "umbel", "site", "start", "--superlink", address, "--port", str(free_port()),
             "--node-config", config, "--root-certificates", f"{home}/ca.crt",

@@ -5,26 +5,19 @@ from __future__ import annotations
 import asyncio
 import http.client
 import os
-import select
 import socket
-import ssl
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import httpx
 import pytest
 import uvicorn
-from typer.testing import CliRunner
 
-from tests.deploy.processes import wait_until
 from tests.helpers.errors import raises
 from umbel.deploy import guard
-from umbel.deploy.certs import app as certs
-from umbel.deploy.connections import LOOP, BoundedConnection, Door
 from umbel.deploy.guard import REFUSAL, Guard, Rules, look_up, parse_networks, peer_of, read_secret
 from umbel.protocol.errors import DiskError, GuardError
 
@@ -217,15 +210,14 @@ def test_a_path_is_what_was_sent() -> None:
 class Listener:
     """An application behind the guard that notes what reaches it, and answers with so many bytes."""
 
-    def __init__(self, size: int = 0) -> None:
+    def __init__(self) -> None:
         self.reached: list[str] = []
-        self.size = size
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self.reached.append(scope.get("path", scope["type"]))
         if scope["type"] == "http":
-            await send({"type": "http.response.start", "status": 200 if self.size else 204, "headers": []})
-            await send({"type": "http.response.body", "body": bytes(self.size)})
+            await send({"type": "http.response.start", "status": 204, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
 
 
 def ask(rules: Rules, request: dict[str, Any]) -> tuple[list[str], list[Any]]:
@@ -378,7 +370,7 @@ def closed(sock: socket.socket) -> bool:
 
 def test_a_head_that_never_ends_is_cut_off() -> None:
     """httptools would keep it: 500 MB of headers in three seconds, before the guard sees anything."""
-    with served(GUARDED, BoundedConnection) as (port, listener):
+    with served(GUARDED) as (port, listener):
         with socket.create_connection(("127.0.0.1", port)) as sock:
             sock.sendall(f"POST {PULL} HTTP/1.1\r\n".encode())
             sent = 0
@@ -395,126 +387,28 @@ def test_a_head_that_never_ends_is_cut_off() -> None:
 
 def test_a_body_that_comes_in_pieces_is_not_read() -> None:
     """h11 takes each piece apart by itself: 5 MB a second, a byte each, have /health answer after half a minute."""
-    with served(GUARDED, BoundedConnection) as (port, listener):
+    with served(GUARDED) as (port, listener):
         with socket.create_connection(("127.0.0.1", port)) as sock:
             sock.sendall(f"POST {PART} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n".encode())
-            assert sock.recv(12) == b"HTTP/1.1 400"
+            assert sock.recv(12) == b"HTTP/1.1 411"
             assert closed(sock)
         assert send_line(port, f"POST {PART}") == 204
     assert listener.reached == [PART]
 
 
-def test_who_connects_and_says_nothing_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BoundedConnection, "head_seconds", 0.01)
-    with served(GUARDED, BoundedConnection) as (port, _):
-        for said in (b"", b"POST /v1/fl", f"POST {PULL} HTTP/1.1\r\nHost: x\r\n".encode()):
-            with socket.create_connection(("127.0.0.1", port)) as sock:
-                sock.sendall(said)
-                assert closed(sock)
-
-
-@pytest.mark.parametrize("target", ["POST /nothing", "GET /health"])
-@pytest.mark.parametrize("rest", [b"x", b"xx"], ids=["drips", "ends, and nothing follows"])
-def test_a_body_that_nobody_reads_must_end_soon(monkeypatch: pytest.MonkeyPatch, target: str, rest: bytes) -> None:
-    monkeypatch.setattr(BoundedConnection, "head_seconds", 0.2)
-    with served(GUARDED, BoundedConnection) as (port, _), socket.create_connection(("127.0.0.1", port)) as sock:
-        sock.sendall(f"{target} HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n".encode())
-        assert sock.recv(1 << 16)
-        sock.sendall(rest)
-        assert closed(sock)
-
-
-def test_who_takes_nothing_of_a_response_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BoundedConnection, "stalled_seconds", 0.01)
-    size = 100 << 20  # more than sockets hold
-    with served(GUARDED, BoundedConnection, size) as (port, _), socket.create_connection(("127.0.0.1", port)) as sock:
-        sock.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
-        try:
-            while True:  # until the server has closed it
-                sock.sendall(b"\r\n")
-        except ConnectionError:
-            pass
-        # A caller that takes it gets all.
-        monkeypatch.setattr(BoundedConnection, "stalled_seconds", 600.0)
-        assert len(httpx.get(f"http://127.0.0.1:{port}/health").content) == size
-
-
-def test_connections_are_bounded_in_all_and_of_one_address(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(Door, "most", 6)
-    monkeypatch.setattr(Door, "most_of_a_peer", 2)
-    request = f"POST {PULL} HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n".encode()
-    with served(GUARDED, BoundedConnection) as (port, _), ExitStack() as held:
-
-        def connect(source: str) -> bytes:
-            """Open a connection that stays, and return the answer to its request; nothing where it was closed."""
-            sock = held.enter_context(socket.create_connection(("127.0.0.1", port), source_address=(source, 0)))
-            try:
-                sock.sendall(request + b"hello")
-                return sock.recv(12)
-            except ConnectionError:
-                return b""
-
-        assert [bool(connect("127.0.0.2")) for _ in range(3)] == [True, True, False]
-        assert [bool(connect("127.0.0.3")) for _ in range(3)] == [True, True, False]
-        assert [bool(connect("127.0.0.1")) for _ in range(3)] == [True, True, False], "this machine's count in all"
-    [told] = [line for line in caplog.messages if "connections" in line]  # of three closed ones
-    assert all(number in told for number in ("6", "2"))
-
-
-def test_with_tls_connections_are_bounded_before_and_after_it_begins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A thousand would leave the server without file descriptors, for the minute that TLS may take otherwise."""
-    monkeypatch.setattr(Door, "most_of_a_peer", 2)
-    assert CliRunner().invoke(certs, ["--out", str(tmp_path), "--server", "127.0.0.1"]).exit_code == 0
-    tls = {"ssl_certfile": str(tmp_path / "server.crt"), "ssl_keyfile": str(tmp_path / "server.key")}
-    with served(GUARDED, BoundedConnection, **tls) as (port, _), ExitStack() as held:
-
-        def connect(source: str) -> socket.socket:
-            return held.enter_context(socket.create_connection(("127.0.0.1", port), source_address=(source, 0)))
-
-        silent = [connect("127.0.0.2") for _ in range(2)]
-        assert closed(connect("127.0.0.2"))
-        told = ssl.create_default_context(cafile=str(tmp_path / "ca.crt"))
-        told.check_hostname = False
-        assert httpx.get(f"https://127.0.0.1:{port}/health", verify=told).status_code == 204
-        spoken = [held.enter_context(told.wrap_socket(connect("127.0.0.3"))) for _ in range(2)]
-        assert closed(connect("127.0.0.3"))
-        spoken[0].close()
-        wait_until("there is room again", lambda: speaks(told, connect("127.0.0.3")), 10)
-        monkeypatch.setattr(BoundedConnection, "head_seconds", 0.1)
-        silent[0].close()
-        late = connect("127.0.0.2")
-        assert closed(late)
-        assert not select.select([silent[1]], [], [], 0)[0], "it has ten seconds"
-
-
-def speaks(context: ssl.SSLContext, sock: socket.socket) -> bool:
-    """Return whether the other end of a connection begins with TLS."""
-    try:
-        context.wrap_socket(sock).close()
-    except OSError:
-        return False
-    return True
-
-
 @contextmanager
-def served(rules: Rules, connection: Any, size: int = 0, **options: Any) -> Iterator[tuple[int, Listener]]:
+def served(rules: Rules, parser: Literal["h11", "httptools"] = "h11") -> Iterator[tuple[int, Listener]]:
     """Serve the guard on a port of this machine, as `umbel.deploy.flower.run_superlink` does."""
-    listener = Listener(size)
+    listener = Listener()
     listening = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
         Guard(listener, rules),
-        http=connection,
-        loop=LOOP if connection is BoundedConnection else "auto",
+        http=parser,
         lifespan="off",
         proxy_headers=False,
         ws="none",
         log_level="error",
         timeout_keep_alive=600,
-        **options,
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([listening],))
@@ -552,24 +446,10 @@ UPGRADE = (
 )  # fmt: skip
 
 
-def test_connections_that_ask_to_be_a_websocket_take_no_room_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Door, "most_of_a_peer", 1)
-    with served(GUARDED, BoundedConnection) as (port, _):
-
-        def refused() -> bool:
-            try:
-                return send_line(port, f"GET {PULL}", *UPGRADE, source="127.0.0.2") == 403
-            except (ConnectionError, http.client.HTTPException):
-                return False  # the last connection is not closed yet
-
-        for number in range(3):
-            wait_until(f"answer {number}", refused, 60)
-
-
-@pytest.mark.parametrize("connection", ["httptools", BoundedConnection])
-def test_tricks_over_a_socket(connection: Any) -> None:
+@pytest.mark.parametrize("parser", ["httptools", "h11"])
+def test_tricks_over_a_socket(parser: Literal["h11", "httptools"]) -> None:
     """Also with the parser that uvicorn would take."""
-    with served(ALONE, connection) as (port, listener):
+    with served(ALONE, parser) as (port, listener):
         for trick in TRICKS:
             assert send_line(port, trick, source="127.0.0.2") in (400, 403), trick
         told = ["X-Forwarded-For: 127.0.0.1", "Forwarded: for=127.0.0.1", "X-Real-IP: 127.0.0.1"]
@@ -580,9 +460,9 @@ def test_tricks_over_a_socket(connection: Any) -> None:
         assert listener.reached == ["/health"]
 
 
-@pytest.mark.parametrize("connection", ["httptools", BoundedConnection])
-def test_a_site_elsewhere_and_this_machine_over_a_socket(connection: Any) -> None:
-    with served(ALONE, connection) as (port, listener):
+@pytest.mark.parametrize("parser", ["httptools", "h11"])
+def test_a_site_elsewhere_and_this_machine_over_a_socket(parser: Literal["h11", "httptools"]) -> None:
+    with served(ALONE, parser) as (port, listener):
         for path, status in ((PULL, 204), (START, 403), (ACQUIRE, 403)):
             assert send_line(port, f"POST {path}", source="127.0.0.2") == status
             assert send_line(port, f"POST {path}") == 204
@@ -607,25 +487,8 @@ def test_another_user_of_this_machine_is_no_executor(
         assert not GUARDED.let(request), "of a closed connection the system says that it is root's"
 
 
-@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="the system does not tell whose a connection is")
-def test_whose_a_connection_is_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked: list[Any] = []
-    owns = guard._owns
-    monkeypatch.setattr(guard, "_owns", lambda scope: looked.append(scope) or owns(scope))
-    with served(GUARDED, BoundedConnection) as (port, _):
-        for known in (1, 2):
-            connection = http.client.HTTPConnection("127.0.0.1", port)
-            for _ in range(3):
-                connection.request("POST", ACQUIRE)
-                answer = connection.getresponse()
-                assert answer.status == 204
-                answer.read()
-            connection.close()
-            assert len(looked) == known
-
-
 def test_the_second_request_of_a_connection_is_looked_at_as_well() -> None:
-    with served(GUARDED, BoundedConnection) as (port, listener):
+    with served(GUARDED) as (port, listener):
         connection = http.client.HTTPConnection("127.0.0.1", port)
         for path, status in ((PULL, 204), (START, 403), (PULL, 204)):
             connection.request("POST", path, body=b"x" * 300_000)

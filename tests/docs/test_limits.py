@@ -14,7 +14,6 @@ from umbel.client import dp_sgd
 from umbel.client.personal.auto import CLASS_PREFERENCES, PREFERENCES
 from umbel.client.row_gradients import SLACK
 from umbel.deploy import certs, flower, guard
-from umbel.deploy.connections import BoundedConnection, Door
 from umbel.nodes import bounds, presence, words
 from umbel.privacy.accounting.guarantee import guarantee
 from umbel.privacy.gate import runs
@@ -61,7 +60,6 @@ def quickstart(nu: float) -> float:
 
 
 RUN, SITES = RunConfig(), "guides/deployment.md"
-HEAD_S = BoundedConnection.head_seconds
 SQUARED, OTHERS = PREFERENCES, CLASS_PREFERENCES
 STEPS = [f"1/{one}" for one in SMALLER[1:]]
 SAID: list[tuple[str, str]] = [
@@ -102,10 +100,8 @@ SAID: list[tuple[str, str]] = [
     (SITES, {365: "The certificate of a server expires after a year,"}.get(certs.SERVER_DAYS, "?")),
     (SITES, {3650: "the CA after ten"}.get(certs.CA_DAYS, "?")),
     (SITES, f"In the last {certs.RENEW_DAYS} days"),
-    (SITES, f"| connections | {Door.most} in total (a site has two), {Door.most_of_a_peer} per address"),
-    (SITES, f"| {HEAD_S:g} s for TLS, {HEAD_S:g} s for a request's headers"),
-    (SITES, f"{guard._BODY_S / 60:g} minutes for its body"),
-    (SITES, f"{BoundedConnection.stalled_seconds / 60:g} minutes to take a part of a response"),
+    (SITES, f"| connections | {flower.CONNECTIONS} in total (a site has two)"),
+    (SITES, f"{guard._BODY_S / 60:g} minutes for a request's body"),
     (SITES, f"| {guard._LARGEST_BODY >> 20} MiB, or {guard._LARGEST_OBJECT >> 20} MiB for a part"),
     (SITES, f"| {guard._IN_FLIGHT >> 20} MiB in total, {guard._IN_FLIGHT_OF_A_PEER >> 20} MiB per address"),
     (SITES, f"In a request that is no part of a reply, each byte counts as {guard._UNFOLDED}"),

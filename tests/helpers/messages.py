@@ -14,7 +14,7 @@ from flwr.proto.message_pb2 import Message as ProtoMessage
 from numpy.typing import NDArray
 
 from umbel.privacy.gate.own_app import RoundGate
-from umbel.privacy.gate.refusals import PUBLIC
+from umbel.privacy.gate.refusals import PUBLIC, REMEDIES
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.messages import round_request
 from umbel.protocol.records import pack, record_in, times_step, to_array_record, unpack
@@ -127,8 +127,8 @@ def records(reply: Message) -> dict[str, dict[str, Any]]:
 
 
 def refused(reply: Message) -> bool:
-    """Return whether a reply is the one word, with a public code or none, and nothing else."""
-    words = {"refused", *(f"refused [{code}]" for code in PUBLIC)}
+    """Return whether a reply is the one word, with a public code or none, and no words but a remedy of the gate's."""
+    words = {"refused", *(f"refused [{code}]{REMEDIES.get(code, '')}" for code in PUBLIC)}
     return reply.has_error() and not reply.has_content() and reply.error.reason in words
 
 

@@ -26,8 +26,10 @@ from tests.helpers.flower_apps import Node, answered, arrays, asks, left
 from tests.helpers.messages import refused
 from umbel.mods import gate
 from umbel.mods.gate import Gate
+from umbel.nodes.words import code_in
 from umbel.privacy.gate.journal import Journal
 from umbel.privacy.gate.policy import Policy
+from umbel.privacy.gate.refusals import REMEDIES
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Clipping, Kind, Release
 from umbel.simulation.grid import InProcessGrid
@@ -365,8 +367,11 @@ REPORTS = Gate(2.0, 1.0, reports=["eval_loss", "eval_acc"])
 def test_nobody_reports_unless_app_and_site_let_them(
     gate: Gate, own_data: bool, policy: dict[str, Any], tmp_path: Path
 ) -> None:
+    """The server reads why, in the same words whatever the data are."""
     node = Node(gate, unchanged, tmp_path if own_data else None, scored, **policy)
-    assert refused(node.send(asks(PAIR), "evaluate"))
+    reply = node.send(asks(PAIR), "evaluate")
+    assert reply.error.reason == f"refused [refused.no-reports]{REMEDIES['refused.no-reports']}"
+    assert code_in(reply.error.reason) == "refused.no-reports", "as umbel's own server reads it"
     assert node.asked == 0
 
 

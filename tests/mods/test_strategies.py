@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import fixedclipping_mod
 from flwr.serverapp.strategy import (
+    DifferentialPrivacyClientSideFixedClipping,
     DifferentialPrivacyServerSideFixedClipping,
     FedAdam,
     FedAvg,
@@ -44,13 +46,17 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "a wrapper": lambda: DifferentialPrivacyServerSideFixedClipping(
         FedAvg(fraction_evaluate=0.0), noise_multiplier=0.001, clipping_norm=1.0, num_sampled_clients=CLIENTS
     ),
+    "a wrapper with a Mod": lambda: DifferentialPrivacyClientSideFixedClipping(
+        FedAvg(fraction_evaluate=0.0), noise_multiplier=0.001, clipping_norm=1.0, num_sampled_clients=CLIENTS
+    ),
 }
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_strategies_learn_from_noisy_models(name: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "flwr")
-    app = ClientApp(mods=[umbel.ChooseHypothesis(loss), umbel.LaplaceMod(0.5, clip_norm=1.0, seed=0)])
+    before = [fixedclipping_mod] if name == "a wrapper with a Mod" else []
+    app = ClientApp(mods=[*before, umbel.ChooseHypothesis(loss), umbel.LaplaceMod(0.5, clip_norm=1.0, seed=0)])
     app.train()(train)
     start = ArrayRecord({"w": Array(np.zeros(2, np.float32))})
     result = STRATEGIES[name]().start(InProcessGrid(app, {}, CLIENTS), start, num_rounds=ROUNDS)

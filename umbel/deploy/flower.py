@@ -31,6 +31,9 @@ from umbel.protocol.polling import pause
 _EXPIRED_S = 1.0
 """Seconds between a SuperLink's checks for tasks whose processes died."""
 
+CONNECTIONS = 512
+"""Maximum simultaneous connections. A site has two; a process may usually have 1,024 files and connections."""
+
 _OBJECTS = 10_000
 """Maximum number of parts of an answer: records, arrays, and each 5 MiB of an array. While the server notes them, about
 a thousand a second, the database is blocked for others."""
@@ -154,8 +157,6 @@ class Claim:
 def run_superlink(
     arguments: Sequence[str],
     guard: Callable[[Any], Any],
-    connection: type,
-    loop: str,
     largest_answer: int,
     fault: Fault,
     begin: Callable[[], None],
@@ -168,10 +169,6 @@ def run_superlink(
         Options of ``flower-superlink``.
     guard : callable
         Wraps the application that Flower would serve, and returns the one to serve.
-    connection : type
-        A uvicorn protocol, instantiated for each connection.
-    loop : str
-        A function that returns the event loop, as module:name.
     largest_answer : int
         Maximum bytes of a site's answer, all parts together; a message may allow less (`limit_answer`).
     fault : callable
@@ -183,8 +180,8 @@ def run_superlink(
 
     def serve(app: Any, **options: Any) -> None:
         # Proxy headers would let a caller claim any address.
-        # A connection that becomes a WebSocket would never count as closed; Flower uses none.
-        options |= {"proxy_headers": False, "ws": "none", "http": connection, "loop": loop}
+        # h11 limits a request's head; uvicorn's other parser, httptools, keeps everything that is sent.
+        options |= {"proxy_headers": False, "ws": "none", "http": "h11", "limit_concurrency": CONNECTIONS}
         begin()
         import_module("uvicorn").run(app=guard(app), **options)
 

@@ -60,8 +60,9 @@ def serve_health(address: str, fault: Fault) -> None:
 
 
 async def reply(send: Send, status: int, content: dict[str, Any]) -> None:
-    """Send a reply in JSON."""
+    """Send a reply in JSON, and close the connection: what is left of the request is not read."""
     body = json.dumps(content).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

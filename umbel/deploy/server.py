@@ -30,7 +30,6 @@ from sqlalchemy import Engine, Pool, event
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 
-from umbel.deploy.connections import LOOP, BoundedConnection
 from umbel.deploy.flower import SUPEREXEC, run_superlink
 from umbel.deploy.guard import Guard, Rules, look_up, parse_networks, read_secret
 from umbel.deploy.listening import check_port, check_validity, option
@@ -205,8 +204,7 @@ def _start(
     with errors_in_one_line():
         try:
             run_superlink([*context.args, f"{_ISOLATION}=process"], lambda served: _guarded(served, rules, database),
-                BoundedConnection, LOOP, largest_answer << 20, database.fault,
-                lambda: _start_executor(context.args))  # fmt: skip
+                largest_answer << 20, database.fault, lambda: _start_executor(context.args))  # fmt: skip
         except (SQLAlchemyError, HTTPException) as error:
             if fault := database.fault():
                 raise fault from None

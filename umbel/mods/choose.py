@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy, deepcopy
-from dataclasses import dataclass
 from logging import WARNING
 
 import numpy as np
@@ -18,48 +17,35 @@ from umbel.privacy.gate.randomness import SecureGenerator
 from umbel.privacy.mechanisms.choice import OWN, draw
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ConfigError, OutOfTime, ProtocolError
-from umbel.protocol.hypotheses import NUMBER
+from umbel.protocol.hypotheses import NUMBER, ROUND
 from umbel.protocol.log import log
 from umbel.protocol.release import MAX_CHOICE_EPSILON
 
 Loss = Callable[[ArrayRecord, Context], float]
 """The loss of one model on the client's own rows."""
 
-
-@dataclass(frozen=True)
-class Choice:
-    """How the model that a function sees was chosen: among k, under an epsilon, or openly where that is 0."""
-
-    k: int
-    epsilon: float
-
-    @property
-    def is_open(self) -> bool:
-        """Whether a reader of the choice learns about the data without a bound."""
-        return self.k > 1 and not self.epsilon
+_LAST_ROUND = 2**31
+_choice: ContextVar[float | None] = ContextVar("umbel_choice", default=None)
+_under_way: list[float] = []  # in any thread of this process
 
 
-_choice: ContextVar[Choice | None] = ContextVar("umbel_choice", default=None)
-_under_way: list[Choice] = []  # in any thread of this process
+def choice_made() -> float | None:
+    """Return the epsilon of the choice in which this code runs, infinite for an open one; None outside of any.
 
-
-def choice_made() -> Choice | None:
-    """Return the choice in which this code runs, as a Mod inside `ChooseHypothesis`; None outside of any.
-
-    It is told within the process, and not by the message, which a server could forge. A Mod between
-    the two may continue in another thread, where it is not known: then it counts as an open choice.
+    It is told within the process, and not by the message, which a server could forge. A Mod between `ChooseHypothesis`
+    and this code may continue in another thread, where it is not known: then the choice counts as open.
     """
-    made = _choice.get()
-    return Choice(2, 0.0) if made is None and _under_way else made
+    epsilon = _choice.get()
+    return math.inf if epsilon is None and _under_way else epsilon
 
 
 @contextmanager
 def choosing(k: int, epsilon: float) -> Iterator[None]:
-    """Tell the code inside that its model was chosen among k; together with a choice outside of it."""
-    made = Choice(k, epsilon if k > 1 else 0.0)
-    if (outer := _choice.get()) is not None:
-        both = not (made.is_open or outer.is_open)
-        made = Choice(max(k, outer.k), made.epsilon + outer.epsilon if both else 0.0)
+    """Tell the code inside that its model was chosen among k, openly where epsilon is 0.
+
+    A choice within another costs both.
+    """
+    made = (_choice.get() or 0.0) + (0.0 if k == 1 else epsilon or math.inf)
     token = _choice.set(made)
     _under_way.append(made)
     try:
@@ -76,17 +62,6 @@ def shown(msg: Message, content: RecordDict) -> Message:
     inner = deepcopy(light)
     inner.content = content
     return inner
-
-
-def hypotheses_in(content: RecordDict) -> int:
-    """Return how many hypotheses a message has, stacked in its arrays; 0 for an ordinary message of Flower's."""
-    configs = [record for record in content.config_records.values() if NUMBER in record]
-    if not configs:
-        return 0
-    k = configs[0][NUMBER] if len(configs) == 1 else None
-    if type(k) is not int or k < 1:
-        raise ProtocolError("the message's k is not a number of hypotheses", code="protocol.hypotheses")
-    return k
 
 
 class ChooseHypothesis:
@@ -118,24 +93,37 @@ class ChooseHypothesis:
 
     def __call__(self, msg: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Return the app's own reply, to a message with one model."""
-        k = hypotheses_in(msg.content)
-        if not k:
+        if not (stacked := stacked_in(msg.content)):
             return call_next(msg, context)
-        stacked = stacked_in(msg.content, k)
         fit = best_fit(self._loss, stacked, context)  # always: time must not tell what was drawn
+        k = len(next(iter(stacked.values())))
         drawn = int(draw(self._epsilon, k, [SecureGenerator()])[0]) if self._epsilon else OWN
         inner = with_one(msg, stacked, fit if drawn == OWN else drawn)
         with choosing(k, self._epsilon):
             return call_next(inner, context)
 
 
-def stacked_in(content: RecordDict, k: int) -> Arrays:
-    r"""Return the k hypotheses of a message, each array (k, \*shape); raise unless they are stacked."""
+def stacked_in(content: RecordDict) -> Arrays:
+    r"""Return the k hypotheses of a message, each array (k, \*shape); none for an ordinary message of Flower's."""
+    numbers = [record[NUMBER] for record in content.config_records.values() if NUMBER in record]
+    if not numbers:
+        return {}
     records = list(content.array_records.values())
     arrays = {name: array.numpy() for name, array in records[0].items()} if len(records) == 1 else {}
-    if not arrays or any(value.shape[:1] != (k,) for value in arrays.values()):
-        raise ProtocolError(f"the message's arrays are not {k} stacked hypotheses", code="protocol.hypotheses")
+    k = numbers[0] if len(numbers) == 1 else None
+    if type(k) is not int or k < 1 or not arrays or any(value.shape[:1] != (k,) for value in arrays.values()):
+        text = "the message's config has k, the number of hypotheses, but its arrays are not k stacked ones"
+        raise ProtocolError(f"{text}; give your entry another name", code="protocol.hypotheses")
     return arrays
+
+
+def round_in(content: RecordDict) -> int:
+    """Return a message's round, for the record; 1 if it has no valid one."""
+    for record in content.config_records.values():
+        number = record.get(ROUND)
+        if type(number) is int and 1 <= number <= _LAST_ROUND:
+            return number
+    return 1
 
 
 def with_one(msg: Message, stacked: Arrays, j: int) -> Message:
@@ -158,13 +146,13 @@ def best_fit(loss: Loss, stacked: Arrays, context: Context) -> int:
 
 def _loss_of(loss: Loss, hypothesis: ArrayRecord, context: Context) -> float:
     try:
-        found = float(loss(hypothesis, context))
+        value = float(loss(hypothesis, context))
     except (KeyboardInterrupt, OutOfTime):  # a user ends the node, or its site allows no more time
         raise
     except BaseException as error:  # also SystemExit: that a process ends would tell something about the data
         log(WARNING, "the loss of a hypothesis failed, and counts as infinite", exc_info=error)
         return math.inf
-    return found if math.isfinite(found) else math.inf
+    return value if math.isfinite(value) else math.inf
 
 
 def _one(stacked: Arrays, j: int) -> ArrayRecord:

@@ -15,11 +15,11 @@ from logging import INFO, WARNING
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 from numpy.typing import NDArray
 
-from umbel.mods.choose import Loss, best_fit, choice_made, choosing, hypotheses_in, shown, stacked_in, with_one
+from umbel.mods.choose import Loss, best_fit, choice_made, choosing, round_in, shown, stacked_in, with_one
 from umbel.privacy import mechanisms
 from umbel.privacy.accounting.guarantee import DELTA, amount, guarantee
 from umbel.privacy.gate.entry import Entry
@@ -33,14 +33,12 @@ from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.errors import ConfigError, ProtocolError, Refused, SiteError, UmbelError
 from umbel.protocol.flower import log
-from umbel.protocol.hypotheses import ROUND
 from umbel.protocol.records import from_array_record, to_array_record
 from umbel.protocol.release import LAPLACE, Clipping
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 from umbel.protocol.words import count_of
 
 _METRICS = "metrics"
-_LAST_ROUND = 2**31
 _FLOATS = (2, 4, 8)  # bytes
 _ONLY = (ClientOnNode(0),)  # the one client of the node
 _told: dict[str, int] = {}  # by run: the largest number of participations that the log has told
@@ -142,7 +140,7 @@ class Gate:
                 text = "umbel.ChooseHypothesis before umbel.Gate would choose without a charge"
                 fix = "write mods=[umbel.Gate(..., choose=loss, choice_epsilon=...)]"
                 raise Refused(f"{text}; {fix}", code="refused.hypotheses")
-            what, round = msg.metadata.message_type.partition(".")[0], _round(msg.content)
+            what, round = msg.metadata.message_type.partition(".")[0], round_in(msg.content)
             if what not in ("train", "evaluate"):
                 raise Refused(
                     f"an app behind umbel's gate answers to train and evaluate, not to {what[:50]!r}",
@@ -152,11 +150,11 @@ class Gate:
             if name.startswith(("fitins", "evaluateins")):
                 text = "the app is a NumPyClient; umbel.Gate is for the Message API"
                 raise Refused(text, code="refused.numpy-client")
-            k = hypotheses_in(msg.content)
-            if k and self._choose is None:
+            stacked = stacked_in(msg.content)
+            if stacked and self._choose is None:
                 text = "the message has several hypotheses: give umbel.Gate a loss to choose by, choose=loss"
                 raise Refused(text, code="refused.hypotheses")
-            sent = stacked_in(msg.content, k) if k else from_array_record(record)
+            sent = stacked or from_array_record(record)
             app = _App(
                 site,
                 msg,
@@ -164,7 +162,7 @@ class Gate:
                 call_next,
                 sent,
                 self._reports,
-                self._choose if k else None,
+                self._choose if stacked else None,
                 self._task.choice_epsilon,
             )
             # The operating system's entropy, even in simulation: a server that knows a seed can subtract the noise.
@@ -299,15 +297,6 @@ def _only(content: RecordDict, kind: type[Any]) -> tuple[str, Any]:
     if len(found) != 1:
         raise ProtocolError(f"{len(found)} records of type {kind.__name__}, not one", code="protocol.records")
     return found[0]
-
-
-def _round(content: RecordDict) -> int:
-    """Return a message's round, for the record; 1 if it has no valid one."""
-    for record in content.values():
-        number = record.get(ROUND) if isinstance(record, ConfigRecord) else None
-        if type(number) is int and 1 <= number <= _LAST_ROUND:
-            return number
-    return 1
 
 
 @dataclass

@@ -14,14 +14,12 @@ import numpy as np
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
-from umbel.mods.choose import Choice, choice_made, hypotheses_in
+from umbel.mods.choose import choice_made, round_in, stacked_in
 from umbel.privacy.gate.randomness import noise
 from umbel.privacy.mechanisms.base import Matrix
 from umbel.privacy.mechanisms.laplace import Laplace
 from umbel.privacy.mechanisms.sanitise import check_noise, columns_of, min_radius, release_in_place, resolution
-from umbel.protocol.arrays import flatten
 from umbel.protocol.errors import ConfigError, Refused
-from umbel.protocol.hypotheses import ROUND
 from umbel.protocol.log import log
 from umbel.protocol.model_record import ModelRecord
 from umbel.protocol.release import exact, quotient
@@ -91,14 +89,12 @@ class LaplaceMod:
         Each comes from the node config, which is the site's, or where that is silent from the run config. Mods are made
         before there is either. `arguments` are the other ones.
         """
-        made: dict[Any, LaplaceMod] = {}
 
         def configured(msg: Message, context: Context, call_next: ClientAppCallable) -> Message:
-            config = context.run_config | context.node_config
-            given: Any = (config.get("noise-multiplier"), config.get("clip-norm"), config.get("per", "vector"))
-            if given not in made:
-                made[given] = cls(*given[:2], per=given[2], **arguments)
-            return made[given](msg, context, call_next)
+            config: Any = context.run_config | context.node_config
+            noise_multiplier, clip_norm = config.get("noise-multiplier"), config.get("clip-norm")
+            mod = cls(noise_multiplier, clip_norm, per=config.get("per", "vector"), **arguments)
+            return mod(msg, context, call_next)
 
         return configured
 
@@ -109,41 +105,38 @@ class LaplaceMod:
                 return call_next(msg, context)
             text = "umbel.LaplaceMod answers to train alone; others='pass' lets the app's own answers leave as they are"
             raise Refused(text, code="refused.message-type")
-        if hypotheses_in(msg.content):
+        if stacked_in(msg.content):
             text = "umbel.LaplaceMod got stacked hypotheses, but adds noise to one model"
             fix = "write mods=[umbel.ChooseHypothesis(...), umbel.LaplaceMod(...)], in this order"
             raise ConfigError(f"{text}; {fix}", code="config.mods-order")
         model, mechanism = ModelRecord.of(msg.content), Laplace(self.noise_multiplier)
-        centre = flatten(model.arrays)
-        n, finest = centre.size, resolution(centre)
-        radius = max(self.clip_norm or _FLOOR, min_radius(mechanism.deviation(n), finest))
-        check_noise(mechanism, n, radius)
-        parts = columns_of(self.per, {key: value.shape[1:] for key, value in model.arrays.items()})
-        config: Any = msg.content.get("config", {})
-        round = config.get(ROUND, 0)
+        start, finest = model.numbers, resolution(model.numbers)
+        radius = max(self.clip_norm or _FLOOR, min_radius(mechanism.deviation(start.size), finest))
+        check_noise(mechanism, start.size, radius)
+        clipping, parts = "public" if self.clip_norm else "update", columns_of(self.per, model.shapes)
         client: Any = context.node_config.get("partition-id", context.node_id)
-        reply, state = Message(RecordDict(), reply_to=msg), context.state  # before the app can change either
-        before = _norms(state)
-        release = _trained(lambda: call_next(msg, context), model, centre) - centre
+        sources = noise(self.seed, round_in(msg.content), [client])
+        reply = Message(RecordDict(), reply_to=msg)  # before the app can change what came
+        update = _trained(lambda: call_next(msg, context), model) - start
         if self.clip_norm is None:
-            _watch(float(np.linalg.norm(release)), before, state)
+            _watch(float(np.linalg.norm(update)), context)
         elif self.seed is None:
-            self._tell(n)
-        clipping, sources = "public" if self.clip_norm else "update", noise(self.seed, round, [client])
-        release_in_place(mechanism, release, centre, radius, clipping, sources, parts, finest)
+            _tell(self.noise_multiplier, start.size)
+        release_in_place(mechanism, update, start, radius, clipping, sources, parts, finest)
         metrics = MetricRecord({self.weighted_by_key: 1})
-        reply.content = RecordDict({model.name: model.record(release), "metrics": metrics})
+        reply.content = RecordDict({model.name: model.record(update), "metrics": metrics})
         return reply
 
-    def _tell(self, n: int) -> None:
-        """Log what a participation costs, if that is known."""
-        choice = choice_made() or Choice(1, 0.0)
-        if choice.is_open:
-            _say(INFO, "the choice of a hypothesis is open, so no epsilon is proven")
-            return
-        epsilon = float(quotient(2 * n, self.noise_multiplier) + exact(choice.epsilon))
-        text = f"a pure epsilon of {epsilon:.4g} a participation, between any two data sets of a client"
-        _say(INFO, f"what training returns has {text}")
+
+def _tell(noise_multiplier: float, n: int) -> None:
+    """Log what a participation costs, if that is known."""
+    choice = choice_made() or 0.0
+    if math.isinf(choice):
+        _say(INFO, "the choice of a hypothesis is open, so no epsilon is proven")
+        return
+    epsilon = float(quotient(2 * n, noise_multiplier) + exact(choice))
+    text = f"a pure epsilon of {epsilon:.4g} a participation, between any two data sets of a client"
+    _say(INFO, f"what training returns has {text}")
 
 
 @lru_cache(maxsize=64)
@@ -157,7 +150,7 @@ def _require(holds: bool, rule: str, given: Any) -> None:
         raise ConfigError(f"umbel.LaplaceMod: {rule}, got {given!r}", code="config.laplace-mod")
 
 
-def _trained(train: Callable[[], Message], model: ModelRecord, centre: Matrix) -> Matrix:
+def _trained(train: Callable[[], Message], model: ModelRecord) -> Matrix:
     """Return the numbers of the model after training; those before if it fails."""
     try:
         return model.trained(train())
@@ -165,22 +158,17 @@ def _trained(train: Callable[[], Message], model: ModelRecord, centre: Matrix) -
         raise
     except BaseException as error:  # also SystemExit: that a process ends would tell something about the data
         log(ERROR, "umbel.LaplaceMod: training failed, and leaves as if it had changed nothing", exc_info=error)
-        return centre
+        return model.numbers
 
 
-def _norms(state: RecordDict) -> list[float]:
-    """Return the longest update of a client so far, and the lengths of its last ones."""
-    record = state.get(_NORMS)
-    found: Any = record.get("norms") if isinstance(record, MetricRecord) else None
-    return list(found) if isinstance(found, list) and found else [0.0]
-
-
-def _watch(norm: float, before: list[float], state: RecordDict) -> None:
-    """Warn when updates grow from round to round, and with them the noise that is scaled to them."""
+def _watch(norm: float, context: Context) -> None:
+    """Warn when a client's updates grow from round to round, and with them the noise that is scaled to them."""
     times, factor = _GROWTH
-    longest, norms = before[0], [*before[1:], norm][-times:]
     with suppress(Exception):  # an app may have put anything in place of the state
-        state[_NORMS] = MetricRecord({"norms": [max(longest, norm), *norms]})
-    if len(norms) == times and norms == sorted(norms) and norm > max(longest, factor * norms[0]):
-        text = "a client's updates grow from round to round, and the noise with them"
-        _say(WARNING, f"{text}; use less noise, fewer local epochs, or a clip_norm")
+        record: Any = context.state.get(_NORMS, {})
+        before = list(record.get("norms", []))
+        context.state[_NORMS] = MetricRecord({"norms": [*before, norm]})
+        latest = [*before, norm][-times:]
+        if len(latest) == times and latest == sorted(latest) and norm > max(*before, factor * latest[0]):
+            text = "a client's updates grow from round to round, and the noise with them"
+            _say(WARNING, f"{text}; use less noise, fewer local epochs, or a clip_norm")

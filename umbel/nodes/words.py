@@ -23,8 +23,8 @@ class Names(dict[int, str]):
 
 
 def code_in(reason: str) -> str:
-    """Return the code at the end of a refusal, such as ``refused.budget``; empty where there is none."""
-    found = re.fullmatch(r"refused \[(refused\.[a-z-]{1,40})\]", reason)
+    """Return the code of a refusal, such as ``refused.budget``; empty where there is none."""
+    found = re.fullmatch(r"refused \[(refused\.[a-z-]{1,40})\](: .*)?", reason)
     return found[1] if found else ""
 
 

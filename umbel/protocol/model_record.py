@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, RecordDict
-from numpy.typing import NDArray
 
 from umbel.protocol.arrays import Arrays, Matrix, flatten, unflatten
 from umbel.protocol.errors import ProtocolError, Refused
@@ -24,10 +23,13 @@ class ModelRecord:
         The record's name in the message.
     arrays : dict from str to ndarray
         Each of shape (1, ...), as in a stack of one model.
+    numbers : ndarray of float64, shape (1, n)
+        All numbers of the arrays, in their order.
     """
 
     name: str
     arrays: Arrays
+    numbers: Matrix
 
     @classmethod
     def of(cls, content: RecordDict) -> ModelRecord:
@@ -35,20 +37,29 @@ class ModelRecord:
         if len(content.array_records) != 1:
             raise ProtocolError("a message that asks for training has one record of arrays", code="protocol.records")
         [(name, record)] = content.array_records.items()
+        if name.startswith("fitins"):
+            text = "the app is a NumPyClient, or behind secaggplus_mod; umbel's Mods are for the Message API"
+            raise Refused(text, code="refused.numpy-client")
         arrays = _arrays(record)
         for key, value in arrays.items():
             if value.dtype not in (np.float16, np.float32, np.float64):
                 text = f"array {key!r} is of type {value.dtype}, which takes no noise"
                 raise Refused(f"{text}; for BatchNorm use GroupNorm, or umbel.Gate with frozen", code="refused.arrays")
-        if not sum(value.size for value in arrays.values()) or not _fits(flatten(arrays)):
+        numbers = flatten(arrays) if arrays else np.zeros((1, 0))
+        if not numbers.size or not _fits(numbers):
             raise Refused("the message's arrays are empty, or not finite", code="refused.arrays")
-        return cls(name, arrays)
+        return cls(name, arrays, numbers)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each array in the message."""
+        return {key: value.shape[1:] for key, value in self.arrays.items()}
 
     def trained(self, reply: Message) -> Matrix:
         """Return the numbers of the same model after training, (1, n); raise if the reply has no such model."""
         [record] = reply.content.array_records.values()
         arrays = _arrays(record)
-        if _shapes(arrays) != _shapes(self.arrays):
+        if {key: value.shape[1:] for key, value in arrays.items()} != self.shapes:
             raise ProtocolError("training returned other arrays than came", code="protocol.arrays")
         numbers = flatten({key: arrays[key] for key in self.arrays})
         if not _fits(numbers):
@@ -66,10 +77,6 @@ def _arrays(record: ArrayRecord) -> Arrays:
     return {key: array.numpy()[None] for key, array in record.items()}
 
 
-def _shapes(arrays: Arrays) -> dict[str, tuple[int, ...]]:
-    return {key: value.shape for key, value in arrays.items()}
-
-
-def _fits(numbers: NDArray[np.float64]) -> bool:
+def _fits(numbers: Matrix) -> bool:
     """Return whether all numbers are finite, in 32 bits too."""
     return bool((np.abs(numbers) <= _LARGEST).all())

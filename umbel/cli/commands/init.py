@@ -41,9 +41,9 @@ def command(
             filled = text.replace("my_project", package).replace("my-project", folder.name)
             file.write_text(filled.replace(">=VERSION", f">={described()['version']}"), encoding="utf-8")
         typer.echo(f"Wrote {folder}. Next:")
-        by_flower = "flwr run . --stream"
-        nodes = ' --federation-config "num-supernodes=20"'
-        for line in (f"cd {folder.name}", *([by_flower + nodes] if flower else ["umbel run .", by_flower])):
+        export = "export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1"  # umbel is on no package index
+        by_flower = "flwr run . --stream" + (' --federation-config "num-supernodes=20"' if flower else "")
+        for line in (f"cd {folder.name}", *([] if flower else ["umbel run ."]), export, by_flower):
             typer.echo(f"  {line}")
 
 

@@ -41,6 +41,12 @@ PUBLIC = frozenset(
 )  # fmt: skip
 """Codes that a server reads. They depend on messages, policy, approvals and the clients' participations alone."""
 
+REMEDIES = {
+    "refused.no-reports": ": no metric leaves this node; ask for none (fraction_evaluate=0), or let both the app "
+    "(umbel.Gate(reports=[...])) and its site report"
+}
+"""Texts that a server reads behind a code whose reason it would otherwise look for in vain; no data decide on them."""
+
 
 def guard(msg: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Flower Mod: when a handler fails, reply "refused" and keep the reason in the node's log.
@@ -116,9 +122,10 @@ def check_in_time(msg: Message) -> None:
 
 
 def refusal(msg: Message, error: Exception | None = None) -> Message:
-    """Return what a server reads: one word, and a code of `PUBLIC`."""
+    """Return what a server reads: one word, a code of `PUBLIC`, and a remedy of `REMEDIES`."""
     code = getattr(error, "code", "")
-    reason = f"refused [{code}]" if isinstance(error, Refused) and code in PUBLIC else "refused"
+    public = isinstance(error, Refused) and code in PUBLIC
+    reason = f"refused [{code}]{REMEDIES.get(code, '')}" if public else "refused"
     return Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=reason), reply_to=msg)
 
 
