@@ -23,7 +23,7 @@ from umbel.privacy.gate.journal import Journal
 from umbel.privacy.gate.own_app import local_report, local_result
 from umbel.privacy.gate.refusals import guard
 from umbel.privacy.gate.site import Site
-from umbel.protocol.errors import DatasetError, ProtocolError, Refused, SiteError
+from umbel.protocol.errors import DatasetError, LedgerError, ProtocolError, Refused, SiteError
 from umbel.protocol.messages import keep_request, query, training_in
 from umbel.protocol.records import pack
 from umbel.protocol.tasks import EvaluationSpec
@@ -256,4 +256,8 @@ def test_a_site_keeps_its_journal_and_its_witness_apart(own: dict[str, Any], led
     (tmp_path / "elsewhere").mkdir()
     site = Site.of(own | {"witness-path": str(tmp_path / "elsewhere")})
     assert Journal.of(site).witness.path.parent == tmp_path / "elsewhere"
-    assert len(list((tmp_path / "elsewhere").iterdir())) == 1
+    [witness] = (tmp_path / "elsewhere").iterdir()
+    witness.unlink()
+    witness.parent.rmdir()
+    with raises(LedgerError, "ledger.no-folder", witness):
+        Journal.of(site)

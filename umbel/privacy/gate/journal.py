@@ -416,10 +416,10 @@ class Journal:
         except (DiskError, LedgerError):
             raise
         except FileNotFoundError as error:
-            if self._traces:
-                raise self._behind(self.index if self.index.exists() else self.witness.path) from None
             if error.filename != str(self.path):
                 raise LedgerError(f"there is no {error.filename}; set witness-path", code="ledger.no-folder") from None
+            if self._traces:
+                raise self._behind(self.index if self.index.exists() else self.witness.path) from None
             raise _missing(self.path) from None
         except OSError as error:
             if is_full(error):
