@@ -37,8 +37,8 @@ RUN case "$TORCH" in \
 ARG IMAGE_UID=1000
 # Volumes take the owner of the folder they are first mounted on.
 RUN useradd --uid "$IMAGE_UID" --no-create-home umbel \
- && mkdir /state /umbel /ledger \
- && chown umbel /state /umbel /ledger
+ && mkdir /state /umbel /ledger /witness \
+ && chown umbel /state /umbel /ledger /witness
 
 COPY . .
 # The programs load once, so that the bytecode of what they load is there, and no other.

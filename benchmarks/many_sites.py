@@ -230,7 +230,7 @@ def start_real(
     write_site(home / "site", parameters)
     hosts = []
     for name, policy in zip(names, policies, strict=True):
-        ledger = f"{home}/{name}.sqlite"
+        ledger = f"{home}/{name}.jsonl"
         config = f'data-path="{home}/site" ledger-path="{ledger}" role="split" max-participations=1000 {_POLICY} '
         config += policy
         # A site whose policy limits its clients makes no journal by itself: it might have lost one.

@@ -37,7 +37,7 @@ PARTS: dict[str, list[str]] = {
     "reading rows": ["umbel.client.cohort:Cohort.gather"],
     "scoring, to choose and to evaluate": ["umbel.client.learner:Learner.score"],
     "training": ["umbel.client.learner:Learner.train"],
-    "ledger": ["umbel.privacy.gate.ledger:MemoryLedger.charge"],
+    "ledger": ["umbel.privacy.gate.totals:Totals.charge"],
     "noise": [f"umbel.privacy.mechanisms.sanitise:{name}" for name in ("sanitise_in_place", "round_in_place")],
     "updates and releases": ["umbel.privacy.gate.releases:Sanitiser.sanitised"],
     "arrays to records and back": [

@@ -87,7 +87,7 @@ def answered(scratch: Path, model: str, clients: int, k: int, rounds: count[int]
     )  # fmt: skip
     content = round_request(hypotheses)
     content["training"] = task.to_record()
-    site = {"data-path": str(scratch / "data"), "ledger-path": str(scratch / "ledger.sqlite"), **OPEN}
+    site = {"data-path": str(scratch / "data"), "ledger-path": str(scratch / "ledger.jsonl"), **OPEN}
     grid = InProcessGrid(umbel.client.app.app, {}, node_configs=[site])
     (node,) = grid.get_node_ids()
     message = Message(content, node, "train", group_id="1")

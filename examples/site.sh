@@ -23,9 +23,9 @@ features = [{ name = "age", type = "integer", minimum = 0, maximum = 120, scale 
 SCHEMA
 fi
 TABLE="data-path=\"$PWD/stays.csv\" reader=\"umbel.data.table:read schema=$PWD/schema.toml\""
-POLICY="$TABLE ledger-path=\"$PWD/site.sqlite\" budget=4.0 max-choice-epsilon=1.0"
+POLICY="$TABLE ledger-path=\"$PWD/site.jsonl\" budget=4.0 max-choice-epsilon=1.0"
 
-[ -e site.sqlite ] || umbel site journal --create "$PWD/site.sqlite"
+[ -e site.jsonl ] || umbel site journal --create "$PWD/site.jsonl"
 [ -z "$SUPERLINK" ] || set -- --superlink "$SUPERLINK" --root-certificates ca.crt --auth-supernode-private-key site-1
 umbel site check "$POLICY" "$@"
 [ -n "$SUPERLINK" ] || exit 0

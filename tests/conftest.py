@@ -59,6 +59,7 @@ def umbel_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
     """An empty $UMBEL_HOME, so that no test reads or writes the user's; it is made by who writes there first."""
     home = tmp_path_factory.getbasetemp() / f"umbel-home-{next(HOMES)}"
     monkeypatch.setenv("UMBEL_HOME", str(home))
+    monkeypatch.setenv("XDG_STATE_HOME", f"{home}-state")
     # The tests' own networks, which their datasets name.
     monkeypatch.setenv("UMBEL_TRUST", "tests.helpers.models")
     return home

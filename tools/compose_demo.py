@@ -46,7 +46,7 @@ POLICY = (
     'role="split" min-noise-multiplier=10.0 clipping="public" max-choice-epsilon=1.0 budget=16.0 '
     "report-noise-multiplier=10.0 report-bound=0.25"
 )
-LEDGER = "/ledger/umbel.sqlite"
+LEDGER = "/ledger/umbel.jsonl"
 MAKE_LEDGER = f"test -e {LEDGER} || umbel site journal --create {LEDGER}"
 _READY_S, _LOOK_S = 300.0, 0.3
 _RUN_S = 1800.0

@@ -21,7 +21,7 @@ from umbel.cli.main import app
 from umbel.console.books import Books
 from umbel.data import find_dataset, open_dataset, write_dataset
 from umbel.privacy.gate.charges import Charge
-from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.journal import Journal
 from umbel.privacy.gate.policy import Policy
 from umbel.privacy.gate.site import Site
 from umbel.protocol import plugins
@@ -113,7 +113,7 @@ def test_no_command_runs_the_mechanism_that_a_ledger_names(
 ) -> None:
     """The person may trust it; a site's own policy is its word."""
     (tmp_path / "planted.py").write_text(PLANTED + MECHANISM)
-    ledger = Ledger.create(tmp_path / "sent.sqlite")
+    ledger = Journal.create(tmp_path / "sent.jsonl")
     release = Release(Kind.TRAIN, 3, 5.0, Clipping.PUBLIC, mechanism="planted:Own")
     ledger.charge(Charge("7", 1, release), [ClientInDataset(0)])
     reading: list[tuple[str, ...]] = [(), ("--to-date",), ("--json",)]

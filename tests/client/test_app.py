@@ -223,7 +223,7 @@ def a_site(path: Path, run_config: Config, model: str, features: NDArray[Any], l
     targets = np.arange(len(features)) % 10 if classes else np.linspace(-1, 1, len(features), dtype=np.float32)
     write_dataset(path / "data", manifest(len(lengths), model=model), features, targets, offsets_of(lengths))
     site = {
-        "data-path": str(path / "data"), "ledger-path": str(path / "ledger.sqlite"), "role": "train",
+        "data-path": str(path / "data"), "ledger-path": str(path / "ledger.jsonl"), "role": "train",
         "insecure-seed": True, "budget": "inf", "clipping": "any", "max-choice-epsilon": "inf",
     }  # fmt: skip
     return InProcessGrid(app, run_config | {"dataset": ""}, node_configs=[site])

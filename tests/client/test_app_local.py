@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 import umbel.client.app
 from tests.helpers.cohorts import CPU, learner_of
 from tests.helpers.datasets import manifest, save_plane
-from tests.helpers.ledgers import spent
+from tests.helpers.ledgers import forget, spent
 from tests.helpers.messages import asked, refused, releases, scores, task_of, wire
 from tests.helpers.models import ADAPTED, draw_hypotheses, write_module
 from tests.helpers.nodes import ask
@@ -26,11 +26,10 @@ from umbel.client.local import LocalParameters
 from umbel.client.work import noisy_messages
 from umbel.data import BUNDLED, open_dataset, write_dataset
 from umbel.models import Model
-from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.journal import Journal
 from umbel.privacy.gate.policy import Policy
 from umbel.privacy.gate.releases import Sanitiser
 from umbel.privacy.gate.site import Site
-from umbel.privacy.gate.store import beside
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientInDataset
 from umbel.protocol.home import disk_error
@@ -151,7 +150,7 @@ def own_preferences(factors_config: Config, tmp_path: Path) -> InProcessGrid:
     """A node that serves the preferences as a site's own data."""
     rows = PREFERENCES.features, PREFERENCES.targets, PREFERENCES.offsets
     write_dataset(tmp_path / "own", PREFERENCES.manifest, *rows)
-    site = {"data-path": str(tmp_path / "own"), "ledger-path": str(tmp_path / "ledger.sqlite"), "role": "split"}
+    site = {"data-path": str(tmp_path / "own"), "ledger-path": str(tmp_path / "ledger.jsonl"), "role": "split"}
     return InProcessGrid(app, factors_config | {"dataset": ""}, node_configs=[site])
 
 
@@ -176,11 +175,11 @@ def test_training_that_nobody_has_paid_for_leaves_no_trace(
     """Else a server could train a client's local parameters as often as it likes."""
     with monkeypatch.context() as patch:
         # As where another node that shares the ledger was first.
-        patch.setattr(Ledger, "charge", lambda self, charge, clients, *_: [False] * len(clients))
+        patch.setattr(Journal, "charge", lambda self, charge, clients, *_: [False] * len(clients))
         ask(own_preferences, asked({"items": ITEMS["items"][None]}, step(3, 4, noise_multiplier=3.0)))
-    assert not list(tmp_path.glob("ledger.sqlite.local/**/*.s*"))
+    assert not list(tmp_path.glob("ledger.jsonl.local/**/*.s*"))
     train(own_preferences, 3, noise_multiplier=3.0)
-    assert len(list(tmp_path.glob("ledger.sqlite.local/**/*.safetensors"))) == 1
+    assert len(list(tmp_path.glob("ledger.jsonl.local/**/*.safetensors"))) == 1
 
 
 def test_newcomers_report_how_well_the_items_suit_them(factors_config: Config) -> None:
@@ -242,7 +241,7 @@ def test_heads_differ_between_clients_and_are_not_handed_to_the_gate(
 def site(tmp_path: Path, headed_config: Config) -> Config:
     """The configuration of a site of three clients, whose manifest keeps the head at home."""
     path = save_plane(tmp_path / "own", 3, model=headed_config["model"], loss="mse", local="head.*")
-    return {"data-path": str(path), "ledger-path": str(tmp_path / "site" / "ledger.sqlite")}
+    return {"data-path": str(path), "ledger-path": str(tmp_path / "site" / "ledger.jsonl")}
 
 
 def at_site(config: Config, site: Config, name: str = "", round: int = 1, **changes: Any) -> Message:
@@ -288,7 +287,7 @@ def test_a_full_disk_costs_a_head_its_round_and_no_release_that_was_paid_for(
 
     monkeypatch.setattr("umbel.client.local.write_atomically", full)
     assert not at_site(headed_config, site, "spring", round=2).has_error()
-    assert len(list(Ledger(Path(site["ledger-path"])).rows())) == 4
+    assert len(list(Journal(Path(site["ledger-path"])).rows())) == 4
     np.testing.assert_array_equal(heads(headed_config, site, "spring"), first)
     assert "[disk.full]" in caplog.text
 
@@ -315,21 +314,21 @@ def test_an_adapter_costs_a_site_its_own_numbers_alone(
     """Four lines of a user's, and n is 22 of 49."""
     name = write_module(tmp_path, monkeypatch, ADAPTED) + ":Adapted"
     trust(name)
-    path, ledger = tmp_path / "own", tmp_path / "ledger.sqlite"
+    path, ledger = tmp_path / "own", tmp_path / "ledger.jsonl"
     rows = np.random.default_rng(0).standard_normal((6, 8)).astype(np.float32)
     own = manifest(2, model=name, loss="cross-entropy")
     write_dataset(path, own, rows, np.array([0, 1, 2, 0, 1, 2]), np.array([0, 3, 6]))
     grid = InProcessGrid(app, run_config, node_configs=[{"data-path": str(path), "ledger-path": str(ledger)}])
     model = models.load(name, "cross-entropy")
-    Ledger.create(ledger)
+    Journal.create(ledger)
     task = step(0, 1, noise_multiplier=4.0, frozen_digest=model.frozen_digest)
     reply = ask(grid, asked(draw_hypotheses(model, 1), task))
     shapes = {key: value.shape for key, value in releases(reply).items()}
     assert shapes == {"down.weight": (2, 2, 8), "up.weight": (2, 3, 2)}
-    accounts = Ledger(ledger).accounts()
+    accounts = Journal(ledger).accounts()
     assert list(accounts) == [0, 1]
     assert [[release.n for release in account] for account in accounts.values()] == [[22], [22]]
-    assert [spent(Ledger(ledger), client) for client in accounts] == [5.5, 5.5]
+    assert [spent(Journal(ledger), client) for client in accounts] == [5.5, 5.5]
 
 
 # --- a guarantee for each row
@@ -358,14 +357,16 @@ def test_training_that_hides_rows_never_starts_from_heads_of_training_that_does_
 def test_a_head_whose_charge_was_lost_with_an_older_ledger_is_no_start_for_training_that_hides_rows(
     headed_config: Config, site: Config
 ) -> None:
-    """A process was killed after training, so that no line of the log names the charge, and a backup took its place."""
+    """A backup took the place of the journal, the index and the witness."""
     still, ledger = {"step_size": 1e-9}, Path(site["ledger-path"])
     assert not at_site(headed_config, site, "spring", **ROWS).has_error()
-    backup, log = ledger.read_bytes(), beside(ledger).read_bytes()
+    files = [ledger, Journal(ledger).index, Journal(ledger).witness.path]
+    backup = [file.read_bytes() for file in files]
     assert not at_site(headed_config, site, "spring", round=2, **ROWS).has_error()
     trained = heads(headed_config, site, "spring")
-    ledger.write_bytes(backup)
-    beside(ledger).write_bytes(log)
+    for file, content in zip(files, backup, strict=True):
+        file.write_bytes(content)
+    forget()
     assert not at_site(headed_config, site, "spring", round=3, **still, **ROWS).has_error()
     begun = heads(headed_config, site, "spring")
     assert (np.abs(begun - trained) > 1e-6).all()
@@ -381,7 +382,7 @@ def test_a_head_that_one_row_moved_far_at_next_to_no_price_reaches_no_cheap_rele
     rows = np.tile(np.array([[0, 1]], np.float32), (401, 1))
     targets = np.zeros((401, 1), np.float32)
     rows[-1], targets[-1] = [1, 0], 1e6
-    path, ledger = tmp_path / "own", Ledger.create(tmp_path / "ledger.sqlite")
+    path, ledger = tmp_path / "own", Journal.create(tmp_path / "ledger.jsonl")
     own = manifest(1, model=headed_config["model"], loss="mse", local="head.*")
     write_dataset(path, own, rows, targets, np.array([0, 401]))
     policy = {"protect": "rows", "budget": "inf", "row-budget": "1 delta=1e-5"}

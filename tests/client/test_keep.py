@@ -185,7 +185,7 @@ def test_what_goes_wrong_with_a_sites_data_or_disk_is_not_told(
 
 def test_a_run_of_a_name_that_is_too_long_is_not_remembered(site: Config, tmp_path: Path, run_config: Config) -> None:
     """Else each refused message would leave on the site's disk whatever a server sends."""
-    node = Site(run_config, site | {"ledger-path": str(tmp_path / "ledger.sqlite")})
+    node = Site(run_config, site | {"ledger-path": str(tmp_path / "ledger.jsonl")})
     content = asked(HYPOTHESES, task_of((0,)))
     content.config_records["training"]["run"] = "x" * 10**6
     assert refused(ask(node.grid, content))
@@ -277,7 +277,7 @@ def test_no_time_limit_ends_the_writing_when_some_files_are_of_this_run_and_othe
 
 
 def test_what_a_site_remembers_of_runs_must_be_whole(site: Config, tmp_path: Path, run_config: Config) -> None:
-    ledger = tmp_path / "ledger.sqlite"
+    ledger = tmp_path / "ledger.jsonl"
     node = Site(run_config, site | {"ledger-path": str(ledger)})
     assert not node.evaluate(2).has_error()
     ledger.write_bytes(b"")
@@ -310,7 +310,7 @@ def test_a_client_with_a_head_of_its_own_keeps_that_too(tmp_path: Path) -> None:
     model = models.load("mlp", local="2.*")
     data = manifest(2, 0, model="mlp", local="2.*")
     write_dataset(tmp_path / "own", data, np.ones((4, 3), np.float32), np.ones((4, 1), np.float32), offsets_of([2] * 2))
-    config = {"data-path": str(tmp_path / "own"), "ledger-path": str(tmp_path / "ledger.sqlite")}
+    config = {"data-path": str(tmp_path / "own"), "ledger-path": str(tmp_path / "ledger.jsonl")}
     run = RunConfig(dataset="").entries()
     with in_process():
         node = Node.of(config, run)

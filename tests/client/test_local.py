@@ -19,7 +19,7 @@ from umbel import models
 from umbel.client.local import LocalParameters
 from umbel.models import Model
 from umbel.privacy.gate.charges import Charge
-from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.journal import Journal
 from umbel.privacy.gate.policy import Policy
 from umbel.privacy.gate.site import Site
 from umbel.protocol.arrays import Arrays
@@ -31,7 +31,7 @@ SIMULATED = Site(Policy(), None, simulated=True)
 
 def site(folder: Path) -> Site:
     """Return a site with data of its own and its ledger in a folder."""
-    return Site(Policy(ledger_path=str(folder / "ledger.sqlite")), folder / "data")
+    return Site(Policy(ledger_path=str(folder / "ledger.jsonl")), folder / "data")
 
 
 def kept(
@@ -108,7 +108,7 @@ def test_what_is_kept_is_found_again(tmp_path: Path) -> None:
 
 
 def test_in_simulation_they_live_in_the_nodes_own_state(umbel_home: Path, tmp_path: Path) -> None:
-    state, simulated = RecordDict(), Site(Policy(ledger_path=str(tmp_path / "ledger.sqlite")), None, simulated=True)
+    state, simulated = RecordDict(), Site(Policy(ledger_path=str(tmp_path / "ledger.jsonl")), None, simulated=True)
     kept(state, simulated).write([4], users([1, 2]), shared(1))
     assert list(state) == ["umbel.local"]
     assert not umbel_home.exists()
@@ -121,7 +121,7 @@ def test_at_a_site_they_lie_beside_its_ledger_and_a_new_process_goes_on_with_the
     kept(state, site(tmp_path), run="spring").write([4], users([1, 2]), shared(1))
     assert not state
     (file,) = tmp_path.rglob("*.safetensors")
-    assert file.parent.parent == tmp_path / "ledger.sqlite.local"
+    assert file.parent.parent == tmp_path / "ledger.jsonl.local"
     assert not any(one.stat().st_mode & 0o077 for one in (file, file.parent, file.parent.parent)), "the site's alone"
     assert safetensors.numpy.load_file(file)["user"].tolist() == [[1, 2]]
     # Of a node that was restarted the state is empty.
@@ -143,7 +143,7 @@ def test_a_runs_name_is_no_path(run: str, tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "site"
     kept(where=site(folder), run=run).write([4], users([1, 2]), shared(1))
     (file,) = (path for path in tmp_path.rglob("*") if path.is_file())
-    assert file.parent.parent == folder / "ledger.sqlite.local"
+    assert file.parent.parent == folder / "ledger.jsonl.local"
 
 
 def test_another_model_does_not_see_them(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_they_stay_with_the_shared_ones_that_they_were_trained_with() -> None:
 
 def test_nodes_that_share_a_ledger_keep_what_is_theirs(tmp_path: Path) -> None:
     """As two nodes do that serve every second client of the same data."""
-    policy = Policy(ledger_path=str(tmp_path / "ledger.sqlite"))
+    policy = Policy(ledger_path=str(tmp_path / "ledger.jsonl"))
     even, odd = Site(policy, tmp_path / "data", 0, 2), Site(policy, tmp_path / "data", 1, 2)
     elsewhere = Site(policy, tmp_path / "other")
     mine, yours = kept(where=even), kept(where=odd)
@@ -217,7 +217,7 @@ def test_nodes_that_share_a_ledger_keep_what_is_theirs(tmp_path: Path) -> None:
 def test_a_server_that_names_run_after_run_does_not_fill_the_disk(tmp_path: Path) -> None:
     for number in range(25):
         kept(where=site(tmp_path), run=f"run-{number}").write([0], users([1, 2]), shared(1))
-    files = list((tmp_path / "ledger.sqlite.local").rglob("*.safetensors"))
+    files = list((tmp_path / "ledger.jsonl.local").rglob("*.safetensors"))
     assert len(files) == 20
     assert kept(where=site(tmp_path), run="run-24").known([0]) == [0], "the newest are kept"
 
@@ -225,16 +225,16 @@ def test_a_server_that_names_run_after_run_does_not_fill_the_disk(tmp_path: Path
 def test_a_clock_that_went_back_does_not_cost_a_run_its_local_parameters(tmp_path: Path) -> None:
     for number in range(20):
         kept(where=site(tmp_path), run=f"run-{number}").write([0], users([1, 2]), shared(1))
-    for file in (tmp_path / "ledger.sqlite.local").rglob("*.safetensors"):
+    for file in (tmp_path / "ledger.jsonl.local").rglob("*.safetensors"):
         os.utime(file, (time() + 3600, time() + 3600))
     kept(where=site(tmp_path), run="run-20").write([0], users([3, 4]), shared(1))
     assert read(kept(where=site(tmp_path), run="run-20"), 0).tolist() == [[3, 4]]
-    assert len(list((tmp_path / "ledger.sqlite.local").rglob("*.safetensors"))) == 20
+    assert len(list((tmp_path / "ledger.jsonl.local").rglob("*.safetensors"))) == 20
 
 
 def test_training_that_hides_rows_begins_only_with_what_hides_them(tmp_path: Path) -> None:
-    Ledger.create(tmp_path / "ledger.sqlite")
-    Ledger(tmp_path / "ledger.sqlite").charge(Charge("", 1, Release(Kind.TRAIN, 18, 3.0, Clipping.UPDATE)), [4, 9])
+    Journal.create(tmp_path / "ledger.jsonl")
+    Journal(tmp_path / "ledger.jsonl").charge(Charge("", 1, Release(Kind.TRAIN, 18, 3.0, Clipping.UPDATE)), [4, 9])
     for where, state in places(tmp_path):
         kept(state, where).write([4, 9], users([1, 2], [3, 4]), shared(2), hidden=True)
         kept(state, where).write([9, 2], users([5, 6], [7, 8]), shared(2))

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from tests.helpers.paper import ACCEPTED
 from umbel.client.readiness import Readiness
-from umbel.privacy.gate.ledger import Ledger
-from umbel.privacy.gate.site_log import Entry, SiteLog
-from umbel.privacy.gate.store import Reserve, beside
+from umbel.privacy.gate.journal import Journal
 
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Path:
-    return Ledger.create(tmp_path / "ledger.sqlite").path
+    return Journal.create(tmp_path / "ledger.jsonl").path
 
 
 def code(readiness: Readiness) -> str:
@@ -32,39 +31,41 @@ def test_it_is_ready_while_its_files_are_whole_and_again_once_they_are(
     ledger.write_bytes(b"SQLite format 3\0")
     assert [code(readiness), code(readiness)] == ["ledger.another-file"] * 2
     ledger.unlink()
-    assert code(readiness) == "ledger.missing"
+    assert code(readiness) == "ledger.behind"
     ledger.write_bytes(whole)
     assert code(readiness) == ""
-    SiteLog(beside(ledger)).answered(Entry("7", "train"), True)
-    with beside(ledger).open("ab") as log:
+    with ledger.open("ab") as log:
         log.write(b"something else\n")
-    assert code(readiness) == "log.broken-chain"
+    assert code(readiness) == "ledger.damaged"
     told = [line for line in caplog.messages if "ready" in line]
     assert [line.rpartition("[")[2].rstrip("]") for line in told] == [
-        "ledger.another-file", "ledger.missing", "This site is ready again", "log.broken-chain",
+        "ledger.another-file", "ledger.behind", "This site is ready again", "ledger.damaged",
     ]  # fmt: skip
 
 
+def full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.posix_fallocate", Mock(side_effect=OSError(28, "No space left on device")))
+
+
 def test_a_full_disk_is_a_reason_until_there_is_room(ledger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    readiness, free = Readiness(ledger), [1 << 40]
-    monkeypatch.setattr("umbel.privacy.gate.store.free_space", lambda _: free[0])
-    assert code(readiness) == ""
-    assert Reserve(ledger).path.stat().st_size == 1 << 20
-    free[0] = 0
-    assert code(readiness) == "disk.full"
-    free[0] = 1 << 40
-    assert code(readiness) == ""
-
-
-@pytest.mark.parametrize("path", ["ledger.sqlite", "ledger.sqlite.log.jsonl", ""])
-def test_a_disk_that_becomes_read_only_is_a_reason_although_no_file_changes(
-    ledger: Path, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    SiteLog(beside(ledger)).answered(Entry("7", "train"), True)
-    readiness = Readiness(ledger)
+    readiness, before = Readiness(ledger), ledger.read_bytes()
     assert code(readiness) == ""
     with monkeypatch.context() as patch:
-        patch.setattr("os.access", lambda one, mode: one != ledger.parent / path)
+        full(patch)
+        assert code(readiness) == "disk.full"
+    assert code(readiness) == ""
+    assert ledger.read_bytes() == before, "nothing is written"
+
+
+@pytest.mark.parametrize("file", ["journal", "witness", "folder"])
+def test_a_disk_that_becomes_read_only_is_a_reason_although_no_file_changes(
+    ledger: Path, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readiness = Readiness(ledger)
+    assert code(readiness) == ""
+    path = {"journal": ledger, "witness": Journal(ledger).witness.path, "folder": ledger.parent}[file]
+    with monkeypatch.context() as patch:
+        patch.setattr("os.access", lambda one, mode: one != path)
         assert code(readiness) == "site.permissions"
     assert code(readiness) == ""
 
@@ -98,23 +99,14 @@ def test_a_site_that_makes_its_ledger_itself_needs_none_before_the_first_message
     first = Readiness.of(own)
     assert first
     assert code(first) == ""
-    named = Readiness.of(own | {"ledger-path": str(tmp_path / "ledger.sqlite"), "budget": 1.0})
+    named = Readiness.of(own | {"ledger-path": str(tmp_path / "ledger.jsonl"), "budget": 1.0})
     assert named
     assert code(named) == "ledger.missing"
 
 
 def test_a_full_disk_is_a_reason_also_before_the_first_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UMBEL_HOME", str(tmp_path))
-    monkeypatch.setattr("umbel.privacy.gate.store.free_space", lambda _: 0)
+    monkeypatch.setattr("umbel.protocol.home.free_space", lambda _: 0)
     readiness = Readiness.of({"data-path": str(tmp_path)})
     assert readiness
     assert code(readiness) == "disk.full"
-
-
-def test_another_process_looks_and_writes_nothing(ledger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    looking, free = Readiness(ledger, keeps=False), [1 << 40]
-    monkeypatch.setattr("umbel.privacy.gate.store.free_space", lambda _: free[0])
-    assert code(looking) == ""
-    assert [file.name for file in ledger.parent.iterdir()] == [ledger.name]
-    free[0] = (2 << 20) - 1  # too little to keep room, and as much besides
-    assert code(looking) == "disk.full"

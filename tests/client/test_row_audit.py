@@ -21,7 +21,7 @@ from tests.helpers.nodes import ask
 from umbel.client.app import app
 from umbel.data import offsets_of, write_dataset
 from umbel.privacy.accounting.rows import row_guarantee
-from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.journal import Journal
 from umbel.protocol.release import Clipping, Kind, Release, RowPrivacy
 from umbel.simulation.grid import InProcessGrid
 from umbel_lab.attacks.audit.bounds import best_guesses, count_right, lower_bound
@@ -50,7 +50,7 @@ def released(tmp_path: Path, config: dict[str, Any], coins: NDArray[np.int64], s
         path, manifest(CLIENTS, model="linear"), features, np.full(len(features), -100, np.float32), offsets_of(lengths)
     )
     ledger = tmp_path / f"ledger-{sigma}.sqlite"
-    Ledger.create(ledger)
+    Journal.create(ledger)
     site = {
         "data-path": str(path), "ledger-path": str(ledger), "protect": "rows", "budget": "inf",
         "row-budget": f"1e6 delta={DELTA}", "min-row-noise-multiplier": 1e-3,

@@ -28,7 +28,7 @@ from umbel.client.local import LocalParameters
 from umbel.client.node import Node
 from umbel.client.trial import try_training
 from umbel.data import offsets_of, write_dataset
-from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.journal import Journal
 from umbel.privacy.gate.releases import Sanitiser, SiteSanitiser
 from umbel.privacy.mechanisms.sampled_gaussian import most_drawn
 from umbel.protocol.clients import ClientInDataset
@@ -56,8 +56,8 @@ def open_site(
     rows, local = np.tile(np.eye(INPUTS, dtype=np.float32)[:1], (sum(sizes), 1)), model == HEADED
     about = manifest(len(sizes), model=model, loss="mse", **({"local": "3.*"} if local else {}))
     write_dataset(folder / "own", about, rows, np.full(sum(sizes), 9, np.float32), offsets_of(sizes))
-    Ledger.create(folder / "ledger.sqlite")
-    config = {"data-path": str(folder / "own"), "ledger-path": str(folder / "ledger.sqlite"), "protect": "rows"}
+    Journal.create(folder / "ledger.jsonl")
+    config = {"data-path": str(folder / "own"), "ledger-path": str(folder / "ledger.jsonl"), "protect": "rows"}
     config |= {"budget": "inf", "row-budget": "1e6 delta=1e-5"}
     config |= {key.replace("_", "-"): value for key, value in policy.items()}
     run = run_config | {"dataset": "", "model": "", "loss": "", "local": ""}
@@ -206,7 +206,7 @@ def test_what_might_take_too_long_is_refused_before_any_charge(
     monkeypatch.setattr(node, "try_training", lambda *_: 1.0)
     reply = train(site(max_seconds=5.9))
     assert reply.error.reason.endswith("[refused.work]")
-    assert not Ledger(tmp_path / "ledger.sqlite").accounts()
+    assert not Journal(tmp_path / "ledger.jsonl").accounts()
     assert not train(site(max_seconds=6)).has_error()
 
 
@@ -246,7 +246,7 @@ def test_a_training_that_fails_on_made_up_rows_is_charged_to_nobody(
     trial._seconds.cache_clear()
     monkeypatch.setattr("umbel.client.learner.gradients_of", broken)
     assert refused(train(grid))
-    assert not Ledger(tmp_path / "ledger.sqlite").accounts()
+    assert not Journal(tmp_path / "ledger.jsonl").accounts()
     [context] = grid.contexts.values()
     with raises(ModelError, "model.trial", "no such kernel"):
         Node.of(context.node_config, context.run_config).check_training(START, task_of(**ROWS))

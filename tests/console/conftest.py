@@ -10,7 +10,7 @@ import pytest
 from tests.cli.commands.test_requests import Site
 from tests.helpers.messages import refused
 from umbel.console.books import Books
-from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.journal import Journal
 from umbel.privacy.gate.site import Site as GateSite
 from umbel.protocol.release import Clipping
 
@@ -25,7 +25,7 @@ RUN: dict[str, Any] = {
 @pytest.fixture
 def site(tmp_path: Path, run_config: dict[str, Any]) -> Site:
     """A site that approved a run, in which client 0 took part twice and client 1 once."""
-    Ledger.create(tmp_path / "ledger.sqlite")
+    Journal.create(tmp_path / "ledger.jsonl")
     limits = {"budget": 8.0, "max-choice-epsilon": 2.0, "clipping": "public"}
     site = Site(tmp_path, run_config | RUN, **limits)
     site.query()

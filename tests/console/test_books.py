@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sqlite3
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from typer.testing import CliRunner
 from tests.cli.commands.test_requests import AS_SAID, Site
 from tests.console.conftest import EPSILON, PUBLIC, RUN, books
 from tests.helpers.errors import raises
+from tests.helpers.ledgers import forget
 from tests.helpers.messages import asked, refused
 from tests.helpers.nodes import ask
 from umbel.cli.main import app
@@ -26,11 +25,10 @@ from umbel.console.page import render
 from umbel.privacy.accounting.guarantee import guarantee
 from umbel.privacy.accounting.rows import row_guarantee
 from umbel.privacy.gate.charges import Charge
-from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.entry import Entry
+from umbel.privacy.gate.journal import Journal
 from umbel.privacy.gate.runs import Request, Runs, Status
 from umbel.privacy.gate.site import Site as GateSite
-from umbel.privacy.gate.site_log import Entry, SiteLog
-from umbel.privacy.gate.store import beside
 from umbel.protocol.clients import ClientInDataset
 from umbel.protocol.errors import Refused
 from umbel.protocol.release import Clipping, Kind, Release, RowPrivacy
@@ -49,7 +47,7 @@ def test_a_client_is_shown_with_what_it_spent(site: Site) -> None:
 
 def test_the_part_of_a_budget_that_is_used_is_what_the_gate_counts(tmp_path: Path) -> None:
     """At a delta the gate counts the least noise that the site accepts, of which the releases had more."""
-    ledger = Ledger.create(tmp_path / "ledger.sqlite")
+    ledger = Journal.create(tmp_path / "ledger.jsonl")
     release = Release(Kind.TRAIN, 1000, 2000.0, Clipping.PUBLIC, hypotheses=2, choice_epsilon=0.1)
     config = f'data-path="{tmp_path}" ledger-path="{ledger.path}" role="split" budget="8 delta=1e-5"'
     own = GateSite.of(entries_of(config))
@@ -66,7 +64,7 @@ def test_the_part_of_a_budget_that_is_used_is_what_the_gate_counts(tmp_path: Pat
 @pytest.fixture
 def crowd(tmp_path: Path) -> Path:
     """A ledger of 300 clients: the first 50 have three releases of 1.8 each, the next 100 two, and the others one."""
-    ledger = Ledger.create(tmp_path / "crowd.sqlite")
+    ledger = Journal.create(tmp_path / "crowd.jsonl")
     charge = Charge("7", 1, Release(Kind.TRAIN, 2, 5.0, Clipping.PUBLIC, hypotheses=2, choice_epsilon=1.0))
     for clients in (300, 150, 50):
         assert all(ledger.charge(charge, [ClientInDataset(number) for number in range(clients)]))
@@ -121,7 +119,7 @@ def test_what_a_message_costs_is_the_price_that_people_saw(
     tmp_path: Path, run_config: dict[str, Any], config: dict[str, Any], changes: dict[str, Any]
 ) -> None:
     """A server's message may ask for less noise than its run's settings say, and for fewer hypotheses."""
-    Ledger.create(tmp_path / "ledger.sqlite")
+    Journal.create(tmp_path / "ledger.jsonl")
     limits = {"budget": "100 delta=1e-5", "max-choice-epsilon": 2.0, "mechanisms": "laplace gaussian"}
     own = Site(tmp_path, run_config | RUN | config, clipping="public", **limits)
     asked = PUBLIC | changes
@@ -146,21 +144,17 @@ def test_a_message_by_other_code_than_the_run_config_names_has_no_price(
     assert "mechanism 'os:system' is other code" in prices(request)[0][1]
 
 
-def test_a_runs_releases_are_those_of_the_ledger(tmp_path: Path) -> None:
-    """A line of the log names ranges of many clients, with others in between, and a log may be set aside."""
-    ledger = Ledger.create(tmp_path / "ledger.sqlite")
+def test_a_runs_releases_are_its_charges(tmp_path: Path) -> None:
+    ledger = Journal.create(tmp_path / "ledger.jsonl")
     charge = Charge("7", 1, Release(Kind.TRAIN, 2, 5.0, Clipping.PUBLIC, 1.0))
     every_other = [ClientInDataset(2 * i) for i in range(2100)]
     ledger.charge(charge, every_other)
-    log, entry = SiteLog(beside(ledger.path)), Entry("7", "train")
-    entry.charges(charge, every_other)
-    log.answered(entry, True)
-    for messages, allowed in (({"answered": 1}, "the policy"), ({}, "not in this log")):
+    for messages, allowed in (({}, "not in this log"), ({"answered": 1}, "the policy")):
         [run] = (found := Books(ledger.path)).runs
         assert (run.releases, run.clients, run.messages) == (2100, 2100, messages)
         assert run.releases == sum(client.releases for client in found.clients)
         assert f"<td>{allowed}</td>" in render(found)
-        log.set_aside()
+        ledger.record(Entry("7", "train", charges=1, paid=2100), True)
 
 
 @pytest.mark.parametrize("release", ["client", "site"])
@@ -197,35 +191,11 @@ def test_a_price_is_computed_once_for_requests_that_ask_the_same(monkeypatch: py
     assert prices(request) == first
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        "UPDATE requests SET asks = replace(asks, '\"rounds\": 5', '\"rounds\": 1')",
-        "UPDATE requests SET asks = 'nothing'",
-        "UPDATE requests SET status = 'perhaps'",
-        "INSERT INTO clients VALUES (0, 'no JSON')",
-    ],
-)
-def test_a_damaged_row_is_told_and_not_approved(site: Site, change: str) -> None:
-    """What a person reads of a request is what its digest stands for."""
-    [digest] = site.waiting
-    with closing(sqlite3.connect(site.ledger)) as connection, connection:
-        assert connection.execute(change).rowcount >= 1
-    commands = [
-        ["site", "journal", str(site.ledger), "--json"],
-        ["site", "approve", digest, "--ledger", str(site.ledger)],
-    ]
-    for words in commands if "requests" in change else commands[:1]:
-        done = CliRunner().invoke(app, words)
-        assert (done.exit_code, "[ledger.damaged]" in done.output) == (1, True), done.output
-
-
 def test_a_damaged_log_is_told_and_not_hidden(site: Site, tmp_path: Path) -> None:
-    log = site.ledger.with_name(f"{site.ledger.name}.log.jsonl")
-    log.write_bytes(log.read_bytes().replace(b"refused", b"granted"))
+    site.ledger.write_bytes(site.ledger.read_bytes().replace(b"refused", b"granted"))
     page = tmp_path / "report.html"
     done = CliRunner().invoke(app, ["site", "journal", str(site.ledger), "--html", str(page)])
-    assert (done.exit_code, "[log.broken-chain]" in done.output) == (1, True)
+    assert (done.exit_code, "[ledger.damaged]" in done.output) == (1, True)
     assert not page.exists()
 
 
@@ -274,15 +244,12 @@ def test_everything_is_there_as_json(site: Site) -> None:
     assert "price of a participation" in told["requests"][1]["prices"]
 
 
-def test_an_older_copy_of_the_ledger_is_no_report(site: Site, tmp_path: Path) -> None:
-    """It has forgotten what clients spent, and who allowed it; with the log's charges it is one again."""
+def test_an_older_copy_of_the_journal_is_no_report(site: Site, tmp_path: Path) -> None:
+    """It has forgotten what clients spent, and who allowed it."""
     site.ledger.unlink()
-    Ledger.create(site.ledger)
+    forget()
     done = CliRunner().invoke(app, ["site", "journal", str(site.ledger), "--json"])
-    assert (done.exit_code, "[log.ledger-behind]" in done.output) == (1, True)
-    assert CliRunner().invoke(app, ["site", "journal", str(site.ledger), "--repair"]).exit_code == 0
-    [digest] = books(site).runs[0].requests
-    assert f"a request that this ledger has lost ({digest[:8]})" in render(books(site))
+    assert (done.exit_code, "[ledger.behind]" in done.output) == (1, True)
 
 
 def test_a_request_lists_what_is_no_default_and_on_the_page_all(site: Site) -> None:
@@ -307,12 +274,12 @@ def test_what_a_server_wrote_is_text(tmp_path: Path, run_config: dict[str, Any])
 
 
 def test_a_site_that_was_asked_nothing_has_a_page(tmp_path: Path) -> None:
-    Ledger.create(tmp_path / "ledger.sqlite")
-    assert "No run waits" in render(Books(tmp_path / "ledger.sqlite"))
+    Journal.create(tmp_path / "ledger.jsonl")
+    assert "No run waits" in render(Books(tmp_path / "ledger.jsonl"))
 
 
 def test_a_row_has_a_guarantee_and_a_budget_of_its_own(tmp_path: Path) -> None:
-    ledger = Ledger.create(tmp_path / "ledger.sqlite")
+    ledger = Journal.create(tmp_path / "ledger.jsonl")
     release = Release(Kind.TRAIN, 5, 0.0, Clipping.PUBLIC).trained_by(RowPrivacy(1.0, 1.0, 0.02, 10.0, 100))
     entries = {
         "data-path": "/data", "ledger-path": str(ledger.path), "protect": "rows", "budget": "inf",

@@ -13,7 +13,7 @@ from flwr.app import Message
 from tests.helpers.errors import raises
 from umbel.client.app import app
 from umbel.client.node import Node
-from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.journal import Journal
 from umbel.protocol.errors import DatasetError, SiteError
 from umbel.protocol.messages import hosting_in, query
 from umbel.protocol.run_config import RunConfig
@@ -60,7 +60,7 @@ def site(tmp_path: Path) -> dict[str, str]:
     return {
         "data-path": str(tmp_path / "charges.csv"),
         "reader": f"{READER} schema={tmp_path / 'schema.toml'}",
-        "ledger-path": str(Ledger.create(tmp_path / "ledger.sqlite").path),
+        "ledger-path": str(Journal.create(tmp_path / "ledger.jsonl").path),
     }
 
 

@@ -40,7 +40,7 @@ from tests.deploy.audit import audit
 from tests.helpers.forks import flwr
 from tests.helpers.ports import free_port
 from umbel.deploy import certs
-from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.journal import Journal
 from umbel.protocol.flower import keep_secret
 from umbel.protocol.home import write_atomically
 from umbel.server.run_folder import RunFolder
@@ -99,12 +99,12 @@ class Member:
     @property
     def ledger(self) -> Path:
         """Where the site keeps its charges."""
-        return self.folder / "ledger.sqlite"
+        return self.folder / "ledger.jsonl"
 
     @property
     def charges(self) -> list[dict[str, object]]:
         """Every row of the site's ledger, oldest first; empty where there is none yet."""
-        return list(Ledger(self.ledger).rows()) if self.ledger.exists() else []
+        return list(Journal(self.ledger).rows()) if self.ledger.exists() else []
 
     @property
     def client_apps(self) -> list[psutil.Process]:
@@ -507,7 +507,7 @@ class Deployment:
         program: Sequence[str],
         environment: Mapping[str, str] | None = None,
     ) -> Member:
-        node_config = {"ledger-path": str(self.folder / name / "ledger.sqlite")} | node_config
+        node_config = {"ledger-path": str(self.folder / name / "ledger.jsonl")} | node_config
         pairs = " ".join(line.replace(" = ", "=", 1) for line in tomli_w.dumps(node_config).splitlines())
         command = [*program, "--superlink", self.address, *options]
         return self._start(name, [*command, "--node-config", pairs, "--port", str(free_port())], environment or {})
@@ -536,6 +536,7 @@ class Deployment:
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             "UMBEL_HOME": str(home / "umbel"),
+            "XDG_STATE_HOME": str(home / "state"),
             "OMP_NUM_THREADS": "1",
             **self._beats,
             "PATH": os.pathsep.join([str(self._python.parent), os.environ.get("PATH", "")]),

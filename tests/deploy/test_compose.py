@@ -181,7 +181,7 @@ def test_apps_see_no_key_and_no_network_but_their_own(services: dict[str, Any]) 
     for name in APPS:
         mounts = {mount["target"]: mount for mount in services[name]["volumes"]}
         assert mounts["/data"]["read_only"]
-        assert set(mounts) == {"/data", "/ledger"}
+        assert set(mounts) == {"/data", "/ledger", "/witness"}
     # A ledger and a network of each site's own.
     for what in ("volumes", "networks"):
         kept = [json.dumps(services[name][what], sort_keys=True) for name in sorted(APPS)]

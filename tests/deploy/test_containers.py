@@ -33,8 +33,8 @@ CHARGES = f"""
 import json
 from collections import Counter
 from pathlib import Path
-from umbel.privacy.gate.ledger import Ledger
-print(json.dumps(Counter(row["kind"] for row in Ledger(Path("{demo.LEDGER}")).rows())))
+from umbel.privacy.gate.journal import Journal
+print(json.dumps(Counter(row["kind"] for row in Journal(Path("{demo.LEDGER}")).rows())))
 """
 
 

@@ -19,6 +19,7 @@ from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 
 from tests.client.test_bundle import OWN
 from tests.deploy.conftest import write_site
+from tests.helpers.ledgers import forget
 from tests.helpers.paper import paper_run
 from tests.helpers.paper import sites_accept_the_paper as sites_accept_the_paper
 from tests.helpers.sources import ROOT
@@ -28,10 +29,8 @@ from umbel.nodes import words
 from umbel.nodes.exchange import Answer
 from umbel.nodes.roster import hosting_of
 from umbel.nodes.words import Names
-from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.journal import Journal
 from umbel.privacy.gate.site import NODE_CONFIG
-from umbel.privacy.gate.site_log import SiteLog
-from umbel.privacy.gate.store import beside
 from umbel.protocol import messages
 from umbel.protocol.messages import hosting_in, query
 
@@ -39,7 +38,7 @@ from umbel.protocol.messages import hosting_in, query
 @pytest.fixture
 def site_config(tmp_path: Path) -> dict[str, Any]:
     """Return the configuration of a site with data of its own."""
-    return {"data-path": write_site(tmp_path / "data", 2.0), "ledger-path": str(tmp_path / "ledger.sqlite")}
+    return {"data-path": write_site(tmp_path / "data", 2.0), "ledger-path": str(tmp_path / "ledger.jsonl")}
 
 
 TASK = SimpleNamespace(
@@ -69,9 +68,9 @@ def test_another_process_at_the_supernodes_port_names_no_policy(
     """Another user of the machine may listen there as soon as the SuperNode has ended."""
     own = " ".join(f'{name}="{value}"' for name, value in site_config.items())
     monkeypatch.setenv(NODE_CONFIG, own)
-    theirs = site_config | {"ledger-path": str(tmp_path / "theirs.sqlite"), "budget": "inf", "insecure-seed": "yes"}
+    theirs = site_config | {"ledger-path": str(tmp_path / "theirs.jsonl"), "budget": "inf", "insecure-seed": "yes"}
     assert hosting_in(asked("flwr-clientapp", OWN, theirs).content).train > 0
-    assert beside(Path(site_config["ledger-path"])).exists()
+    assert len(list(Journal(Path(site_config["ledger-path"])).messages())) == 1
     assert not list(tmp_path.glob("theirs*"))
 
 
@@ -135,20 +134,20 @@ def test_all_else_is_refused(
 
 
 def test_what_is_refused_is_on_record_too(site_config: dict[str, Any]) -> None:
-    log = SiteLog(beside(Path(site_config["ledger-path"])))
     asked("flwr-clientapp", OWN, site_config)
     asked("flwr-clientapp", b"another", site_config)
     asked("flwr-agentapp", OWN, site_config)
     with pytest.raises(ValueError, match="steal"):
         load("flwr-clientapp", OWN)(Message(query(), 1, "query.steal"), of_site(site_config))
-    lines = [(line["decision"], line["reason"]) for line in log.lines()]
+    lines = [(line["decision"], line["reason"]) for line in Journal(Path(site_config["ledger-path"])).messages()]
     assert [decision for decision, _ in lines] == ["answered", "refused", "refused", "refused"]
     assert "it has not reviewed bundle" in lines[1][1]
     assert lines[2][1].startswith("flwr-agentapp: this site runs no flwr-agentapp [")
 
 
 def test_what_is_refused_stays_refused_where_the_log_cannot_be_written(site_config: dict[str, Any]) -> None:
-    beside(Path(site_config["ledger-path"])).mkdir()
+    Path(site_config["ledger-path"]).with_suffix(".sqlite").write_bytes(b"SQLite format 3\0" + bytes(84))
+    forget()
     assert "it has not reviewed bundle" in asked("flwr-clientapp", b"another", site_config).error.reason
 
 
@@ -183,7 +182,7 @@ def test_another_app_that_the_site_has_installed_answers_in_its_place(
     config = site_config | {"app": f"other_app:{name}", "bundle": hashlib.sha256(b"theirs").hexdigest()}
     content = RecordDict({"arrays": ArrayRecord({"w": Array(np.zeros(30, np.float32))})})
     reply = load("flwr-clientapp", b"theirs")(Message(content, 1, "train"), of_site(config))
-    (line,) = SiteLog(beside(Path(site_config["ledger-path"]))).lines()
+    (line,) = Journal(Path(site_config["ledger-path"])).messages()
     assert line["decision"] == ("answered" if name == "app" else "refused")
     if name == "app":
         assert (reply.content["arrays"]["w"].numpy() != 0).any()
@@ -267,7 +266,7 @@ def test_its_health_tells_whether_the_ledger_beside_it_can_be_used(
     monkeypatch.setattr(executor, "run_superexec", lambda arguments, _: given.append(arguments))
     options = ["--insecure", "--health-server-address=127.0.0.1:9095", "--parent-pid", "1"]
     executor.run(options)
-    monkeypatch.setenv("UMBEL_LEDGER_PATH", str(tmp_path / "ledger.sqlite"))
+    monkeypatch.setenv("UMBEL_LEDGER_PATH", str(tmp_path / "ledger.jsonl"))
     executor.run(["--health-server-address", "127.0.0.1:9095", *options[:1], *options[2:]])
     executor.run(["--insecure", "--parent-pid", "1"])
     assert given == [["--insecure", "--parent-pid", "1"]] * 3
@@ -275,7 +274,7 @@ def test_its_health_tells_whether_the_ledger_beside_it_can_be_used(
     assert address == "127.0.0.1:9095"
     assert without() is None
     assert beside_it().code == "ledger.missing"
-    Ledger.create(tmp_path / "ledger.sqlite")
+    Journal.create(tmp_path / "ledger.jsonl")
     assert beside_it() is None
 
 

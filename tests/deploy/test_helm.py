@@ -142,7 +142,7 @@ def test_keys_and_data_are_where_they_are_needed() -> None:
     assert keys("clientapp") == {"ca.crt", "party.key"}
     assert environment("clientapp")["UMBEL_SERVER_CA"] == "/run/secrets/umbel/ca.crt"
     mounts = {mount["mountPath"]: mount for mount in container("clientapp")["volumeMounts"]}
-    assert set(mounts) == {"/data", "/ledger", "/etc/umbel", "/run/secrets/umbel", "/tmp"}
+    assert set(mounts) == {"/data", "/ledger", "/witness", "/etc/umbel", "/run/secrets/umbel", "/tmp"}
     assert mounts["/data"]["readOnly"]
     assert "/data" not in {mount["mountPath"] for mount in container("supernode")["volumeMounts"]}
 
@@ -196,7 +196,7 @@ def test_only_the_server_is_called_and_only_sites_call() -> None:
 
 def test_volumes_outlive_the_release(role: str) -> None:
     claims = [one for one in helm.copied(role)[1] if one["kind"] == "PersistentVolumeClaim"]
-    names = {"server": ["umbel-runs", "umbel-state"], "site": ["umbel-ledger"]}
+    names = {"server": ["umbel-runs", "umbel-state"], "site": ["umbel-ledger", "umbel-witness"]}
     assert [one["metadata"]["name"] for one in claims] == names[role]
     for claim in claims:
         assert claim["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}

@@ -33,7 +33,6 @@ from tests.helpers.paper import ACCEPTED
 from umbel.client.app import app as client_app
 from umbel.client.bundle import Bundle
 from umbel.privacy.gate.runs import Runs, Status
-from umbel.privacy.gate.store import beside
 from umbel.protocol.flower import build_bundle
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.signatures import server_of, sign
@@ -313,7 +312,7 @@ def test_only_a_site_that_refuses_knows_why(deployment: Deployment, episode: Epi
     assert log.count("site west did not reply to the message of round 1: refused [refused.noise]\n") == 1
     reason = f"this site accepts no less than {MIN}".encode()
     knows = {path for path in deployment.folder.rglob("*") if path.is_file() and reason in path.read_bytes()}
-    assert knows == {west.folder / "log", beside(west.ledger)}
+    assert knows == {west.folder / "log", west.ledger}
     assert reason.decode() not in log
 
 

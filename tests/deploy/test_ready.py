@@ -12,9 +12,8 @@ import pytest
 
 from umbel.client.readiness import Readiness
 from umbel.deploy import flower
-from umbel.privacy.gate.ledger import Ledger
-from umbel.privacy.gate.site_log import Entry, SiteLog
-from umbel.privacy.gate.store import beside
+from umbel.privacy.gate.entry import Entry
+from umbel.privacy.gate.journal import Journal
 from umbel.protocol.errors import DiskError
 
 
@@ -49,10 +48,10 @@ def test_a_ledger_that_is_gone_after_the_first_message_is_a_fault(
     readiness = Readiness.of({"data-path": str(tmp_path)})
     assert readiness
     assert readiness.fault() is None
-    ledger = Ledger.create(tmp_path / "ledger.sqlite").path
-    SiteLog(beside(ledger)).answered(Entry("7", "train"), True)
+    ledger = Journal.create(tmp_path / "ledger.jsonl").path
+    Journal(ledger).record(Entry("7", "train"), True)
     assert readiness.fault() is None
     ledger.unlink()
     fault = readiness.fault()
     assert fault
-    assert fault.code == "ledger.missing"
+    assert fault.code == "ledger.behind"

@@ -18,7 +18,7 @@ from flwr.serverapp import ServerApp
 
 from tests.helpers.sources import ROOT
 from umbel.privacy.accounting.guarantee import guarantee
-from umbel.privacy.gate.ledger import MemoryLedger
+from umbel.privacy.gate.totals import Totals
 from umbel.protocol.release import Clipping, Kind, Release
 from umbel.simulation.grid import InProcessGrid
 
@@ -65,7 +65,7 @@ def test_stock_fedavg_learns_each_participation_is_charged_and_a_budget_that_is_
     assert found[ROUNDS + 1] == found[ROUNDS], "the run goes on, with the model that it has"
     assert caplog.text.count(f"aggregate_train: Received 0 results and {CLIENTS} failures") == 1
     for node, context in enumerate(grid.contexts.values()):
-        assert MemoryLedger(context.state).account(node) == {PARTICIPATION: ROUNDS}
+        assert Totals(context.state).account(node) == {PARTICIPATION: ROUNDS}
     claimed = guarantee({PARTICIPATION: ROUNDS}, 1e-5)
     assert claimed
     assert claimed.epsilon == pytest.approx(9.997, abs=1e-3), "as the docs say"

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from tests.helpers.messages import arrived
 from umbel.mods.gate import Gate
-from umbel.privacy.gate.ledger import Ledger, MemoryLedger
+from umbel.privacy.gate.journal import Journal
+from umbel.privacy.gate.totals import Totals
 from umbel.protocol.release import Release
 from umbel.simulation.grid import InProcessGrid
 
@@ -63,8 +64,8 @@ class Node:
         app.query()(counted(train))
         node_config: dict[str, Any] = {"partition-id": 3, "num-partitions": 4}
         if folder is not None:
-            self.path = folder / "ledger.sqlite"
-            Ledger.create(self.path)
+            self.path = folder / "ledger.jsonl"
+            Journal.create(self.path)
             node_config |= {"data-path": str(folder / "rows.csv"), "ledger-path": str(self.path)}
         node_config |= {key.replace("_", "-"): value for key, value in entries.items()}
         self.grid = InProcessGrid(app, {"lr": 0.1}, node_configs=[node_config])
@@ -79,7 +80,7 @@ class Node:
     def account(self) -> Mapping[Release, int]:
         """What the node's client has paid for: at a site number 0, in simulation its partition's."""
         own = "data-path" in self.grid.contexts[self.id].node_config
-        ledger = Ledger(self.path) if own else MemoryLedger(self.grid.contexts[self.id].state)
+        ledger = Journal(self.path) if own else Totals(self.grid.contexts[self.id].state)
         return ledger.account(0 if own else 3)
 
     @property

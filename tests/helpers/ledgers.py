@@ -8,27 +8,34 @@ from fractions import Fraction
 from flwr.app import Context
 
 from umbel.privacy.accounting.guarantee import DELTA, Guarantee, guarantee
+from umbel.privacy.gate import journal
 from umbel.privacy.gate.charges import paper_spent
-from umbel.privacy.gate.ledger import Ledger, MemoryLedger
+from umbel.privacy.gate.journal import Journal
+from umbel.privacy.gate.totals import Totals
 from umbel.protocol.home import umbel_home
 from umbel.protocol.release import Release
 
 
-def spent(ledger: Ledger | MemoryLedger, client: int) -> Fraction | float:
+def forget() -> None:
+    """Open journals as a new process does, which has read none."""
+    journal._states.clear()
+
+
+def spent(ledger: Journal | Totals, client: int) -> Fraction | float:
     """Return what a client has spent by the paper's count, n/nu, whose sums are easily checked by hand."""
     return paper_spent(ledger.account(client))
 
 
-def participations(ledger: Ledger | MemoryLedger, client: int) -> int:
+def participations(ledger: Journal | Totals, client: int) -> int:
     """Return how often a client was charged."""
     return sum(ledger.account(client).values())
 
 
-def ledger_of(context: Context) -> Ledger | MemoryLedger:
+def ledger_of(context: Context) -> Journal | Totals:
     """Return the ledger of a site in umbel's home, or that of a simulated node."""
-    path = umbel_home() / "ledger.sqlite"
+    path = umbel_home() / "ledger.jsonl"
     own = "data-path" in context.node_config and path.exists()
-    return Ledger(path) if own else MemoryLedger(context.state)
+    return Journal(path) if own else Totals(context.state)
 
 
 def all_spent(context: Context, clients: Iterable[int]) -> list[Fraction | float]:

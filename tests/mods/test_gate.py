@@ -27,11 +27,9 @@ from tests.helpers.messages import refused
 from umbel.mods import gate
 from umbel.mods.gate import Gate
 from umbel.nodes.words import code_in
-from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.journal import Journal
 from umbel.privacy.gate.policy import Policy
 from umbel.privacy.gate.refusals import REMEDIES
-from umbel.privacy.gate.site_log import SiteLog
-from umbel.privacy.gate.store import beside
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Clipping, Kind, Release
 from umbel.simulation.grid import InProcessGrid
@@ -214,23 +212,6 @@ def test_a_budget_refuses_once_it_is_spent_and_who_cannot_pay_does_not_train() -
     assert (node.asked, node.paid) == (3, 3)
 
 
-def test_a_simulation_whose_ledger_is_on_disk_goes_on_counting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pure epsilon 2 n / nu = 1 a participation, in two runs; without the ledger the second begins at 0."""
-    gate = Gate(4.0, 1.0, budget=3.0)
-
-    def run() -> int:
-        node = Node(gate, adds(1.0, 0.0))
-        return sum(not refused(node.send(asks(PAIR))) for _ in range(2))
-
-    assert [run(), run()] == [2, 2]
-    path = tmp_path / "ledger.sqlite"
-    monkeypatch.setenv("UMBEL_LEDGER_PATH", str(path))
-    assert run() == 0, "it is made by hand, as at a site"
-    Ledger.create(path)
-    assert [run(), run()] == [2, 1]
-    assert [*Ledger(path).accounts()] == [3], "the client of partition 3"
-
-
 @pytest.fixture
 def no_budget_of_the_sites(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("UMBEL_BUDGET")
@@ -306,7 +287,7 @@ def test_a_sites_policy_wins_and_one_that_cannot_be_used_closes_it(
     assert refused(node.send(asks(PAIR)))
     assert reason in node_log.getvalue()
     assert node.asked == 0
-    assert not list(Ledger(node.path).rows())
+    assert not list(Journal(node.path).rows())
 
 
 HEEDED = {
@@ -314,7 +295,7 @@ HEEDED = {
     "max-choice-epsilon", "max-evaluations", "max-hypotheses", "max-participations",
     "max-seconds", "mechanisms", "min-clients", "min-noise-multiplier", "paper-budget", "clip-norm-floor", "clipping",
     "protect", "release", "report-bound", "row-budget", "report-noise-multiplier", "role",
-    "exact-losses", "policy-file",
+    "exact-losses", "policy-file", "witness-path",
 }  # fmt: skip
 
 
@@ -348,10 +329,10 @@ def test_a_node_outside_a_simulation_needs_a_ledger_alone(node_log: io.StringIO,
 
     assert refused(reply())
     assert "[site.no-ledger]" in node_log.getvalue()
-    ledger = tmp_path / "ledger.sqlite"
+    ledger = tmp_path / "ledger.jsonl"
     node.grid.contexts[node.id].node_config["ledger-path"] = str(ledger)
     assert not refused(reply())
-    assert [sum(account.values()) for account in Ledger(ledger).accounts().values()] == [1]
+    assert [sum(account.values()) for account in Journal(ledger).accounts().values()] == [1]
 
 
 def test_each_message_stands_in_the_sites_log(tmp_path: Path) -> None:
@@ -359,7 +340,7 @@ def test_each_message_stands_in_the_sites_log(tmp_path: Path) -> None:
     for _ in range(2):
         node.send(asks(PAIR, 4))
     node.send(asks({"w": np.int64(3)}))
-    lines = list(SiteLog(beside(node.path)).lines())
+    lines = list(Journal(node.path).messages())
     assert [(line["decision"], line["paid"]) for line in lines] == [("answered", 1), ("refused", 0), ("refused", 0)]
     assert lines[0]["asked"]["training"]["noise_multiplier"] == 2.0
     assert lines[0]["asked"]["training"]["round"] == 4

@@ -23,7 +23,7 @@ from tests.helpers.examples import examples
 from tests.helpers.flower_apps import Node, answered, arrays, asks, left
 from tests.helpers.messages import refused, wire
 from umbel.mods.gate import Gate
-from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.journal import Journal
 
 SECRET = "diagnosis-of-patient-17"
 START = {"w": np.array([1.0, 2.0], np.float32), "b": np.zeros((), np.float32)}
@@ -187,7 +187,7 @@ def test_a_round_that_cannot_be_is_on_record_as_the_first(site: Node) -> None:
     for round in (0, -1, 2**62, True, "one", 2.5, [1, 2]):
         assert hidden(site.send(asks(START, round)))
     assert site.paid == 7
-    assert {row["round"] for row in Ledger(site.path).rows()} == {1}
+    assert {row["round"] for row in Journal(site.path).rows()} == {1}
 
 
 def test_a_message_sent_again_and_two_of_a_round_are_each_paid_for(

@@ -80,7 +80,7 @@ def test_errors_are_found_in_the_source(tmp_path: Path) -> None:
     (folder / "module.py").write_text(
         """
 raise ConfigError(f"there is no {key}; did you mean {near}?", code="config.unknown-key")
-raise errors.LogError("a" + "b", code="log.a" if new == "x" else "log.b") from None
+raise errors.ConfigError("a" + "b", code="log.a" if new == "x" else "log.b") from None
 raise Refused
 DatasetError(told)
 self._refuse(f"no {what}", code="refused.task")
@@ -92,7 +92,7 @@ SiteError.of(error, "prefix: ")
     found = {(one.where.rpartition(":")[2], one.room, one.kind, one.codes, one.text) for one in codes.made(tmp_path)}
     assert found == {
         ("2", "room", "ConfigError", ("config.unknown-key",), "there is no …"),
-        ("3", "room", "LogError", ("log.a", "log.b"), "ab"),
+        ("3", "room", "ConfigError", ("log.a", "log.b"), "ab"),
         ("4", "room", "Refused", (), ""),
         ("5", "room", "DatasetError", (), "…"),
         ("6", "room", "Refused", ("refused.task",), "no …"),

@@ -35,7 +35,8 @@ from tests.helpers.models import write_module
 from tests.helpers.paper import paper_run
 from tests.helpers.runs import AppRun, run_app
 from umbel.data import BUNDLED, Manifest, offsets_of, open_dataset, write_dataset
-from umbel.privacy.gate.ledger import Ledger, MemoryLedger
+from umbel.privacy.gate.journal import Journal
+from umbel.privacy.gate.totals import Totals
 from umbel.protocol.arrays import flatten
 from umbel.protocol.errors import ConfigError, DiskError, FleetError
 from umbel.protocol.messages import numbers_asked
@@ -243,7 +244,7 @@ def test_the_servers_ledger_is_the_sum_of_the_nodes_own(play: Play, nodes: int, 
     run = play(nodes=nodes, noise_multiplier=noise_multiplier)
     kept = {}
     for first, context in enumerate(run.grid.contexts.values()):
-        own = MemoryLedger(context.state)
+        own = Totals(context.state)
         for number in range(first, 100, nodes):
             if times := participations(own, number):
                 kept[number] = (times, spent(own, number))
@@ -395,7 +396,7 @@ def test_sites_serve_their_own_data_and_are_numbered_by_node_id(play: Play, tmp_
     assert run.folder.name[16:].startswith("linear-group-privacy")
     assert run.ledger == {number: (3, 3 * 2 / 5) for number in range(8)}
     for name, clients in (("one", 3), ("two", 5)):
-        accounts = Ledger(tmp_path / f"{name}.sqlite").accounts()
+        accounts = Journal(tmp_path / f"{name}.sqlite").accounts()
         assert {client: sum(account.values()) for client, account in accounts.items()} == dict.fromkeys(
             range(clients), 3
         )
@@ -513,7 +514,7 @@ def test_real_sites_are_not_charged_for_a_round_that_could_not_be_saved(
     monkeypatch.setattr("umbel.protocol.home.free_space", lambda _: 1 << 20)
     with raises(DiskError, "disk.full", "1.0 MiB free"):
         play(sites=[site | {"ledger-path": str(ledger)}], dataset="", model="linear", clients_per_round=3)
-    assert not ledger.exists() or not Ledger(ledger).accounts()
+    assert not ledger.exists() or not Journal(ledger).accounts()
 
 
 @pytest.mark.parametrize("resumed", [False, True])
@@ -563,8 +564,8 @@ def test_limits_of_simulated_nodes_begin_anew_unless_their_ledger_is_on_disk(
 ) -> None:
     monkeypatch.setenv("UMBEL_MAX_PARTICIPATIONS", "1")
     if on_disk:
-        monkeypatch.setenv("UMBEL_LEDGER_PATH", str(tmp_path / "ledger.sqlite"))
-        Ledger.create(tmp_path / "ledger.sqlite")
+        monkeypatch.setenv("UMBEL_LEDGER_PATH", str(tmp_path / "ledger.jsonl"))
+        Journal.create(tmp_path / "ledger.jsonl")
     short = play(rounds=2, clients_per_round=60)
     assert max(often for often, _ in short.ledger.values()) == 1
     resumed = play(rounds=3, clients_per_round=60, resume=str(short.folder))
@@ -795,7 +796,7 @@ def test_a_run_at_sites_says_how_it_ended(
 
     monkeypatch.setattr(Released, "after_exchange", after_exchange)
     ended = pytest.raises((SystemExit, FleetError)) if what in (fails, is_stopped_by_flower) else nullcontext()
-    site = {"data-path": str(SYNTHETIC), "role": "split", "ledger-path": str(tmp_path / "ledger.sqlite")}
+    site = {"data-path": str(SYNTHETIC), "role": "split", "ledger-path": str(tmp_path / "ledger.jsonl")}
     with ended:
         play(sites=[site], rounds=2)
     assert {*states} == {RunState.RUNNING}

@@ -14,7 +14,7 @@ from flwr.app import Error, Message
 import umbel.client.app
 from tests.helpers.ledgers import participations
 from tests.helpers.scripted import After
-from umbel.privacy.gate.ledger import MemoryLedger
+from umbel.privacy.gate.totals import Totals
 from umbel.protocol.flower import ErrorCode
 from umbel.server.history import State
 from umbel.server.rounds import Run, initial_hypotheses
@@ -86,7 +86,7 @@ def test_many_rounds_of_faults(run_config: dict[str, Any]) -> None:
     fleet = setup.fleet
     charged = np.zeros(100, np.int64)
     for context in grid.contexts.values():
-        ledger = MemoryLedger(context.state)
+        ledger = Totals(context.state)
         first = int(context.node_config["partition-id"])
         for local in range(100 // NODES):
             charged[first + NODES * local] = participations(ledger, first + NODES * local)

@@ -162,10 +162,10 @@ SITE: Table = {
     "refuse": ("umbel.cli.commands.site:refuse", "Refuse a request."),
     "journal": (
         "umbel.cli.commands.site:journal",
-        "Check a site's ledger and log, and print what clients have spent.",
+        "Check a site's journal, and print what clients have spent.",
     ),
     "log": ("umbel.cli.commands.site:log", "Print what servers asked, and what the site decided."),
-    "backup": ("umbel.cli.commands.site:backup", "Copy the ledger and its log, also while the site runs."),
+    "backup": ("umbel.cli.commands.site:backup", "Copy the journal, also while the site runs."),
 }
 PARTS: Table = {
     "supernode": (

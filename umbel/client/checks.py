@@ -27,10 +27,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
 from umbel.client.readiness import check_usable
-from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.journal import Journal, may_begin
 from umbel.privacy.gate.site import Site
-from umbel.privacy.gate.site_log import SiteLog
-from umbel.privacy.gate.store import beside, may_begin
 from umbel.protocol.errors import SiteError
 from umbel.protocol.flower import parse_config_args
 from umbel.protocol.home import umbel_home
@@ -70,14 +68,14 @@ def _bad_pairs(node_config: str) -> SiteError:
 
 
 def own_checks(site: Site) -> Iterator[Check]:
-    """Yield the checks of a site's ledger, log, permissions and disk; none in simulation."""
+    """Yield the checks of a site's journal, permissions and disk; none in simulation."""
     if site.ledger_path is None:
         return
-    ledger, log = site.ledger_path, beside(site.ledger_path)
-    yield "ledger", lambda: _ledger(ledger, may_begin(site, ledger))
-    yield "log", lambda: _log(SiteLog(log))
-    yield "permissions", lambda: _permissions([ledger, log])
-    yield "disk", lambda: _disk(ledger)
+    path = site.ledger_path
+    journal = Journal(path, witness=site.witness_folder, opened=False)
+    yield "ledger", lambda: _ledger(site, path)
+    yield "permissions", lambda: _permissions([path, journal.index, journal.witness.path])
+    yield "disk", lambda: _disk(path)
 
 
 def server_checks(address: str, ca: Path | None, key: Path | None) -> Iterator[Check]:
@@ -106,21 +104,13 @@ def file_checks(ca: Path | None, key: Path | None) -> Iterator[Check]:
         yield "certificate authority", lambda: _authority(ca)
 
 
-def _ledger(path: Path, may_begin: bool) -> str:
-    if may_begin and not path.exists():
+def _ledger(site: Site, path: Path) -> str:
+    if not path.exists() and may_begin(site):
         if not (path.parent.is_dir() or path.parent == umbel_home()):
             raise SiteError(f"there is no folder for the ledger {path}; make it", code="site.no-folder")
         return f"made when it is first needed: {path}"
-    Ledger(path, whole=True)
-    return f"intact: {path}"
-
-
-def _log(log: SiteLog) -> str:
-    if not log.path.exists():
-        return "begins with the first message"
-    lines = sum(1 for _ in log.lines())
-    log.check_end()
-    return f"intact, {count_of(lines, 'line')}; the ledger has all its charges"
+    lines = sum(1 for _ in Journal(path, witness=site.witness_folder).lines())
+    return f"intact, {count_of(lines, 'line')}: {path}"
 
 
 def _permissions(paths: list[Path]) -> str:
@@ -128,7 +118,7 @@ def _permissions(paths: list[Path]) -> str:
     for path in (one for one in paths if one.exists()):
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
             raise SiteError(f"other users can read {path}; close it: chmod 600 {path}", code="site.permissions")
-    return "ledger and log are this user's alone"
+    return "journal, index and witness are this user's alone"
 
 
 def _disk(ledger: Path) -> str:
@@ -136,11 +126,11 @@ def _disk(ledger: Path) -> str:
     free = shutil.disk_usage(there).free
     if free < _LEAST_FREE:
         raise SiteError(
-            f"the disk of {ledger} has {free >> 20} MiB left, and ledger and log grow; make room for "
+            f"the disk of {ledger} has {free >> 20} MiB left, and the journal grows; make room for "
             f"{_LEAST_FREE >> 20} MiB",
             code="site.disk",
         )
-    return f"{free / 2**30:.1f} GiB free for ledger and log"
+    return f"{free / 2**30:.1f} GiB free for the journal"
 
 
 def _key(path: Path) -> str:

@@ -24,10 +24,18 @@ def _check(
     superlink: Annotated[str, typer.Option(metavar="HOST:PORT", help="The server, to check the way to it.")] = "",
     root_certificates: Annotated[Path | None, typer.Option(help="The certificate authority's certificate.")] = None,
     auth_supernode_private_key: Annotated[Path | None, typer.Option(help="The node's private key.")] = None,
+    repair: Annotated[
+        bool,
+        typer.Option(
+            "--repair",
+            help="Let a journal that is damaged, or lacks messages, be used again: each missing message is charged to "
+            "every client, at the dearest price so far or that the policy accepts.",
+        ),
+    ] = False,
 ) -> None:
     """Explain a site's configuration, and check all that a run will need.
 
-    The checks: the data against the manifest, the model, the ledger and its log, permissions, and the disk. With
+    The checks: the data against the manifest, the model, the journal, permissions, and the disk. With
     --superlink also the key, the certificates, the server and the clock. Environment variables (UMBEL_...) count, as
     they do for the node.
     """
@@ -35,9 +43,11 @@ def _check(
         from umbel.client.bundle import Bundle
         from umbel.client.checks import entries_of, own_checks, server_checks
         from umbel.client.node import Node
+        from umbel.privacy.gate.journal import VERSION as LEDGERS
+        from umbel.privacy.gate.journal import Journal
         from umbel.privacy.gate.policy import Policy
         from umbel.privacy.gate.site import Site
-        from umbel.privacy.gate.store import VERSION as LEDGERS
+        from umbel.protocol.clients import ClientInDataset
         from umbel.protocol.tasks import VERSION as PROTOCOL
 
         entries = entries_of(node_config)
@@ -46,6 +56,10 @@ def _check(
         run = RunConfig.of(RunConfig(dataset="", model=model, loss=loss).entries())
         # A trial, because clients are numbered for good, and the table may still be wrong.
         node = None if site.policy.app else Node.at(site, run, trial=True)
+        if repair and site.ledger_path:
+            clients = map(ClientInDataset, [0] if node is None else [*node.training, *node.validation])
+            journal = Journal(site.ledger_path, witness=site.witness_folder, opened=False)
+            typer.echo(journal.repair(site.policy, clients) or "The journal needs no repair.")
     checks = [
         *own_checks(site),
         *(server_checks(superlink, root_certificates, auth_supernode_private_key) if superlink else ()),

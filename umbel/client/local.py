@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 from umbel.models.model import Model
+from umbel.privacy.gate.journal import Journal
 from umbel.privacy.gate.randomness import streams
 from umbel.privacy.gate.site import Site
-from umbel.privacy.gate.store import Store, has_charge
+from umbel.privacy.gate.totals import Head
 from umbel.protocol.arrays import Arrays, all_finite
 from umbel.protocol.home import write_atomically
 from umbel.protocol.records import from_array_record, record_in, to_array_record
@@ -27,7 +28,7 @@ from umbel.protocol.records import from_array_record, record_in, to_array_record
 _RECORD = "umbel.local"
 _CLIENTS = "clients"
 _HIDDEN = ":hidden"  # no parameter's name has a colon
-_CHARGE = "charges", "charge"  # number and hash
+_HEAD = "journal"  # as it was after the training
 _KEPT_RUNS = 20  # a site keeps the local parameters of this many runs
 
 
@@ -38,15 +39,13 @@ class LocalParameters:
 
     Training that hides each row (`TrainingSpec.hides_rows`) starts only from local parameters of the same kind of
     training, or from fresh ones. After ordinary training they depend on all rows, and so would each row's gradient. If
-    the ledger is an older copy without the charges of that training, it starts from fresh ones too: no account covers
-    what the others reveal about a row.
+    the journal lacks the charges of that training, it starts from fresh ones too: no account covers what the others
+    reveal about a row.
     """
 
     def __init__(self, site: Site, state: RecordDict, model: Model, run: str, seed: int | None) -> None:
-        self._model, self._seed, self._state = model, seed, state
-        # A simulated node may have a ledger on disk, but keeps no local parameters beside it.
-        self._ledger = None if site.simulated else site.ledger_path
-        self._file = _file(site, self._ledger, model, run) if self._ledger else None
+        self._site, self._model, self._seed, self._state = site, model, seed, state
+        self._file = _file(site, site.ledger_path, model, run) if site.ledger_path else None
         kept = self._load() if model.local_shapes else {}
         self._clients: NDArray[np.int64] = kept.pop(_CLIENTS, np.zeros(0, np.int64))
         self._hidden: NDArray[np.int64] = kept.pop(_HIDDEN, np.zeros_like(self._clients))
@@ -113,8 +112,8 @@ class LocalParameters:
             names, about = file.keys(), file.metadata() or {}
             kept: Arrays = {name: file.get_tensor(name) for name in names}
         if _HIDDEN in kept and kept[_HIDDEN].any():
-            number, hashed = (about.get(key, "") for key in _CHARGE)
-            if self._ledger is None or not hashed or not has_charge(self._ledger, int(number), hashed):
+            number, size, hash = about.get(_HEAD, "0 0 ").split(" ")
+            if not (hash and Journal.of(self._site).holds(Head(int(number), int(size), hash))):
                 kept[_HIDDEN] = np.zeros_like(kept[_HIDDEN])
         return kept
 
@@ -128,8 +127,8 @@ class LocalParameters:
         for folder in (self._file.parent.parent, self._file.parent):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         about = None
-        if self._hidden.any() and self._ledger is not None and self._ledger.exists():
-            about = dict(zip(_CHARGE, map(str, Store(self._ledger).hash_of()), strict=True))
+        if self._hidden.any():
+            about = {_HEAD: " ".join(map(str, Journal.of(self._site).head))}
         write_atomically(self._file, safetensors.numpy.save(kept, about), private=True)
         if new:
             _forget_old_runs(self._file)

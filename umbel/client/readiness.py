@@ -1,27 +1,24 @@
-"""Whether a site could answer a message now: its disk has room, and its ledger and log are intact and writable.
+"""Whether a site could answer a message now: its disk has room, and its journal is intact and writable.
 
-Where the site's configuration is known, its policy must be valid too, and its data in their place. A container's health
-check asks every few seconds. So the ledger and the log are read again only after a change.
+Where the site's configuration is known, its policy must be valid too, and its data in their place.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from logging import ERROR, INFO
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.journal import Journal, may_begin
 from umbel.privacy.gate.site import Site
-from umbel.privacy.gate.site_log import SiteLog
-from umbel.privacy.gate.store import beside, may_begin
 from umbel.protocol.errors import SiteError, UmbelError
+from umbel.protocol.home import check_room
 from umbel.protocol.log import log
 
-Seen = tuple[tuple[int, int, int], ...]
+_LEAST_ROOM = 1 << 20  # bytes for a new journal and its first lines
 
 
 class Readiness:
@@ -32,22 +29,18 @@ class Readiness:
     ledger : Path
     site : callable, optional
         Returns the site as its configuration and policy file describe it now, or raises.
-    keeps : bool
-        Keep room for the site's log, as the site itself does. Without it nothing is written, for another process that
-        only looks.
     """
 
-    def __init__(self, ledger: Path, site: Callable[[], Site] | None = None, keeps: bool = True) -> None:
-        self._ledger, self._site, self._keeps = ledger, site, keeps
-        self._seen: Seen = ()
+    def __init__(self, ledger: Path, site: Callable[[], Site] | None = None) -> None:
+        self._ledger, self._site = ledger, site
         self._told: UmbelError | None = None
         self._lock = Lock()
 
     @classmethod
-    def of(cls, node_config: Mapping[str, Any], keeps: bool = True) -> Readiness | None:
+    def of(cls, node_config: Mapping[str, Any]) -> Readiness | None:
         """Return the readiness of the site that a node configuration describes; None if there is no ledger on disk."""
         path = Site.of(node_config).ledger_path
-        return None if path is None else cls(path, lambda: Site.of(node_config), keeps)
+        return None if path is None else cls(path, lambda: Site.of(node_config))
 
     def fault(self) -> UmbelError | None:
         """Return why the site cannot answer; None if it can. A change is written to the node's log."""
@@ -63,28 +56,19 @@ class Readiness:
 
     def _fault(self) -> UmbelError | None:
         try:
-            site_log = SiteLog(beside(self._ledger))
             site = self._site and self._site()
             data = site and site.data_path
             if site and data and not (site.policy.reader or site.policy.app or data.exists()):
                 # As where a disk is not mounted; a site's own reader may need no file.
                 text = f"there are no data at {data}; mount their disk, or set data-path"
                 return SiteError(text, code="site.no-data")
-            # Once the site has answered, a ledger that is gone is a lost one.
-            if site and not self._ledger.exists() and may_begin(site, self._ledger):
-                site_log.reserve.look()
+            # Once the site has answered, a journal that is gone is a lost one.
+            if site and not self._ledger.exists() and may_begin(site):
+                check_room(self._ledger, _LEAST_ROOM)
                 return None
-            check_usable(self._ledger.parent, self._ledger, site_log.path)
-            seen = seen_of(self._ledger)
-            if seen != self._seen:
-                Ledger(self._ledger)
-                if site_log.path.exists():
-                    site_log.check_end()
-                self._seen = seen
-            if self._keeps:
-                site_log.reserve.keep()
-            else:
-                site_log.reserve.look()
+            journal = Journal(self._ledger, witness=site.witness_folder if site else None, opened=False)
+            check_usable(self._ledger.parent, self._ledger, journal.witness.path)
+            journal.keep_room()
         except UmbelError as error:
             return error
         except OSError as error:
@@ -99,15 +83,3 @@ def check_usable(*paths: Path) -> None:
         if path.exists() and not os.access(path, os.R_OK | os.W_OK):
             text = f"{path} cannot be read and written: its disk is read-only, or this user is not its owner"
             raise SiteError(f"{text}; mount it again, or chown", code="site.permissions")
-
-
-def seen_of(ledger: Path) -> Seen:
-    """Return what changes whenever a ledger or the log beside it does."""
-    return _seen(ledger), _seen(beside(ledger))
-
-
-def _seen(path: Path) -> tuple[int, int, int]:
-    with suppress(FileNotFoundError):
-        found = path.stat()
-        return found.st_ino, found.st_size, found.st_mtime_ns
-    return 0, 0, 0

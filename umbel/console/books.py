@@ -23,11 +23,10 @@ from umbel.privacy.accounting.guarantee import (
 from umbel.privacy.accounting.odometer import clients_to_date
 from umbel.privacy.accounting.rows import row_guarantee, rows_to_date
 from umbel.privacy.gate.charges import NO_LIMITS, Account, Limits, paper_spent
-from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.journal import Journal, Names
 from umbel.privacy.gate.runs import Request, Runs
 from umbel.privacy.gate.site import Site
-from umbel.privacy.gate.site_log import Line, SiteLog
-from umbel.privacy.gate.store import Names, beside
+from umbel.privacy.gate.totals import Line, from_ranges
 from umbel.privacy.mechanisms import MECHANISMS
 from umbel.protocol.errors import ConfigError, SiteError
 from umbel.protocol.release import Clipping, Release, ReleaseBy, report_release
@@ -67,7 +66,7 @@ class Client:
 
 @dataclass(frozen=True)
 class Run:
-    """A run's messages in the site's log, the requests under which it was answered, and its charges in the ledger."""
+    """A run's messages, the requests under which it was answered, and its charges."""
 
     run: str
     first: str
@@ -85,7 +84,7 @@ class Books:
     Parameters
     ----------
     ledger : Path
-        An intact ledger; the site's log lies beside it.
+        An intact journal.
     site : Site, optional
         Its limits decide what part of its budget a client has used.
     delta : float
@@ -104,7 +103,7 @@ class Books:
         """Return the books of the site that the text of a node's configuration describes."""
         site = Site.of(entries_of(node_config))
         if site.ledger_path is None:
-            raise SiteError("a simulated site has no ledger; name the site's data", code="site.no-data")
+            raise SiteError("a simulated site has no journal; name the site's data", code="site.no-data")
         return cls(site.ledger_path, site)
 
     @cached_property
@@ -115,20 +114,17 @@ class Books:
     @cached_property
     def requests(self) -> list[Request]:
         """All requests, oldest first."""
-        return Runs(self.ledger).requests()
+        return Runs(self.ledger, witness=self._witness).requests()
 
     @cached_property
     def lines(self) -> list[Line]:
-        """The lines of the site's log, oldest first; none if it has none yet. The ledger has all their charges."""
-        log = SiteLog(beside(self.ledger))
-        lines = list(log.lines()) if log.path.exists() else []
-        log.check_in_ledger(lines[-1] if lines else None)
-        return lines
+        """The outcome of each message, oldest first."""
+        return [line for line in self._all_lines if line["kind"] == "message"]
 
     @cached_property
     def clients(self) -> list[Client]:
         """Every client that has released something; those nearest to the end of their budgets come first."""
-        names = dict(enumerate(Names(self.ledger).read()))
+        names = dict(enumerate(Names(self.ledger, witness=self._witness).read()))
         alike: dict[Any, tuple[Any, ...]] = {}  # many clients have the same account
         found = []
         for number, account in self.opened.accounts().items():
@@ -146,23 +142,17 @@ class Books:
     @cached_property
     def runs(self) -> list[Run]:
         """Every run that asked something, by its first message or charge."""
-        clients: dict[str, Counter[int]] = {}
-        times: dict[str, list[str]] = {}
-        # The ledger's: a log may have been set aside, and it names only ranges of many clients.
-        for row in self.opened.table("charges"):
-            clients.setdefault(row["run"], Counter())[row["client"]] += 1
-            times[row["run"]] = [times.get(row["run"], [row["at"]])[0], row["at"]]
-        by_run: dict[str, list[Line]] = {run: [] for run in clients}
-        for line in self.lines:
-            if line["run"] and line["message"] != "approval":
+        by_run: dict[str, list[Line]] = {}
+        for line in self._all_lines:
+            if line["kind"] == "charges" or (line["kind"] == "message" and line["message"] != "approval"):
                 by_run.setdefault(line["run"], []).append(line)
+        by_run.pop("", None)
         found = []
         for run, lines in by_run.items():
-            at = [line["at"] for line in lines] or times[run]
-            messages = dict(Counter(line["decision"] for line in lines))
+            messages = dict(Counter(line["decision"] for line in lines if line["kind"] == "message"))
             requests = tuple(dict.fromkeys(line["request"] for line in lines if line.get("request")))
-            own = clients.get(run, Counter())
-            found.append(Run(run, at[0], at[-1], messages, requests, own.total(), len(own)))
+            charged = [client for line in lines for client in from_ranges(line.get("clients", ""))]
+            found.append(Run(run, lines[0]["at"], lines[-1]["at"], messages, requests, len(charged), len({*charged})))
         return sorted(found, key=lambda run: run.first)
 
     @cached_property
@@ -191,9 +181,18 @@ class Books:
         }
 
     @cached_property
-    def opened(self) -> Ledger:
-        """The ledger, whose chain is intact."""
-        return Ledger(self.ledger, whole=True).distrust(self.site.policy.mechanisms if self.site else "")
+    def opened(self) -> Journal:
+        """The journal."""
+        opened = Journal(self.ledger, witness=self._witness)
+        return opened.distrust(self.site.policy.mechanisms if self.site else "")
+
+    @cached_property
+    def _all_lines(self) -> list[Line]:
+        return list(self.opened.lines())
+
+    @property
+    def _witness(self) -> Path | None:
+        return self.site.witness_folder if self.site else None
 
 
 def _part(account: Account, budget: Fraction, covers: Callable[[Account, Fraction], bool]) -> float:

@@ -1,4 +1,4 @@
-"""``python -m umbel.cli.parts metrics``: a site for Prometheus, read off its ledger and log.
+"""``python -m umbel.cli.parts metrics``: a site for Prometheus, read off its journal.
 
 No series depends on a client's data, choice or loss. All follow from what was asked, decided and charged.
 """
@@ -17,13 +17,14 @@ import typer
 from prometheus_client.metrics_core import Metric
 
 from umbel.client.checks import entries_of
-from umbel.client.readiness import Readiness, Seen, seen_of
+from umbel.client.readiness import Readiness
 from umbel.console.books import Books
 from umbel.privacy.gate.charges import Limits
-from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.entry import Decision
+from umbel.privacy.gate.journal import Journal
 from umbel.privacy.gate.refusals import PUBLIC
 from umbel.privacy.gate.runs import Status
-from umbel.privacy.gate.site_log import Decision
+from umbel.privacy.gate.totals import Head
 from umbel.protocol.cli import command_line, errors_in_one_line
 from umbel.protocol.errors import UmbelError
 from umbel.protocol.metrics import machine, metric, publish, watched
@@ -31,41 +32,40 @@ from umbel.protocol.metrics import machine, metric, publish, watched
 _OTHER = "other"
 _QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
 _CODE = re.compile(r"\[([a-z]+\.[a-z0-9-]+)\]")
-_MESSAGES = ("query", "query.secure", "query.keep", "train", "evaluate", "approval", "ledger", "log")
+_MESSAGES = ("query", "query.secure", "query.keep", "train", "evaluate", "approval", "ledger")
 
 
 class Reading:
-    """The series of a site's ledger and log, read again only after a change: a scraper asks every few seconds.
+    """The series of a site's journal, read again only after a change: a scraper asks every few seconds.
 
     `books` returns the books as they are now: a node reads the policy's file for each message, too.
     """
 
     def __init__(self, books: Callable[[], Books]) -> None:
         self.ledger, self._books = books().ledger, books
-        self._seen: tuple[Seen, Limits] | None = None
+        self._seen: tuple[Head, Limits] | None = None
         self._series: list[Metric] = []
 
     def series(self) -> list[Metric]:
-        """Return them; none before the ledger exists. Raises `UmbelError` if ledger or log is refused."""
+        """Return them; none before the journal exists. Raises `UmbelError` if it is refused."""
         if not self.ledger.exists():
             return []
         books = self._books()
-        if (now := (seen_of(self.ledger), books.limits)) != self._seen:
+        journal = Journal(self.ledger, witness=books.site.witness_folder if books.site else None)
+        if (now := (journal.head, books.limits)) != self._seen:
             self._series, self._seen = _known(books), now
         return self._series
 
 
 def series(reading: Reading, readiness: Readiness, certificates: dict[str, Path]) -> list[Metric]:
-    """Return all series of a site as it is now; if its ledger or log is refused, only that and the machine's."""
+    """Return all series of a site as it is now; if its journal is refused, only that and the machine's."""
     fault = readiness.fault()
     try:
         known = reading.series()
     except UmbelError as error:
         known, fault = [], error
     return [
-        metric(
-            "umbel_site_ready", "1 if the site can answer: disk, ledger, log, policy and data are usable.", not fault
-        ),
+        metric("umbel_site_ready", "1 if the site can answer: disk, journal, policy and data are usable.", not fault),
         *known,
         # Without the memory of its processes: it grows with the rows of the clients that compute.
         *machine(reading.ledger.parent, certificates, (), "umbel_site"),
@@ -79,9 +79,7 @@ def _known(books: Books) -> list[Metric]:
     refused = [line["reason"] for line in lines if line["decision"] in (Decision.REFUSED, Decision.PARTLY)]
     codes = [code for reason in refused for code in _CODE.findall(reason) or [""]]
     refusals = Counter(code if code in PUBLIC else _OTHER for code in codes)
-    # Without a check of every charge, for which the site's next charge would have to wait.
-    named = books.site.policy.mechanisms if books.site else ""
-    accounts = Ledger(books.ledger).distrust(named).accounts().values()
+    accounts = books.opened.accounts().values()
     alike = Counter(tuple(account.items()) for account in accounts)
     used = [(books.used(dict(account)), many) for account, many in alike.items()]
     left = [1 - part for part, many in used if part is not None for _ in range(many)]
@@ -91,11 +89,15 @@ def _known(books: Books) -> list[Metric]:
     last = datetime.fromisoformat(lines[-1]["at"]).timestamp() if lines else 0.0
     return [
         metric(
-            "umbel_site_messages_total", "Messages in the log, by type and decision.", messages, "message", "decision"
+            "umbel_site_messages_total",
+            "Messages in the journal, by type and decision.",
+            messages,
+            "message",
+            "decision",
         ),
-        metric("umbel_site_refusals_total", "Refusals and faults in the log, by code.", refusals, "code"),
+        metric("umbel_site_refusals_total", "Refusals and faults in the journal, by code.", refusals, "code"),
         metric(
-            "umbel_site_releases_total", "Releases charged in the ledger.", sum(sum(one.values()) for one in accounts)
+            "umbel_site_releases_total", "Releases charged in the journal.", sum(sum(one.values()) for one in accounts)
         ),
         metric("umbel_site_clients", "Clients that have released something.", len(accounts)),
         metric("umbel_site_requests", "Requests to the site's people, by status.", requests, "status"),
@@ -106,7 +108,7 @@ def _known(books: Books) -> list[Metric]:
             quantiles,
             "quantile",
         ),
-        metric("umbel_site_last_message_timestamp_seconds", "Time of the last line of the log.", last),
+        metric("umbel_site_last_message_timestamp_seconds", "Time of the last message in the journal.", last),
     ]
 
 
@@ -127,7 +129,7 @@ def main(
     """Print a site's metrics for Prometheus, or serve them."""
     with errors_in_one_line():
         reading = Reading(lambda: Books.of(node_config))
-        readiness = Readiness.of(entries_of(node_config), keeps=False)
+        readiness = Readiness.of(entries_of(node_config))
         assert readiness is not None, "a site with books has a ledger's path"
         certificates = watched(certificate)
         publish(lambda: series(reading, readiness, certificates), listen)

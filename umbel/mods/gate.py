@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from logging import INFO
+from logging import INFO, WARNING
 from typing import Any
 
 from flwr.app import Context, Message
@@ -21,10 +21,10 @@ from umbel.mods.flower_mod import METRICS, ONLY, FlowerClient
 from umbel.privacy import mechanisms
 from umbel.privacy.accounting.guarantee import DELTA, amount, guarantee
 from umbel.privacy.gate.answer import Incoming
+from umbel.privacy.gate.entry import Entry
 from umbel.privacy.gate.policy import Approval, Budget, Mark, Policy, Role
 from umbel.privacy.gate.refusals import answered
 from umbel.privacy.gate.site import Site
-from umbel.privacy.gate.site_log import Entry
 from umbel.protocol.errors import ConfigError, Refused, SiteError, UmbelError
 from umbel.protocol.log import log
 from umbel.protocol.release import LAPLACE, Clipping
@@ -182,6 +182,9 @@ def _check_fit(site: Site) -> None:
         if name != "approve" or policy.approve is not Approval.POLICY:
             key = name.replace("_", "-")
             raise SiteError(f"{key} works only in umbel's own app; leave it out", code="site.not-here")
+    if not policy.witness_path:
+        text = "umbel.Gate: the journal's witness is in umbel's own folder; name one on another disk: witness-path"
+        log(WARNING, text)
     if policy.role is Role.SPLIT:
         raise SiteError("role split is for umbel's own datasets; set role to train or validation", code="site.role")
 

@@ -9,8 +9,7 @@
     ├── ProtocolError       a message does not follow the protocol
     ├── FleetError          the nodes that a run needs are missing
     ├── SiteError           a node is not set up to serve data
-    ├── LedgerError         a site's ledger cannot be used
-    ├── LogError            a site's log cannot be used
+    ├── LedgerError         a site's journal cannot be used
     ├── Refused             a site refuses a task; for the node's own log
     ├── OutOfTime           a node has used up the time that its site allows for a message
     ├── SweepError          a sweep cannot start
@@ -88,11 +87,7 @@ class SiteError(UmbelError, kind="site", exit_code=2):
 
 
 class LedgerError(UmbelError, kind="ledger"):
-    """A site's ledger cannot be used."""
-
-
-class LogError(UmbelError, kind="log"):
-    """A site's log cannot be used."""
+    """A site's journal cannot be used."""
 
 
 class Refused(UmbelError, kind="refused", exit_code=4):

@@ -29,6 +29,11 @@ def umbel_home() -> Path:
     return home
 
 
+def state_home() -> Path:
+    """Return the folder of what umbel notes about files elsewhere: ``umbel`` in ``$XDG_STATE_HOME``."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "umbel"
+
+
 def make_folder(folder: Path) -> None:
     """Create a folder and those above it. umbel's home, if it is among them, is closed to other users.
 

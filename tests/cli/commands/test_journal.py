@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import os
-import sqlite3
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +12,15 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 from typer.testing import CliRunner
 
-from tests.helpers.errors import ended, raises
+from tests.helpers.errors import ended
+from tests.helpers.ledgers import forget
 from umbel.cli.main import app
 from umbel.privacy.gate.charges import Charge
-from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.entry import Entry, outline
+from umbel.privacy.gate.journal import Journal, Names
 from umbel.privacy.gate.policy import Policy
-from umbel.privacy.gate.runs import Runs
-from umbel.privacy.gate.site_log import Entry, SiteLog, outline
-from umbel.privacy.gate.store import Names, beside
-from umbel.protocol.errors import LogError, Refused
+from umbel.privacy.gate.runs import Runs, digest_of
+from umbel.protocol.errors import Refused
 from umbel.protocol.release import Clipping, Kind, Release, RowPrivacy
 
 PLAN = "plan parameters=11 noise-multiplier=3 hypotheses=5 clients=2062 clients-per-round=100 rounds=100"
@@ -35,11 +34,11 @@ def run(command: str, *more: str) -> tuple[int, str]:
 
 
 def ledger(tmp_path: Path) -> Path:
-    path = tmp_path / "ledger.sqlite"
-    Ledger.create(path)
+    path = tmp_path / "ledger.jsonl"
+    Journal.create(path)
     for _ in range(11):
-        Ledger(path).charge(Charge("7", 1, Release(Kind.TRAIN, 11, 3.0, Clipping.PUBLIC, 0.5)), [0])
-    Ledger(path).charge(Charge("7", 1, Release(Kind.TRAIN, 11, 3.0, Clipping.UPDATE)), [1])
+        Journal(path).charge(Charge("7", 1, Release(Kind.TRAIN, 11, 3.0, Clipping.PUBLIC, 0.5)), [0])
+    Journal(path).charge(Charge("7", 1, Release(Kind.TRAIN, 11, 3.0, Clipping.UPDATE)), [1])
     return path
 
 
@@ -113,7 +112,7 @@ def test_export_writes_the_other_tables_as_csv(tmp_path: Path, table: str) -> No
     Names(path).extend([], ["anna"])
     runs, hypotheses = Runs(path), {"weight": np.zeros((1, 2), np.float32)}
     runs.count_evaluation("7", Policy())
-    runs.note_sent("7", "spring", hypotheses)
+    runs.record(Entry("7", "train", sent=[("spring", digest_of(hypotheses))]), True)
     runs.end("7", "spring", hypotheses, evaluates=True)
     with pytest.raises(Refused):
         runs.check_approved("7", {"rounds": 3}, "")
@@ -126,28 +125,28 @@ def test_export_writes_the_other_tables_as_csv(tmp_path: Path, table: str) -> No
 
 def test_check_says_whether_the_file_is_whole(tmp_path: Path) -> None:
     path = ledger(tmp_path)
-    assert f"{path} is an intact ledger with 12 charges\n" in run("site journal", str(path))[1]
+    head = Journal(path).head
+    first, second, *_ = run("site journal", str(path))[1].splitlines()
+    assert first == f"{path} is an intact journal of 13 lines; its last hash is {head.hash}"
+    assert second == "It records 12 charges, in 0 messages"
     path.write_bytes(b"not a ledger")
     code, output = run("site journal", str(path))
     assert code == 1
     assert "[ledger.another-file]" in output
 
 
-@pytest.mark.parametrize(
-    ("command", "missing"),
-    [("site journal", "ledger"), ("site log", "log"), ("site log --set-aside", "log")],
-)
-def test_a_file_that_is_not_there_is_not_made(tmp_path: Path, command: str, missing: str) -> None:
-    code, output = run(command, str(tmp_path / "none.sqlite"))
+@pytest.mark.parametrize("command", ["site journal", "site log"])
+def test_a_file_that_is_not_there_is_not_made(tmp_path: Path, command: str) -> None:
+    code, output = run(command, str(tmp_path / "none.jsonl"))
     assert code == 1
-    assert f"[{missing}.missing]" in output
+    assert "[ledger.missing]" in output
     assert list(tmp_path.iterdir()) == []
 
 
 def test_create_makes_an_empty_ledger_once(tmp_path: Path) -> None:
-    path = tmp_path / "new.sqlite"
+    path = tmp_path / "new.jsonl"
     for words in ("site journal --create", "site journal"):
-        assert run(words, str(path))[1].startswith(f"{path} is an intact ledger with 0 charges\n")
+        assert run(words, str(path))[1].startswith(f"{path} is an intact journal of 1 line; ")
     code, output = run("site journal --create", str(path))
     assert code == 1
     assert "[ledger.exists]" in output
@@ -157,70 +156,61 @@ def test_create_makes_an_empty_ledger_once(tmp_path: Path) -> None:
 
 
 def charged(path: Path) -> int:
-    return sum(sum(account.values()) for account in Ledger(path, whole=True).accounts().values())
+    return sum(sum(account.values()) for account in Journal(path).accounts().values())
 
 
 def answer(path: Path, run: str) -> None:
-    """Charge client 0 once, and log it, as a site does for a message."""
-    charge, entry = Charge(run, 1, Release(Kind.TRAIN, 11, 3.0, Clipping.PUBLIC, 0.5)), Entry(run, "train")
-    Ledger(path).charge(charge, [0])
-    entry.charges(charge, [0])
-    SiteLog(beside(path)).answered(entry, True)
+    """Charge client 0 once, and record it, as a site does for a message."""
+    entry = Entry(run, "train")
+    entry.charge(sum(Journal(path).charge(Charge(run, 1, Release(Kind.TRAIN, 11, 3.0, Clipping.PUBLIC, 0.5)), [0])))
+    Journal(path).record(entry, True)
 
 
-def test_a_backup_has_what_was_charged_and_logged_while_the_site_works(tmp_path: Path) -> None:
-    path, copy = ledger(tmp_path), tmp_path / "copy.sqlite"
+def test_a_backup_has_what_was_charged_and_recorded_while_the_site_works(tmp_path: Path) -> None:
+    path, copy = ledger(tmp_path), tmp_path / "copy.jsonl"
     answer(path, "8")
-    working = sqlite3.connect(path, isolation_level=None)
-    working.execute("BEGIN IMMEDIATE")  # another process is about to charge
+    Journal(path).charge(Charge("8", 2, Release(Kind.TRAIN, 11, 3.0, Clipping.PUBLIC, 0.5)), [0])
     code, output = run("site backup", str(path), str(copy))
-    working.close()
-    assert (code, output) == (0, f"{copy} is a copy of {path}, with 13 charges; its log has 1 line\n")
-    assert copy.stat().st_mode & 0o077 == beside(copy).stat().st_mode & 0o077 == 0, "it is the site's alone"
+    assert (code, output) == (0, f"{copy} is a copy of {path}, with 16 lines\n")
+    assert copy.stat().st_mode & 0o077 == 0, "it is the site's alone"
     answer(path, "9")
-    assert charged(copy) == 13
-    SiteLog(beside(copy)).check_end()
-    assert {file.name for file in tmp_path.iterdir()} == {
-        *(file.name for one in (path, copy) for file in (one, beside(one)))
-    }
+    assert charged(copy) == 14
 
 
-def test_a_backup_and_the_newer_log_are_the_ledger_again(tmp_path: Path) -> None:
-    path, copy = ledger(tmp_path), tmp_path / "copy.sqlite"
+def test_a_backup_is_refused_until_what_it_lacks_is_charged(tmp_path: Path) -> None:
+    path, copy = ledger(tmp_path), tmp_path / "copy.jsonl"
     answer(path, "8")
     run("site backup", str(path), str(copy))
     answer(path, "9")
     copy.replace(path)
-    with raises(LogError, "log.ledger-behind"):
-        SiteLog(beside(path)).check_end()
-    assert run("site journal --repair", str(path))[0] == 0
-    SiteLog(beside(path)).check_end()
-    assert charged(path) == 14
+    forget()
+    for command in (["site", "journal", str(path)], ["site", "approve", "d" * 32, "--ledger", str(path)]):
+        ended(*run(command[0], *command[1:]), "ledger.behind", "umbel site check --repair")
 
 
 def test_a_backup_never_replaces_another_and_a_failed_one_leaves_nothing(tmp_path: Path) -> None:
-    path, copy = ledger(tmp_path), tmp_path / "copy.sqlite"
-    assert run("site backup", str(path), str(copy))[1].endswith("its log has 0 lines\n")
+    path, copy = ledger(tmp_path), tmp_path / "copy.jsonl"
+    assert run("site backup", str(path), str(copy))[0] == 0
     before = copy.read_bytes()
-    ended(*run("site backup", str(path), str(copy)), "ledger.exists", "copy.sqlite")
-    ended(*run("site backup", str(path), str(tmp_path / "none" / "copy.sqlite")), "ledger.no-copy", "none")
+    ended(*run("site backup", str(path), str(copy)), "ledger.exists", "copy.jsonl")
+    ended(*run("site backup", str(path), str(tmp_path / "none" / "copy.jsonl")), "ledger.no-copy", "none")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError("the disk is gone")))
-        ended(*run("site backup", str(path), str(tmp_path / "other.sqlite")), "ledger.no-copy", "other")
+        ended(*run("site backup", str(path), str(tmp_path / "other.jsonl")), "ledger.no-copy", "other")
     assert copy.read_bytes() == before
-    assert {file.name for file in tmp_path.iterdir()} == {path.name, copy.name}
+    assert {file.name for file in tmp_path.glob("*.jsonl")} == {path.name, copy.name}
 
 
 # --- the site's log
 
 
-def logged(tmp_path: Path) -> SiteLog:
-    """A log of three messages: two charges, a refusal, and a part."""
-    log = SiteLog(beside(ledger(tmp_path)))
+def logged(tmp_path: Path) -> Journal:
+    """A journal of three messages: two charges, a refusal, and a part."""
+    log = Journal(ledger(tmp_path))
     asked = {"training": {"round": 4, "clients": 2, "noise_multiplier": 3.0, "run": ""}}
-    log.answered(Entry("7", "train", asked, paid=2), True)
-    log.answered(Entry("7", "train", asked, reasons=["train: \x1b[31mtoo little noise"]), False)
-    log.answered(Entry("7", "train", asked, paid=1, reasons=["train: 1 of 2 clients cannot pay any more"]), True)
+    log.record(Entry("7", "train", asked, paid=2), True)
+    log.record(Entry("7", "train", asked, reasons=["train: \x1b[31mtoo little noise"]), False)
+    log.record(Entry("7", "train", asked, paid=1, reasons=["train: 1 of 2 clients cannot pay any more"]), True)
     return log
 
 
@@ -233,8 +223,8 @@ def test_log_show_prints_what_was_asked_decided_and_why(tmp_path: Path) -> None:
 
 
 def test_log_show_counts_the_parts_of_a_message_that_umbel_does_not_know(tmp_path: Path) -> None:
-    log = SiteLog(beside(ledger(tmp_path)))
-    log.answered(Entry("7", "query", outline(RecordDict({"strange": ConfigRecord({"a": 1})}))), True)
+    log = Journal(ledger(tmp_path))
+    log.record(Entry("7", "query", outline(RecordDict({"strange": ConfigRecord({"a": 1})}))), True)
     code, output = run("site log", str(log.path))
     assert code == 0
     assert "others: 1" in output
@@ -242,37 +232,20 @@ def test_log_show_counts_the_parts_of_a_message_that_umbel_does_not_know(tmp_pat
 
 def test_log_show_leaves_out_what_is_not_asked_for(tmp_path: Path) -> None:
     path = str(logged(tmp_path).path)
-    output = run("site log --refused", str(tmp_path / "ledger.sqlite"))[1]  # it takes the ledger for its log
+    output = run("site log --refused", str(tmp_path / "ledger.jsonl"))[1]  # it takes the ledger for its log
     assert [word in output for word in ("answered", "refused", "partly")] == [False, True, True]
     assert "round 4" in run("site log --since 2020-01-01", path)[1]
     assert "round 4" not in run("site log --since 2999-01-01", path)[1]
 
 
-def test_the_journal_compares_the_log_with_the_ledger(tmp_path: Path) -> None:
-    log, path = logged(tmp_path), str(tmp_path / "ledger.sqlite")
-    code, output = run("site journal", path)
-    last = [line["hash"] for line in log.lines()][-1]
-    told = f"{log.path} is an intact log of 3 lines; its last hash is {last}\nIt records 3 of the ledger's 12 charges\n"
-    assert code == 0
-    assert told in output
-    log.answered(Entry(paid=10), True)
-    code, output = run("site journal", str(tmp_path / "ledger.sqlite"))
-    assert code == 1
-    assert "[log.ledger-behind]" in output
-
-
-def test_a_damaged_log_is_shown_as_far_as_it_goes_and_can_be_set_aside(tmp_path: Path) -> None:
+def test_a_damaged_journal_is_shown_as_far_as_it_goes(tmp_path: Path) -> None:
     log = logged(tmp_path)
     log.path.write_bytes(log.path.read_bytes()[:-9] + b"\n")
     code, output = run("site log", str(log.path))
     assert code == 1
     assert "too little noise" in output
-    assert "[log.broken-chain]" in output
-    assert run("site journal", str(tmp_path / "ledger.sqlite"))[0] == 1
-    code, output = run("site log --set-aside", str(log.path))
-    assert code == 0
-    assert "the previous one is" in output
-    assert run("site journal", str(tmp_path / "ledger.sqlite"))[0] == 0
+    assert "[ledger.damaged]" in output
+    assert run("site journal", str(log.path))[0] == 1
 
 
 def cells(output: str) -> list[list[str]]:
@@ -285,7 +258,7 @@ def test_show_tells_the_guarantee_of_a_row_beside_its_clients(tmp_path: Path) ->
     path = ledger(tmp_path)
     assert "row" not in run("site journal", str(path))[1]
     rows = RowPrivacy(1.0, 1.0, 0.02, 10.0, 100)
-    Ledger(path).charge(Charge("7", 2, Release(Kind.TRAIN, 11, 0.0, Clipping.PUBLIC).trained_by(rows)), [2])
+    Journal(path).charge(Charge("7", 2, Release(Kind.TRAIN, 11, 0.0, Clipping.PUBLIC).trained_by(rows)), [2])
     code, output = run("site journal", str(path))
     assert code == 0
     assert "differ by one row, added or removed" in output
@@ -297,7 +270,7 @@ def test_show_tells_the_guarantee_of_a_row_beside_its_clients(tmp_path: Path) ->
 
 
 def test_show_tells_what_was_spent_to_date_for_releases_without_a_plan(tmp_path: Path) -> None:
-    made = Ledger.create(tmp_path / "ledger.sqlite")
+    made = Journal.create(tmp_path / "ledger.jsonl")
     for _ in range(20):
         made.charge(Charge("7", 1, Release(Kind.TRAIN, 1, 10.0, Clipping.PUBLIC, mechanism="gaussian")), [0])
     code, output = run("site journal --to-date", str(made.path))

@@ -6,7 +6,6 @@ import re
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -25,12 +24,9 @@ from umbel.cli.main import app as command
 from umbel.client.app import app
 from umbel.console.books import prices
 from umbel.data import offsets_of, write_dataset
-from umbel.privacy.gate.consent import decide
-from umbel.privacy.gate.ledger import Ledger
-from umbel.privacy.gate.runs import SHOWN, Request, Runs, Status
-from umbel.privacy.gate.site_log import Decision, SiteLog, record_refusal
-from umbel.privacy.gate.store import beside
-from umbel.protocol.errors import FleetError, LedgerError, LogError, Refused
+from umbel.privacy.gate.journal import Journal
+from umbel.privacy.gate.runs import SHOWN, Runs, Status
+from umbel.protocol.errors import FleetError, LedgerError
 from umbel.protocol.messages import keep_request, query
 from umbel.protocol.records import pack
 from umbel.protocol.tasks import EvaluationSpec
@@ -48,7 +44,7 @@ class Site:
         features = np.random.default_rng(0).uniform(-1, 1, (9, 2)).astype(np.float32)
         targets = features @ np.array([1, 2], np.float32)
         write_dataset(folder / "own", manifest(2, 1, model="linear"), features, targets, offsets_of([3] * 3))
-        self.ledger = folder / "ledger.sqlite"
+        self.ledger = folder / "ledger.jsonl"
         config = {"data-path": str(folder / "own"), "ledger-path": str(self.ledger), "role": "split", "approve": "ask"}
         self.grid = InProcessGrid(app, run_config, node_configs=[config | ACCEPTED | policy])
 
@@ -87,14 +83,14 @@ def test_a_site_that_does_not_ask_answers_what_its_policy_allows(tmp_path: Path,
 
 def test_nothing_is_answered_before_it_is_approved(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     assert all(refused(one) for one in (site.query(), site.train(), site.evaluate(), site.keep()))
-    assert Ledger(site.ledger).accounts() == {}
+    assert Journal(site.ledger).accounts() == {}
     [digest] = site.waiting
     told = f"request {digest[:SHOWN]} of run 1 waits for approval: umbel site requests"
     assert caplog.text.count(told) >= 4
 
     assert f"{digest[:SHOWN]} is approved" in site.run("approve", digest[:SHOWN])
     assert not any(refused(one) for one in (site.query(), site.train(), site.evaluate(), site.keep()))
-    assert [spent(Ledger(site.ledger), client) for client in range(2)] == [Fraction(2, 5)] * 2
+    assert [spent(Journal(site.ledger), client) for client in range(2)] == [Fraction(2, 5)] * 2
 
 
 def test_a_request_that_was_refused_stays_refused(site: Site) -> None:
@@ -116,99 +112,27 @@ def test_an_approval_can_be_taken_back(site: Site) -> None:
     assert refused(site.train())
 
 
-def test_the_last_decision_in_the_log_is_the_one_that_holds(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where two people decide at the same time."""
+def test_a_decision_that_cannot_be_written_is_none(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.query()
     [digest] = site.waiting
-    other, keep = Thread(target=decide, args=(site.ledger, digest, Status.REFUSED, "second")), Runs.decide
 
-    def slowly(runs: Runs, request: Request, status: Status, person: str, reason: str) -> Request:
-        if person == "first":
-            other.start()
-            other.join(0.5)
-        return keep(runs, request, status, person, reason)
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Runs, "decide", slowly)
-    decide(site.ledger, digest, Status.APPROVED, "first")
-    other.join()
-    *_, last = SiteLog(beside(site.ledger)).lines()
-    assert (last["decision"], Runs(site.ledger).request(digest).status) == (Decision.DENIED, Status.REFUSED)
-
-
-def test_no_line_hides_that_the_ledger_is_an_older_copy(site: Site) -> None:
-    """A decision does not hide it, nor does a refusal that any server can cause. The site still refuses."""
-    site.query()
-    [digest] = site.waiting
-    decide(site.ledger, digest, Status.APPROVED, "Dr. Day")
-    older = site.ledger.read_bytes()
-    assert not refused(site.train())
-    spent_before = Ledger(site.ledger).accounts()
-    site.ledger.write_bytes(older)
-    [context] = site.grid.contexts.values()
-    with raises(LogError, "log.ledger-behind"):
-        decide(site.ledger, digest, Status.REFUSED, "Dr. Day")
-    record_refusal(Message(query(), 1, "query"), context, "bundle", Refused("another bundle", code="refused.bundle"))
-    assert refused(site.train())
-    assert Ledger(site.ledger).accounts() == {}
-    assert SiteLog(beside(site.ledger)).restored() == 2
-    assert Ledger(site.ledger).accounts() == spent_before
-    decide(site.ledger, digest, Status.APPROVED, "Dr. Day")
-    assert not refused(site.train())
-
-
-def test_a_restored_copy_of_the_ledger_has_the_refusals_since(site: Site, caplog: pytest.LogCaptureFixture) -> None:
-    empty = Ledger.create(site.ledger.with_name("empty.sqlite")).path.read_bytes()
-    site.query()
-    [digest] = site.waiting
-    decide(site.ledger, digest, Status.APPROVED, "Dr. Day")
-    older = site.ledger.read_bytes()
-    decide(site.ledger, digest, Status.REFUSED, "Dr. Day", "too many rounds: 9")
-    site.ledger.write_bytes(older)
-    assert not refused(site.query())
-    SiteLog(beside(site.ledger)).restored()
-    request = Runs(site.ledger).request(digest)
-    assert (request.status, request.person, request.reason) == (Status.REFUSED, "Dr. Day", "too many rounds: 9")
-    assert refused(site.query())
-    site.ledger.write_bytes(empty)
-    SiteLog(beside(site.ledger)).restored()
-    assert digest[:SHOWN] in caplog.text, "this copy does not know the request: people have to refuse it again"
-
-
-def test_a_decision_that_cannot_be_stored_is_not_in_the_log(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    site.query()
     with monkeypatch.context() as patch:
-        patch.setattr("umbel.privacy.gate.runs._DECIDED", "UPDATE requests_of_a_read_only_file SET status = ?")
-        with raises(LedgerError, "ledger.unusable"):
-            decide(site.ledger, site.waiting[0], Status.APPROVED, "Dr. Day")
-    [line] = SiteLog(beside(site.ledger)).lines()
-    assert (line["message"], len(site.waiting)) == ("query", 1)
-    decide(site.ledger, site.waiting[0], Status.APPROVED, "Dr. Day")
+        patch.setattr("os.posix_fallocate", full)
+        with raises(LedgerError, "ledger.disk-full"):
+            Runs(site.ledger).decide(digest, Status.APPROVED, "Dr. Day")
+    [line] = Journal(site.ledger).messages()
+    assert (line["message"], site.waiting) == ("query", [digest])
+    Runs(site.ledger).decide(digest, Status.APPROVED, "Dr. Day")
     assert not refused(site.train())
-
-
-def test_a_refusal_holds_although_its_process_is_killed_before_the_log_has_it(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An approval of which there is no record, on the other hand, is none."""
-    site.query()
-    [digest] = site.waiting
-
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    for status, holds in [(Status.APPROVED, False), (Status.REFUSED, True)]:
-        with monkeypatch.context() as patch:
-            patch.setattr(SiteLog, "_add", killed)
-            with pytest.raises(KeyboardInterrupt):
-                decide(site.ledger, digest, status, "Dr. Day")
-        assert (Runs(site.ledger).request(digest).status is status) is holds
-    assert refused(site.train())
 
 
 def test_a_name_that_is_no_text_decides_nothing_by_half(site: Site) -> None:
     site.query()
-    request = decide(site.ledger, site.waiting[0], Status.APPROVED, "Dr. \udcff")
-    *_, last = SiteLog(beside(site.ledger)).lines()
+    request = Runs(site.ledger).decide(site.waiting[0], Status.APPROVED, "Dr. \udcff")
+    *_, last = Journal(site.ledger).messages()
     assert (request.person, last["reason"][-8:]) == ("Dr. ?", "by Dr. ?")
     assert Runs(site.ledger).requests() == [request]
 
@@ -321,7 +245,7 @@ def test_exact_losses_are_listed_as_outside_the_price(
     tmp_path: Path, run_config: dict[str, Any], policy: dict[str, Any], listed: bool
 ) -> None:
     site = Site(tmp_path, run_config, **policy)
-    Ledger.create(site.ledger)
+    Journal.create(site.ledger)
     site.query()
     assert ("validation clients, which report exact losses" in site.run("requests")) is listed
 
@@ -401,7 +325,7 @@ def test_more_clients_than_the_run_config_says_wait_by_themselves(tmp_path: Path
     assert not refused(site.evaluate()), "0 stands for all"
     assert refused(site.train(clients=(0, 1)))
     assert "otherwise: clients-per-round" in site.run("requests")
-    assert spent(Ledger(site.ledger), 0) == 0
+    assert spent(Journal(site.ledger), 0) == 0
 
 
 def test_a_request_whose_price_is_no_machine_number_hides_no_other(tmp_path: Path, run_config: dict[str, Any]) -> None:
@@ -411,7 +335,7 @@ def test_a_request_whose_price_is_no_machine_number_hides_no_other(tmp_path: Pat
 
 
 def test_a_site_without_requests_is_told_so(tmp_path: Path) -> None:
-    done = CliRunner().invoke(command, ["site", "requests", "--ledger", str(tmp_path / "ledger.sqlite")])
+    done = CliRunner().invoke(command, ["site", "requests", "--ledger", str(tmp_path / "ledger.jsonl")])
     assert done.exit_code == 1
     assert "[ledger.missing]" in done.output
     assert list(tmp_path.glob("*.sqlite*")) == []

@@ -24,14 +24,14 @@ from typer.testing import CliRunner
 
 from tests.helpers.datasets import manifest
 from tests.helpers.errors import ended
+from tests.helpers.ledgers import forget
 from umbel.cli.main import app
 from umbel.client.node import Node
 from umbel.data import offsets_of, write_dataset
 from umbel.deploy import certs
 from umbel.privacy.gate.charges import Charge
-from umbel.privacy.gate.ledger import Ledger
-from umbel.privacy.gate.site_log import Entry, SiteLog
-from umbel.privacy.gate.store import beside
+from umbel.privacy.gate.entry import Entry
+from umbel.privacy.gate.journal import Journal
 from umbel.protocol.clients import ClientInDataset
 from umbel.protocol.home import umbel_home
 from umbel.protocol.project import OWN_PATH
@@ -60,8 +60,8 @@ def check(node_config: str, *options: str) -> tuple[int, str]:
 
 
 def test_it_says_what_the_site_has_and_what_it_accepts(data: Path, tmp_path: Path) -> None:
-    Ledger.create(tmp_path / "ledger.sqlite")
-    config = f'data-path="{data}" ledger-path="{tmp_path}/ledger.sqlite" budget=7.0 clipping="any"'
+    Journal.create(tmp_path / "ledger.jsonl")
+    config = f'data-path="{data}" ledger-path="{tmp_path}/ledger.jsonl" budget=7.0 clipping="any"'
     code, told = check(config)
     assert code == 0, told
     for text in (
@@ -119,7 +119,7 @@ def test_a_check_numbers_no_clients(tmp_path: Path) -> None:
     for name in ("nroth", "north"):
         (tmp_path / "t.csv").write_text(f"who,x,y\n{name},1,2\nsouth,2,1\n")
         assert check(config)[0] == 0
-    assert not (umbel_home() / "ledger.sqlite").exists()
+    assert not (umbel_home() / "ledger.jsonl").exists()
     # A message to the site does number them, and a check knows that.
     assert Node.of(entries, RunConfig(dataset="").entries()).hosting.train == 2
     assert check(config)[0] == 0
@@ -137,7 +137,7 @@ def lines(node_config: str, *options: str) -> tuple[int, list[str]]:
 
 
 def test_each_fault_of_a_site_is_told_at_once(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    other, own = tmp_path / "other.sqlite", tmp_path / "ledger.sqlite"
+    other, own = tmp_path / "other.jsonl", tmp_path / "ledger.jsonl"
     other.write_text("not a ledger")
     other.chmod(0o644)
     monkeypatch.setattr("umbel.client.checks._LEAST_FREE", 1 << 60)
@@ -145,15 +145,19 @@ def test_each_fault_of_a_site_is_told_at_once(data: Path, tmp_path: Path, monkey
         2, ["ledger.another-file", "site.permissions", "site.disk"],
     )  # fmt: skip
     monkeypatch.undo()
-    ledger = Ledger.create(own)
-    SiteLog(beside(own)).answered(Entry("7", "train"), True)
+    ledger = Journal.create(own)
+    Journal(own).record(Entry("7", "train"), True)
     config = f'data-path="{data}" ledger-path="{own}"'
     assert lines(config) == (0, [])
     ledger.charge(Charge("7", 1, Release(Kind.TRAIN, 2, 5.0, Clipping.PUBLIC)), [ClientInDataset(0)])
-    SiteLog(beside(own)).answered(Entry("7", "train"), True)
+    Journal(own).record(Entry("7", "train"), True)
     own.unlink()
-    Ledger.create(own)
-    assert lines(config) == (1, ["log.ledger-behind"])
+    forget()
+    # Before the repair, the index knows what was charged; afterwards the journal does.
+    assert lines(config) == (1, ["ledger.behind"])
+    assert lines(config, "--repair") == (0, [])
+    assert lines(config) == (0, [])
+    assert Journal(own).account(ClientInDataset(0)) == {Release(Kind.TRAIN, 2, 5.0, Clipping.PUBLIC): 1}
 
 
 class Health(BaseHTTPRequestHandler):
@@ -224,10 +228,10 @@ def test_the_way_to_the_server_is_checked_before_a_run(
 ) -> None:
     """A clock may be 290 s behind."""
     options = {"superlink": f"localhost:{server.server_port}"}
-    Ledger.create(tmp_path / "ledger.sqlite")
+    Journal.create(tmp_path / "ledger.jsonl")
     change(server, certificates, options)
     code, found = lines(
-        f'data-path="{data}" ledger-path="{tmp_path}/ledger.sqlite"',
+        f'data-path="{data}" ledger-path="{tmp_path}/ledger.jsonl"',
         *(word for name, value in options.items() for word in (f"--{name}", value)),
         "--root-certificates", str(certificates / "ca.crt"),
         "--auth-supernode-private-key", str(certificates / "site-1"),

@@ -19,7 +19,7 @@ from umbel.privacy.accounting import guarantee
 from umbel.privacy.accounting.guarantee import site_release
 from umbel.privacy.gate import randomness
 from umbel.privacy.gate.charges import Charge
-from umbel.privacy.gate.ledger import MemoryLedger
+from umbel.privacy.gate.totals import Totals
 from umbel.privacy.mechanisms import Gaussian, Laplace, choice
 from umbel.privacy.mechanisms.base import Mechanism
 from umbel.protocol.errors import ConfigError, FleetError
@@ -222,12 +222,12 @@ def no_clipping(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def a_charge_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two rounds the ledger has one."""
-    charge = MemoryLedger.charge
+    charge = Totals.charge
 
-    def forgetful(self: MemoryLedger, asked: Charge, clients: Sequence[int], *rest: Any) -> list[bool]:
+    def forgetful(self: Totals, asked: Charge, clients: Sequence[int], *rest: Any) -> list[bool]:
         return charge(self, asked, clients, *rest) if asked.round == 1 else [True] * len(clients)
 
-    monkeypatch.setattr(MemoryLedger, "charge", forgetful)
+    monkeypatch.setattr(Totals, "charge", forgetful)
 
 
 def counts_without_noise(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from tests.helpers.sources import ROOT
 from umbel.client.app import app
 from umbel.data import BUNDLED, open_dataset
 from umbel.models import load
-from umbel.privacy.gate.ledger import MemoryLedger
+from umbel.privacy.gate.totals import Totals
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.messages import hypotheses_in, training_in
 from umbel.protocol.plugins import parse_options
@@ -292,7 +292,7 @@ def test_a_budget_caps_the_interactions(attack_config: Config, policy: Config, r
     """n / nu = 400 a participation, or an epsilon of 2 n / nu."""
     config = attack_config | options(after=0) | {"noise-multiplier": 2.0} | run
     played = Attacked(config, **policy)
-    ledger = MemoryLedger(next(iter(played.grid.contexts.values())).state)
+    ledger = Totals(next(iter(played.grid.contexts.values())).state)
     for client in played.victims:
         assert played.last(client)["interactions"] == maximum
         assert played.last(client)["spent"] == maximum * N / 2

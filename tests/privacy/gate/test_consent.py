@@ -21,11 +21,9 @@ from tests.helpers.keys import pair
 from tests.helpers.messages import refused
 from umbel.cli.main import app as command
 from umbel.deploy import certs
-from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.journal import Journal
 from umbel.privacy.gate.runs import SHOWN, Runs, Status
 from umbel.privacy.gate.site import SERVER_CA
-from umbel.privacy.gate.site_log import SiteLog
-from umbel.privacy.gate.store import beside
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.signatures import server_of, sign
 
@@ -51,7 +49,7 @@ def of(site: Site, run_config: dict[str, Any], run: int = 1) -> Site:
 
 def codes(site: Site) -> list[str]:
     """Return the codes of the site's log."""
-    lines = SiteLog(beside(site.ledger)).lines()
+    lines = Journal(site.ledger).messages()
     return [line["reason"].rpartition("[")[2].rstrip("]") for line in lines if line["reason"]]
 
 
@@ -87,9 +85,7 @@ def test_a_listed_researchers_run_is_answered_and_every_other_one_waits(
     assert site.waiting == []
     [request] = Runs(site.ledger).requests()
     assert (request.person, request.reason) == ("ann", "signed")
-    assert {line["request"] for line in SiteLog(beside(site.ledger)).lines() if line["paid"]} == {
-        request.digest[:SHOWN]
-    }
+    assert {line["request"] for line in Journal(site.ledger).messages() if line["paid"]} == {request.digest[:SHOWN]}
     assert not answers(of(site, run_config, 8)), "not signed"
     assert len(site.waiting) == 1
     assert not answers(of(site, signed(run_config, keys["bob"][0]), 9)), "signed by a stranger: the same request"
@@ -149,7 +145,7 @@ def test_a_site_that_asks_for_every_run_says_who_signed_it(
     assert not answers(of(site, run_config, 3)), "which Ann has not signed"
     listed = site.run("requests", "--all")
     assert "by Dr. Day: trial 7" in listed
-    [decision] = [line for line in SiteLog(beside(site.ledger)).lines() if line["decision"] == "approved"]
+    [decision] = [line for line in Journal(site.ledger).messages() if line["decision"] == "approved"]
     assert decision["reason"].endswith("by Dr. Day: trial 7")
     [approved, waiting] = Runs(site.ledger).requests()
     assert (approved.person, approved.reason, waiting.person) == ("Dr. Day", "trial 7", "")
@@ -267,7 +263,7 @@ def test_no_client_takes_part_more_often_than_the_approved_run_says(tmp_path: Pa
     site.run("approve", site.waiting[0])
     replies = [refused(site.train(clients=clients)) for clients in ((0,), (0, 1), (0, 1), (0,), (0, 1))]
     assert replies == [False, False, False, True, True]
-    assert {client: sum(own.values()) for client, own in Ledger(site.ledger).accounts().items()} == {0: 2, 1: 2}
+    assert {client: sum(own.values()) for client, own in Journal(site.ledger).accounts().items()} == {0: 2, 1: 2}
     assert not refused(of(site, config, 2).train(clients=(0,))), "another run of the same settings has its own"
 
 
@@ -275,17 +271,17 @@ def test_no_client_reports_more_often_than_the_approved_run_says(tmp_path: Path,
     """Else a run of one round could spend all that validation clients have."""
     config = run_config | {"rounds": 1, "restarts": 2}
     site = Site(tmp_path, config, budget=8.0)
-    Ledger.create(site.ledger)
+    Journal.create(site.ledger)
     site.query()
     assert re.search(r"reports, at most 4 reports of a client.*any two data sets: 0\.8;", site.run("requests"))
     site.run("approve", site.waiting[0])
     for round in (0, 0, 1, 2, 1, 1):
         site.evaluate(round=round)
-    [account] = Ledger(site.ledger).accounts().values()
+    [account] = Journal(site.ledger).accounts().values()
     assert sum(account.values()) == 4
-    assert any("or took part 4 times" in line["reason"] for line in SiteLog(beside(site.ledger)).lines())
+    assert any("or took part 4 times" in line["reason"] for line in Journal(site.ledger).messages())
     of(site, config, 2).evaluate()
-    [account] = Ledger(site.ledger).accounts().values()
+    [account] = Journal(site.ledger).accounts().values()
     assert sum(account.values()) == 5, "another run of the same settings has its own"
 
 
@@ -301,7 +297,7 @@ def test_before_approval_a_server_does_not_find_out_which_model_fits_the_data(
         read |= {site.query().error.reason, site.keep().error.reason}
     assert read == {"refused [refused.waits]" if most else "refused [refused.too-many-wait]"}
     if most:
-        assert "cannot be approved here: the server asks for model" in str([*SiteLog(beside(site.ledger)).lines()])
+        assert "cannot be approved here: the server asks for model" in str([*Journal(site.ledger).messages()])
         site.run("approve", site.waiting[0])
         assert not refused(of(site, run_config | {"model": "linear"}).query())
         (tmp_path / "own").rename(tmp_path / "away")
@@ -315,7 +311,7 @@ def test_a_fault_in_the_data_is_only_in_the_nodes_own_log(
     rows = np.load(tmp_path / "own" / "targets.npy")
     np.save(tmp_path / "own" / "targets.npy", np.full_like(rows, np.nan))
     assert site.query().error.reason == "refused [refused.waits]"
-    [line] = SiteLog(beside(site.ledger)).lines()
+    [line] = Journal(site.ledger).messages()
     assert "cannot be approved here: DatasetError; see the node's own log" in line["reason"]
     assert "data.not-finite" in caplog.text
 

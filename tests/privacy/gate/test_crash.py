@@ -21,7 +21,7 @@ from tests.helpers.datasets import save_plane
 from tests.helpers.forks import forks
 from tests.helpers.ledgers import participations
 from tests.helpers.paper import ACCEPTED
-from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.journal import Journal
 
 CLIENTS = 3
 KILLS = int(os.environ.get("KILLS", "30"))
@@ -42,7 +42,7 @@ def _serve(folder: Path, run_config: dict[str, Any], die_before_noise: bool) -> 
     if die_before_noise:
         sanitise.sanitise_in_place = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
     # Processes have the environment of the first test that made one.
-    config = ACCEPTED | {"data-path": str(folder / "own"), "ledger-path": str(folder / "ledger.sqlite")}
+    config = ACCEPTED | {"data-path": str(folder / "own"), "ledger-path": str(folder / "ledger.jsonl")}
     grid = InProcessGrid(app, run_config, node_configs=[config])
     [node] = grid.get_node_ids()
     hypotheses = {"weight": np.ones((2, 1, 2), np.float32)}
@@ -58,12 +58,12 @@ def _serve(folder: Path, run_config: dict[str, Any], die_before_noise: bool) -> 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     save_plane(tmp_path / "own", CLIENTS, loss="mse")
-    Ledger.create(tmp_path / "ledger.sqlite")
+    Journal.create(tmp_path / "ledger.jsonl")
     return tmp_path
 
 
 def times_paid(folder: Path) -> list[int]:
-    ledger = Ledger(folder / "ledger.sqlite")
+    ledger = Journal(folder / "ledger.jsonl")
     return [participations(ledger, client) for client in range(CLIENTS)]
 
 

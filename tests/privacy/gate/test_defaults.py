@@ -16,9 +16,7 @@ from umbel.client.app import app
 from umbel.client.node import Node
 from umbel.data import offsets_of, write_dataset
 from umbel.privacy.accounting.guarantee import guarantee
-from umbel.privacy.gate.ledger import Ledger
-from umbel.privacy.gate.site_log import SiteLog
-from umbel.privacy.gate.store import beside
+from umbel.privacy.gate.journal import Journal
 from umbel.protocol.errors import FleetError, SiteError
 from umbel.protocol.run_config import RunConfig
 from umbel.simulation.grid import InProcessGrid
@@ -51,7 +49,7 @@ def test_the_default_run_passes_a_default_site_within_its_budget(tmp_path: Path,
     history, stopped = run(write(tmp_path / "data"), {"role": "split"})
     assert [entry["releases"] for entry in history] == [TRAIN, TRAIN, 0]
     assert "max-participations" in stopped
-    accounts = Ledger(umbel_home / "ledger.sqlite").accounts()
+    accounts = Journal(umbel_home / "ledger.jsonl").accounts()
     promised = [guarantee(account) for account in accounts.values()]
     assert len(accounts) == TRAIN + VALIDATE, "who reports is charged as well"
     assert all(one is not None and one.pure <= 8 for one in promised)
@@ -62,7 +60,7 @@ def test_the_default_run_passes_a_default_site_within_its_budget(tmp_path: Path,
 def test_the_papers_run_gets_nothing_from_a_default_site(tmp_path: Path, umbel_home: Path) -> None:
     history, _ = run(write(tmp_path / "data"), {"role": "split"}, **PAPER, rounds=2)
     assert sum(entry["releases"] for entry in history) == 0
-    lines = SiteLog(beside(umbel_home / "ledger.sqlite")).lines()
+    lines = Journal(umbel_home / "ledger.jsonl").messages()
     assert any("refused.clipping" in line["reason"] for line in lines)
 
 
@@ -78,15 +76,15 @@ def test_a_first_ledger_is_made_and_one_that_was_lost_is_not(tmp_path: Path, umb
     data = write(tmp_path / "data", validation=0)
     history, _ = run(data, {}, rounds=1)
     assert history[0]["releases"] == TRAIN
-    (umbel_home / "ledger.sqlite").unlink()
+    (umbel_home / "ledger.jsonl").unlink()
     with raises(FleetError, "nodes.missing"):
         run(data, {}, rounds=1, **{"node-wait": 0.2})
-    assert not (umbel_home / "ledger.sqlite").exists()
+    assert not (umbel_home / "ledger.jsonl").exists()
 
 
 def test_a_ledger_whose_place_is_named_is_not_made(tmp_path: Path) -> None:
     """It may lie on a volume that is missing."""
-    data, path = write(tmp_path / "data", validation=0), tmp_path / "volume" / "ledger.sqlite"
+    data, path = write(tmp_path / "data", validation=0), tmp_path / "volume" / "ledger.jsonl"
     with raises(FleetError, "nodes.missing"):
         run(data, {"ledger-path": str(path)}, rounds=1, **{"node-wait": 0.2})
     assert not path.exists()
@@ -101,6 +99,6 @@ def test_a_site_whose_first_message_is_refused_has_a_ledger_all_the_same(tmp_pat
 
 def test_noise_of_a_seed_that_the_server_knows_has_no_epsilon(tmp_path: Path, umbel_home: Path) -> None:
     run(write(tmp_path / "data"), {"role": "split", "insecure-seed": True, "budget": "inf"}, rounds=1)
-    accounts = Ledger(umbel_home / "ledger.sqlite").accounts()
+    accounts = Journal(umbel_home / "ledger.jsonl").accounts()
     assert len(accounts) == TRAIN, "without a budget validation clients report exact losses"
     assert {guarantee(account) for account in accounts.values()} == {None}

@@ -33,7 +33,7 @@ from tests.helpers.paper import paper_run
 from umbel.client.app import app
 from umbel.data import offsets_of, write_dataset
 from umbel.privacy.accounting.guarantee import within_budget
-from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.journal import Journal
 from umbel.privacy.mechanisms import Mechanism
 from umbel.privacy.mechanisms import sanitise as mechanism
 from umbel.protocol.errors import ProtocolError
@@ -125,8 +125,8 @@ class Watched:
             key: value.format(folder=folder) if isinstance(value, str) else value for key, value in SITES[name].items()
         }
         caps = {"max-local-epochs": 3, "max-local-steps": 4, "data-path": str(data)}
-        config = caps | {"ledger-path": str(folder / "ledger.sqlite")} | policy
-        Ledger.create(folder / "ledger.sqlite")
+        config = caps | {"ledger-path": str(folder / "ledger.jsonl")} | policy
+        Journal.create(folder / "ledger.jsonl")
         return cls(name, folder, config, InProcessGrid(app, paper_run(), node_configs=[config]), shapes)
 
     @property
@@ -215,7 +215,7 @@ class Watched:
     def check_books(self) -> None:
         """Check that the ledger holds at least what left, and no more than the limits; and what lies on disk."""
         times: Counter[int] = Counter()
-        ledger = Ledger(self.folder / "ledger.sqlite", whole=True)
+        ledger = Journal(self.folder / "ledger.jsonl", whole=True)
         for row in ledger.rows():
             times[int(str(row["client"]))] += 1
         for client, released in self.released.items():
@@ -230,7 +230,7 @@ class Watched:
                 assert within_budget(account, Fraction(40), 1e-5, 1.0, 1.0)
         for file in (self.folder / "models").glob("*"):
             assert all(np.isfinite(value).all() for value in safetensors.numpy.load_file(file).values())
-        known = {SECRET, "models", *(path.name for path in self.folder.glob("ledger.sqlite*"))}
+        known = {SECRET, "models", *(path.name for path in self.folder.glob("ledger.jsonl*"))}
         assert {path.name for path in self.folder.iterdir()} <= known
 
 

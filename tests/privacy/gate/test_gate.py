@@ -44,9 +44,10 @@ from tests.helpers.messages import (
 )
 from tests.helpers.noise import rounding, sanitise
 from umbel.privacy.gate import randomness
-from umbel.privacy.gate.ledger import Ledger, MemoryLedger
+from umbel.privacy.gate.journal import Journal
 from umbel.privacy.gate.randomness import SecureGenerator, streams
 from umbel.privacy.gate.refusals import guard
+from umbel.privacy.gate.totals import Totals
 from umbel.privacy.gate.umbel_app import answer_round
 from umbel.privacy.mechanisms import choice
 from umbel.privacy.mechanisms.sanitise import round_to_grid
@@ -339,7 +340,7 @@ def test_in_simulation_parameters_may_leave_as_trained_which_costs_everything() 
     left = assert_left(through_gate(content, context, hands_over(TRAINED, [0, 0])), 2, ONE)
     np.testing.assert_array_equal(left.arrays["weight"], TRAINED.astype(np.float32))
     assert left.released == [1, 1]
-    assert [spent(MemoryLedger(context.state), client) for client in (4, 7, 5)] == [float("inf"), float("inf"), 0]
+    assert [spent(Totals(context.state), client) for client in (4, 7, 5)] == [float("inf"), float("inf"), 0]
 
 
 def test_a_public_radius_clips_updates() -> None:
@@ -445,7 +446,7 @@ def test_a_node_that_is_told_to_end_ends(deadly: type[BaseException], monkeypatc
 
 def test_of_the_asked_clients_those_train_that_paid(monkeypatch: pytest.MonkeyPatch) -> None:
     trains: list[Any] = []
-    monkeypatch.setattr(MemoryLedger, "charge", lambda self, charge, clients, limits, at_least, most: [True, False])
+    monkeypatch.setattr(Totals, "charge", lambda self, charge, clients, limits, at_least, most: [True, False])
 
     def compute(task: TrainingSpec, assigned: NDArray[np.int64]) -> Any:
         trains.append(task.clients)
@@ -591,7 +592,7 @@ def test_the_choice_is_charged_before_it_is_drawn(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("umbel.privacy.gate.answer.choice.at_random", crash)
     context = of_node(OWN)
     assert what_left(through_gate(request(APART_TWO, (4, 7), **PRIVATE), context, obeys()), 2, ONE) is None
-    [account] = {tuple(account.items()) for account in Ledger(umbel_home() / "ledger.sqlite").accounts().values()}
+    [account] = {tuple(account.items()) for account in Journal(umbel_home() / "ledger.jsonl").accounts().values()}
     [(release, times)] = account
     assert (release.hypotheses, release.choice_epsilon, times) == (2, 1.0, 1)
 
@@ -616,7 +617,7 @@ def test_what_a_server_says_of_assignments_is_not_heard() -> None:
 def test_with_one_hypothesis_there_is_nothing_to_draw_or_to_pay() -> None:
     context = of_node(OWN)
     through_gate(request(ZEROS, (4,), **PRIVATE), context, hands_over(TRAINED[:1], [0]))
-    [release] = Ledger(umbel_home() / "ledger.sqlite").account(4)
+    [release] = Journal(umbel_home() / "ledger.jsonl").account(4)
     assert (release.hypotheses, release.choice_epsilon) == (1, 0.0)
     assert release.formal
 
@@ -742,21 +743,13 @@ def test_clients_pay_by_the_datasets_numbers() -> None:
 
 def test_a_client_out_of_budget_releases_nothing_under_another_nodes_numbers() -> None:
     """Client 6 is client 3 of node 0 of 2, and client 1 of node 1 of 5; the nodes share a ledger."""
-    Ledger.create(umbel_home_made() / "ledger.sqlite")
+    Journal.create(umbel_home_made() / "ledger.jsonl")
     limits: dict[str, Any] = {"max-participations": 1}
     handler = hands_over(np.ones((1, 2)), [0])
     first, second = of_place("0/2", **limits), of_place("1/5", **limits)
     assert what_left(through_gate(request(ZEROS, (3,)), first, handler), 1, ONE) is not None
     assert what_left(through_gate(request(ZEROS, (1,)), second, handler), 1, ONE) is None
     assert what_left(through_gate(request(ZEROS, (3,)), second, handler), 1, ONE) is not None, "client 16 has not paid"
-
-
-def test_simulated_nodes_that_share_a_ledger_share_no_client() -> None:
-    path = umbel_home_made() / "ledger.sqlite"
-    for node in range(2):
-        context = of_node({"partition-id": node, "num-partitions": 2, "ledger-path": str(path)})
-        through_gate(request(ZEROS, (0, 1)), context, hands_over(np.ones((2, 2)), [0, 0]))
-    assert list(Ledger(path).accounts()) == [0, 1, 2, 3]
 
 
 def umbel_home_made() -> Path:
@@ -796,7 +789,7 @@ def test_a_site_hides_updates_within_its_own_floor_and_the_least_radius(
     left = assert_left(through_gate(content, of_node(OWN | ACCEPTS), handler), 4000, ONE)
     norms = np.linalg.norm(left.arrays["weight"].astype(float) - hypothesis, axis=1)
     assert stats.kstest(norms, stats.gamma(2, scale=5 * radius / 2).cdf).pvalue > 1e-6
-    [charged] = {row["clip_norm"] for row in Ledger(umbel_home() / "ledger.sqlite").rows()}
+    [charged] = {row["clip_norm"] for row in Journal(umbel_home() / "ledger.jsonl").rows()}
     assert charged == (pytest.approx(radius, rel=1e-9) if mode == "public" else None)
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +10,11 @@ import numpy as np
 import pytest
 from flwr.app import Message, RecordDict
 
+from tests.helpers.ledgers import forget
 from tests.helpers.messages import arrived, asked, records, refused, released, stacked, task_of, wire
 from umbel.client.app import app
 from umbel.data import BUNDLED
-from umbel.privacy.gate.ledger import Ledger
-from umbel.privacy.gate.store import beside
+from umbel.privacy.gate.journal import Journal
 from umbel.protocol.messages import keep_request, query
 from umbel.protocol.records import pack
 from umbel.protocol.tasks import VERSION, EvaluationSpec
@@ -81,21 +79,20 @@ def test_the_app_does_not_tell_what_is_wrong_with_a_site(
         assert str(tmp_path).encode() not in wire(reply)
 
 
-def changed(sql: str) -> Callable[[Path], None]:
-    """Return what changes a ledger behind the site's back."""
-
-    def change(ledger: Path) -> None:
-        with closing(sqlite3.connect(ledger)) as connection:
-            connection.execute(sql)
-            connection.commit()
-
-    return change
-
-
 def never_made(ledger: Path) -> None:
     """Leave the site as it was before its first message."""
-    ledger.unlink()
-    beside(ledger).unlink()
+    journal = Journal(ledger)
+    for file in (ledger, journal.index, journal.witness.path):
+        file.unlink()
+
+
+def cut_off(ledger: Path) -> None:
+    """Leave the first line, as in a backup of then."""
+    ledger.write_bytes(ledger.read_bytes().splitlines(keepends=True)[0])
+
+
+def changed(ledger: Path) -> None:
+    ledger.write_bytes(ledger.read_bytes()[:-9] + b"01234567\n")
 
 
 @pytest.mark.parametrize(
@@ -105,24 +102,18 @@ def never_made(ledger: Path) -> None:
 )
 @pytest.mark.parametrize(
     "damage",
-    [
-        never_made,
-        Path.unlink,
-        changed("UPDATE totals SET times = 0"),
-        changed("UPDATE charges SET round = 9"),
-        changed("DELETE FROM releases"),
-    ],
-    ids=["never made", "lost", "totals", "charge", "releases"],
+    [never_made, Path.unlink, cut_off, changed],
 )
 def test_without_a_whole_ledger_a_site_with_a_limit_answers_nothing(
     damage: Callable[[Path], None], message_type: str, asks: str, run_config: dict[str, Any], tmp_path: Path
 ) -> None:
     """Neither what is charged, nor what has no price; a server names the type of a message as it likes."""
-    path = Ledger.create(tmp_path / "ledger.sqlite").path
+    path = Journal.create(tmp_path / "ledger.jsonl").path
     site = {**OWN, "role": "split", "max-participations": 9, "exact-losses": "yes", "ledger-path": str(path)}
     assert not refused(ask_app(GOOD["train"], "train", run_config, **site))
     assert not refused(ask_app(GOOD[asks], message_type, run_config, **site))
     damage(path)
+    forget()
     assert refused(ask_app(GOOD[asks], message_type, run_config, **site))
 
 
@@ -150,12 +141,12 @@ type = "number"
 @pytest.fixture
 def table(tmp_path: Path) -> dict[str, Any]:
     """A site that serves a table, and lets a client take part twice at n/nu = 2/5 each."""
-    Ledger.create(tmp_path / "ledger.sqlite")
+    Journal.create(tmp_path / "ledger.jsonl")
     (tmp_path / "schema.toml").write_text(SCHEMA)
     return {
         "data-path": str(tmp_path / "stays.csv"),
         "reader": f"umbel.data.table:read schema={tmp_path / 'schema.toml'}",
-        "ledger-path": str(tmp_path / "ledger.sqlite"),
+        "ledger-path": str(tmp_path / "ledger.jsonl"),
         "paper-budget": "0.8",
     }
 
@@ -213,8 +204,8 @@ def test_another_run_and_another_start_are_paid_for_from_the_same_account(
     run_config: dict[str, Any], tmp_path: Path
 ) -> None:
     """Old hypotheses come free; what they are trained on does not."""
-    Ledger.create(tmp_path / "ledger.sqlite")
-    site = {**OWN, "role": "split", "paper-budget": "0.8", "ledger-path": str(tmp_path / "ledger.sqlite")}
+    Journal.create(tmp_path / "ledger.jsonl")
+    site = {**OWN, "role": "split", "paper-budget": "0.8", "ledger-path": str(tmp_path / "ledger.jsonl")}
     for start in (stacked(TRUTH, LINEAR), stacked(-TRUTH, LINEAR)):
         reply = ask_app(asked(start, task_of((3,))), "train", run_config | {"seed": len(start)}, **site)
         assert released(reply) == [1]

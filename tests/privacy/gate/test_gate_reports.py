@@ -35,7 +35,7 @@ from tests.helpers.messages import (
     wire,
 )
 from tests.helpers.noise import rounding, sanitise
-from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.journal import Journal
 from umbel.privacy.gate.randomness import streams
 from umbel.privacy.mechanisms.laplace import Laplace
 from umbel.privacy.mechanisms.sanitise import round_to_grid
@@ -213,7 +213,7 @@ NOT_EXACT = SIMULATED | MEAN | {"exact-losses": "no"}
 def site_of_mean(umbel_home: Path) -> Context:
     """A site that sets a budget, and has a ledger for it."""
     umbel_home.mkdir()
-    Ledger.create(umbel_home / "ledger.sqlite")
+    Journal.create(umbel_home / "ledger.jsonl")
     return of_node(OWN | MEAN)
 
 

@@ -29,7 +29,7 @@ from umbel.client.cohort import Cohort
 from umbel.client.learner import Learner
 from umbel.data import offsets_of, write_dataset
 from umbel.privacy.gate import randomness
-from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.journal import Journal
 from umbel.protocol.records import pack
 from umbel.protocol.tasks import VERSION, EvaluationSpec, TrainingSpec
 from umbel.simulation.grid import InProcessGrid
@@ -49,11 +49,11 @@ class Site:
         targets = (features @ np.array([1.0, 2.0], np.float32)).astype(np.float32)
         own = manifest(CLIENTS, model="linear", loss="mse")
         write_dataset(folder / "own", own, features, targets, offsets_of([10] * CLIENTS))
-        self.ledger_path = folder / "ledger.sqlite"
+        self.ledger_path = folder / "ledger.jsonl"
         policy = {key.replace("_", "-"): value for key, value in policy.items()}
         config = {"data-path": str(folder / "own"), "ledger-path": str(self.ledger_path)} | policy
         if {"budget", "paper-budget", "max-participations"} & set(policy):
-            Ledger.create(self.ledger_path)
+            Journal.create(self.ledger_path)
         self.run_config, self.config = run_config, config
         self.grid = InProcessGrid(app, run_config, node_configs=[config])
         [self.node] = self.grid.get_node_ids()
@@ -83,7 +83,7 @@ class Site:
     def spent(self) -> list[Fraction | float]:
         if not self.ledger_path.exists():
             return [Fraction(0)] * CLIENTS
-        ledger = Ledger(self.ledger_path)
+        ledger = Journal(self.ledger_path)
         return [spent(ledger, client) for client in range(CLIENTS)]
 
     def lives(self) -> bool:
@@ -371,7 +371,7 @@ def test_time_that_is_over_is_charged_and_answered_as_any_release(open_site: Ope
     # They have not chosen either; training would have moved them by more than 1.
     np.testing.assert_allclose(releases(reply), [[5, 6]] * 4, atol=0.01)
     assert site.spent() == [2048] * 4
-    assert not (tmp_path / "ledger.sqlite.local").exists()
+    assert not (tmp_path / "ledger.jsonl.local").exists()
 
 
 def test_passes_beyond_max_examples_are_left_out_in_silence(open_site: Open) -> None:
@@ -413,7 +413,7 @@ def test_a_site_may_accept_a_public_radius_alone(open_site: Open) -> None:
     site = open_site(clipping="public")
     assert refused(site.ask())
     assert not site.ask(replace(HONEST, clipping="public", clip_norm=0.5)).has_error()
-    [first, *_] = Ledger(site.ledger_path).rows()
+    [first, *_] = Journal(site.ledger_path).rows()
     assert (first["clipping"], first["clip_norm"]) == ("public", 0.5)
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.helpers.examples import examples
 from tests.helpers.ledgers import participations, spent
 from umbel.privacy.gate.charges import Charge
-from umbel.privacy.gate.ledger import MemoryLedger
+from umbel.privacy.gate.totals import Totals
 from umbel.protocol.release import Clipping, Kind, Release
 
 
@@ -38,7 +38,7 @@ rounds = st.lists(st.tuples(st.lists(clients, unique=True, max_size=5), prices),
 @settings(max_examples=examples(40))
 @given(rounds)
 def test_each_client_pays_for_itself_alone(rounds: list[tuple[list[int], Fraction | None]]) -> None:
-    ledger = MemoryLedger(RecordDict())
+    ledger = Totals(RecordDict())
     paid: defaultdict[int, list[Fraction | None]] = defaultdict(list)
     for asked, cost in rounds:
         ledger.charge(of(cost), asked)
@@ -54,18 +54,18 @@ def test_each_client_pays_for_itself_alone(rounds: list[tuple[list[int], Fractio
 @given(rounds)
 def test_the_ledger_survives_the_ways_a_state_travels(rounds: list[tuple[list[int], Fraction | None]]) -> None:
     """Between rounds Ray pickles a node's state, and a SuperNode keeps it as a protobuf message."""
-    stays, moved = MemoryLedger(RecordDict()), RecordDict()
+    stays, moved = Totals(RecordDict()), RecordDict()
     for asked, cost in rounds:
         stays.charge(of(cost), asked)
-        MemoryLedger(moved).charge(of(cost), asked)
+        Totals(moved).charge(of(cost), asked)
         moved = recorddict_from_proto(recorddict_to_proto(pickle.loads(pickle.dumps(moved))))
     for client in [*range(6), 2947, 2**62]:
-        assert spent(MemoryLedger(moved), client) == spent(stays, client)
-        assert participations(MemoryLedger(moved), client) == participations(stays, client)
+        assert spent(Totals(moved), client) == spent(stays, client)
+        assert participations(Totals(moved), client) == participations(stays, client)
 
 
 def test_the_ledger_of_another_node_is_another_and_the_rest_of_the_state_is_left_alone() -> None:
     here, there = RecordDict(), RecordDict()
-    MemoryLedger(here).charge(of(Fraction(1)), [0])
-    assert spent(MemoryLedger(there), 0) == 0
+    Totals(here).charge(of(Fraction(1)), [0])
+    assert spent(Totals(there), 0) == 0
     assert (list(here), list(there)) == (["umbel.ledger"], [])

@@ -24,7 +24,7 @@ from tests.helpers.paper import paper_run
 from umbel.client.app import app
 from umbel.client.cohort import Cohort, LocalUpdate, Schedule
 from umbel.data import offsets_of, write_dataset
-from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.journal import Journal
 from umbel.protocol.messages import query
 from umbel.protocol.tasks import EvaluationSpec
 from umbel.simulation.grid import InProcessGrid
@@ -60,8 +60,8 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> dict[str, InProcessGrid]:
         folder = tmp_path_factory.mktemp("site")
         own = manifest(CLIENTS, 0, model="linear", loss="mse")
         write_dataset(folder / "own", own, *data(name), offsets_of(lengths))
-        Ledger.create(folder / "ledger.sqlite")
-        config = {"data-path": str(folder / "own"), "ledger-path": str(folder / "ledger.sqlite")}
+        Journal.create(folder / "ledger.jsonl")
+        config = {"data-path": str(folder / "own"), "ledger-path": str(folder / "ledger.jsonl")}
         config |= {"max-examples": MAX_EXAMPLES, "report-noise-multiplier": 2.0}
         grids[name] = InProcessGrid(app, paper_run(), node_configs=[config])
         # As in any run, and before anything is short: the node tries its model out.

@@ -6,9 +6,9 @@ import pytest
 
 from tests.helpers.codes import made
 from tests.helpers.messages import asked, of_node, task_of, through_gate, to_node
-from tests.privacy.gate.test_site_log import BROKEN, CLIENTS, ZEROS
-from tests.privacy.gate.test_site_log import ledger as ledger
-from tests.privacy.gate.test_site_log import own as own
+from tests.privacy.gate.test_entry import BROKEN, CLIENTS, ZEROS
+from tests.privacy.gate.test_entry import ledger as ledger
+from tests.privacy.gate.test_entry import own as own
 from umbel.privacy.gate.refusals import PUBLIC, refusal
 from umbel.protocol.errors import DatasetError, Refused
 from umbel.protocol.messages import query

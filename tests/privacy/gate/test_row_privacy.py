@@ -16,7 +16,8 @@ from tests.helpers.sites import own, simulated
 from umbel.privacy.accounting.guarantee import secure_release, site_release
 from umbel.privacy.accounting.rows import by_steps
 from umbel.privacy.gate.charges import Charge, Limits, priced, read, written
-from umbel.privacy.gate.ledger import Ledger, MemoryLedger
+from umbel.privacy.gate.journal import Journal
+from umbel.privacy.gate.totals import Totals
 from umbel.protocol.errors import Refused, SiteError
 from umbel.protocol.release import Clipping, Kind, Release, ReleaseBy, RowPrivacy
 from umbel.protocol.tasks import TrainingSpec
@@ -146,7 +147,7 @@ def test_a_server_that_varies_what_costs_a_row_nothing_gets_no_release_more(
 
 
 def test_the_ledger_exports_how_rows_were_hidden_if_any_were(tmp_path: Path) -> None:
-    ledger = Ledger.create(tmp_path / "ledger.sqlite")
+    ledger = Journal.create(tmp_path / "ledger.jsonl")
     ledger.charge(Charge("7", 1, replace(release(), noise_multiplier=2.0).trained_by(None)), [0])  # type: ignore[list-item]
     assert "row_rate" not in next(ledger.rows())
     ledger.charge(Charge("7", 2, release()), [0])  # type: ignore[list-item]
@@ -180,7 +181,7 @@ def test_the_model_leaves_as_it_was_trained_within_the_clip_norm_and_is_charged(
     task = replace(ALONE, clients=(0, 1), clip_norm=5.0)
     reply = through_gate(asked(stacked([[0.0, 0.0]], LAYOUT), task), node, trained([[3.0, 4.0], [6.0, 8.0]]))
     assert np.allclose(releases(reply)["weight"], [[3.0, 4.0], [3.0, 4.0]])
-    assert MemoryLedger(node.state).account(0) == {release(): 1}  # type: ignore[arg-type]
+    assert Totals(node.state).account(0) == {release(): 1}  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("rows", [None, replace(STEPS, steps=9)])
@@ -198,7 +199,7 @@ def test_an_ordinary_site_lets_no_model_without_noise_of_its_own_leave() -> None
 
 
 def test_a_server_that_knows_the_seed_is_charged_as_if_there_were_no_noise(tmp_path: Path) -> None:
-    ledger = Ledger.create(tmp_path / "ledger.sqlite")
+    ledger = Journal.create(tmp_path / "ledger.jsonl")
     entries = {
         "data-path": "/data/site", "protect": "rows", "budget": "inf", "insecure-seed": True,
         "ledger-path": str(ledger.path),

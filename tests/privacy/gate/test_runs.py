@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,18 +9,21 @@ import numpy as np
 import pytest
 
 from tests.helpers.errors import raises
+from tests.helpers.ledgers import forget
 from umbel.privacy.gate import runs as module
-from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate import totals
+from umbel.privacy.gate.entry import Entry
+from umbel.privacy.gate.journal import Journal
 from umbel.privacy.gate.policy import Policy
 from umbel.privacy.gate.runs import Runs, Status, digest_of
-from umbel.protocol.errors import LedgerError, Refused
+from umbel.protocol.errors import Refused
 
 LIMITS = Policy.parse({"max-evaluations": 2})
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return Ledger.create(tmp_path / "ledger.sqlite").path
+    return Journal.create(tmp_path / "ledger.jsonl").path
 
 
 def test_evaluations_are_counted_by_run(path: Path) -> None:
@@ -30,7 +31,7 @@ def test_evaluations_are_counted_by_run(path: Path) -> None:
         Runs(path).count_evaluation(run, LIMITS)
     with raises(Refused, "refused.evaluations", "max-evaluations is 2"):
         Runs(path).count_evaluation("1", LIMITS)
-    Runs(path, "another node").count_evaluation("1", LIMITS)
+    Runs(path, node="another").count_evaluation("1", LIMITS)
 
 
 def test_processes_that_count_together_do_not_go_beyond(path: Path) -> None:
@@ -46,11 +47,11 @@ def test_processes_that_count_together_do_not_go_beyond(path: Path) -> None:
 
 
 def test_the_oldest_are_forgotten(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_KEPT_SENT", 3)
+    monkeypatch.setitem(totals._KEPT, "sent", 3)
     sent = [{"weight": np.full((1, 2), number, np.float32)} for number in range(5)]
     runs = Runs(path)
     for hypotheses in sent:
-        runs.note_sent("1", "spring", hypotheses)
+        runs.record(Entry("1", "train", sent=[("spring", digest_of(hypotheses))]), True)
     with raises(Refused, "refused.unknown-run"):
         runs.end("2", "", sent[2], evaluates=False)
     with raises(Refused, "refused.unknown-result"):
@@ -66,7 +67,7 @@ def test_what_waits_is_not_forgotten_for_what_comes_later(path: Path, monkeypatc
         with raises(Refused, "refused.waits" if number < 2 else "refused.too-many-wait"):
             runs.check_approved(str(number), {"rounds": number}, "")
     assert [request.run for request in runs.requests()] == ["0", "1"]
-    runs.decide(runs.requests()[0], Status.APPROVED, "ann", "")
+    runs.decide(runs.requests()[0].digest, Status.APPROVED, "ann")
     with raises(Refused, "refused.waits"):
         runs.check_approved("4", {"rounds": 4}, "")
     runs.check_approved("0", {"rounds": 0}, "")
@@ -93,28 +94,9 @@ def test_hypotheses_of_other_names_shapes_or_types_are_others() -> None:
     assert len({digest_of(one) for one in arrays}) == len(arrays)
 
 
-def test_a_damaged_file_closes_the_site(path: Path) -> None:
-    runs = Runs(path)
-    runs.count_evaluation("1", LIMITS)
-    content = path.read_bytes()
-    path.write_bytes(content[:4096] + b"\xff" * (len(content) - 4096))
-    with raises(LedgerError, "ledger.damaged", path):
-        runs.count_evaluation("1", LIMITS)
-
-
-def test_a_file_that_cannot_be_written_closes_the_site(path: Path) -> None:
-    runs = Runs(path)
-    holder = sqlite3.connect(path, isolation_level=None)
-    holder.execute("DROP TABLE evaluations")
-    holder.close()
-    with raises(LedgerError, "ledger.unusable", "evaluations"):
-        runs.count_evaluation("1", LIMITS)
-    os.unlink(path)
-    with raises(LedgerError, "ledger.unusable", path):
-        runs.count_evaluation("1", LIMITS)
-    assert not path.exists()
-
-
-def test_text_that_cannot_be_written_is_refused(path: Path) -> None:
-    with raises(LedgerError, "ledger.unusable"):
-        Runs(path).note_sent("1", "\ud800", {"a": np.zeros((1, 2), np.float32)})
+def test_text_that_is_none_is_kept_as_it_is(path: Path) -> None:
+    """As a name of a run that no disk could take."""
+    runs, hypotheses = Runs(path), {"a": np.zeros((1, 2), np.float32)}
+    runs.record(Entry("1", "train", sent=[("\ud800", digest_of(hypotheses))]), True)
+    forget()
+    Runs(path).end("2", "\ud800", hypotheses, evaluates=True)

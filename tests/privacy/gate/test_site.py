@@ -77,7 +77,7 @@ def test_a_home_in_the_data_path_is_the_users(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("path", ["here/it/is", "~no-such-user/it/is"])
-@pytest.mark.parametrize("key", ["data-path", "ledger-path", "keep-model"])
+@pytest.mark.parametrize("key", ["data-path", "ledger-path", "witness-path", "keep-model"])
 def test_a_path_is_absolute_because_a_process_may_work_anywhere(key: str, path: str) -> None:
     with raises(SiteError, "site.relative-path", key, path):
         Site.of(OWN | {key: path})
@@ -209,15 +209,15 @@ def test_the_policy_of_a_site_that_sets_nothing_but_its_data(umbel_home: Path) -
     assert (site.policy.role, site.policy.clipping) == (Role.TRAIN, AcceptedRadius.PUBLIC)
     assert site.policy.report_noise_multiplier == 0.0
     assert not site.policy.allow_unsanitised
-    assert site.ledger_path == umbel_home / "ledger.sqlite"
+    assert site.ledger_path == umbel_home / "ledger.jsonl"
     assert site.keep_model is None
 
 
 def test_a_simulated_node_may_set_what_a_site_sets(tmp_path: Path) -> None:
-    site = simulated(budget=3, min_noise_multiplier=2.0, ledger_path=str(tmp_path / "ledger.sqlite"))
+    site = simulated(budget=3, min_noise_multiplier=2.0, ledger_path=str(tmp_path / "ledger.jsonl"))
     assert site.limits == Limits(Fraction(3), min_noise_multiplier=2.0)
     assert site.policy.min_noise_multiplier == 2.0
-    assert site.ledger_path == tmp_path / "ledger.sqlite"
+    assert site.ledger_path is None, "it has totals alone, and no files"
 
 
 def test_a_budget_is_kept_exactly() -> None:
@@ -289,7 +289,8 @@ TEXTS = {
     "strategies": "group-privacy fedavg",
     "reader": "umbel.data.table:read schema=/data/schema.toml", "role": "split",
     "place": "1/3", "clipping": "any", "release": "site", "mechanisms": "laplace gaussian",
-    "ledger-path": "/ledger/umbel.sqlite", "approve": "ask", "app": "hospital.client_app:app",
+    "ledger-path": "/ledger/umbel.jsonl", "witness-path": "/witness", "approve": "ask",
+    "app": "hospital.client_app:app",
     "app-keys": "device workers", "bundle": "ab" * 32, "keep-model": "/models", "personalise": "fine-tune epochs=3",
     "parties": "north=AAAAC3NzaC1lZDI1NTE5AAAAII5esJklLdUt2GoWtWkgDFbiKIwOkFmx72zoQsuZiyZb", "party-key": "/keys/north",
     "protect": "both",

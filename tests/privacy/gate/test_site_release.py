@@ -40,9 +40,10 @@ from tests.helpers.messages import (
 from tests.helpers.sites import own, simulated
 from umbel.privacy.accounting.guarantee import gap, guarantee, pure_cost, site_release, within_budget
 from umbel.privacy.gate.charges import Charge, Limits, read, written
-from umbel.privacy.gate.ledger import Ledger, MemoryLedger
+from umbel.privacy.gate.journal import Journal
 from umbel.privacy.gate.randomness import noise
 from umbel.privacy.gate.releases import SiteSanitiser
+from umbel.privacy.gate.totals import Totals
 from umbel.privacy.mechanisms import Laplace
 from umbel.privacy.mechanisms.base import Matrix, Mechanism
 from umbel.privacy.mechanisms.gaussian import GaussianLoss
@@ -119,10 +120,10 @@ def accounts(context: Context, clients: int) -> list[Any]:
     return [dict(ledger_of(context).account(client)) for client in range(clients)]
 
 
-def new_ledger() -> Ledger:
+def new_ledger() -> Journal:
     """Return the site's ledger, which a site with a budget does not make by itself."""
     umbel_home().mkdir(parents=True, exist_ok=True)
-    return Ledger.create(umbel_home() / "ledger.sqlite")
+    return Journal.create(umbel_home() / "ledger.jsonl")
 
 
 def sanitiser(k: int, n: int, mechanism: str = "laplace", **changes: Any) -> SiteSanitiser:
@@ -539,8 +540,8 @@ def test_every_client_that_takes_part_pays_the_whole_price() -> None:
     [(paid, times)] = account
     assert (paid.kind, paid.hypotheses, paid.choice_epsilon, times) == (Kind.SITE, 2, 0.5, 1)
     assert pure_cost(paid) == Fraction(3, 2)
-    assert {row["kind"] for row in Ledger(umbel_home() / "ledger.sqlite").rows()} == {"site"}
-    assert {row["clip_norm"] for row in Ledger(umbel_home() / "ledger.sqlite").rows()} == {1.0}
+    assert {row["kind"] for row in Journal(umbel_home() / "ledger.jsonl").rows()} == {"site"}
+    assert {row["clip_norm"] for row in Journal(umbel_home() / "ledger.jsonl").rows()} == {1.0}
 
 
 @pytest.mark.parametrize("able", [9, 10, 11])
@@ -569,7 +570,7 @@ def test_where_fewer_than_the_least_can_pay_nobody_does(able: int, node_log: io.
 @pytest.mark.parametrize("kept", ["on disk", "in memory"])
 def test_a_ledger_charges_at_least_so_many_or_nobody(kept: str, tmp_path: Any) -> None:
     charge = Charge("7", 1, release(1, choice_epsilon=0.0))
-    ledger = Ledger.create(tmp_path / "ledger.sqlite") if kept == "on disk" else MemoryLedger(RecordDict())
+    ledger = Journal.create(tmp_path / "ledger.jsonl") if kept == "on disk" else Totals(RecordDict())
     limits = Limits(participations=1)
     assert ledger.charge(charge, [0], limits) == [True]
     assert ledger.charge(charge, [0, 1, 2], limits, 3) == [False] * 3

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tests.strategies.test_secure_average import CONFIG, keys
 from umbel.data import Manifest, offsets_of, write_dataset
 from umbel.privacy.accounting.guarantee import DELTA, guarantee
-from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.journal import Journal
 from umbel.privacy.secure import party, sums
 from umbel.protocol.arrays import flatten
 from umbel.server.rounds import draw_hypotheses
@@ -33,7 +33,7 @@ def sites(home: Path, coins: NDArray[np.int64]) -> list[dict[str, Any]]:
     paths, listed = keys(home / "keys", "north", "south", "west")
     policies = []
     for place, (name, key) in enumerate(paths.items()):
-        Ledger.create(home / f"{name}.sqlite")
+        Journal.create(home / f"{name}.sqlite")
         own = slice(place * EACH, (place + 1) * EACH)
         manifest = Manifest(
             name=name, clients=EACH, split={"train": EACH, "validation": 0}, model=MODEL, loss="mse", metric="rmse",
@@ -70,7 +70,7 @@ def audited(home: Path, noise_multiplier: float) -> tuple[float, float]:
         },
         node_configs=sites(home, coins),
     )  # fmt: skip
-    account = Ledger(home / "north.sqlite").account(0)
+    account = Journal(home / "north.jsonl").account(0)
     claimed = guarantee(account)
     assert claimed is not None
     assert list(account.values()) == [1]

@@ -21,16 +21,15 @@ from umbel.client.checks import entries_of
 from umbel.console.books import Books, plan, prices
 from umbel.console.page import explained, render
 from umbel.privacy.accounting.guarantee import DELTA
-from umbel.privacy.gate.consent import decide
-from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.entry import Decision
+from umbel.privacy.gate.journal import Journal, lines_of
 from umbel.privacy.gate.policy import Policy
 from umbel.privacy.gate.policy_file import read_policy
 from umbel.privacy.gate.runs import SHOWN, Request, Runs, Status
 from umbel.privacy.gate.site import Site
-from umbel.privacy.gate.site_log import Decision, Line, SiteLog
-from umbel.privacy.gate.store import beside
+from umbel.privacy.gate.totals import Line
 from umbel.protocol.cli import command_line, console, csv_cell, errors_in_one_line, fail, printable
-from umbel.protocol.errors import ConfigError, LedgerError, LogError
+from umbel.protocol.errors import ConfigError, LedgerError
 from umbel.protocol.home import umbel_home, write_atomically
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 from umbel.protocol.words import count_of
@@ -38,11 +37,11 @@ from umbel.protocol.words import count_of
 LedgerPath = Annotated[
     Path | None,
     typer.Argument(
-        metavar="PATH", envvar="UMBEL_LEDGER_PATH", help="The ledger; by default $UMBEL_HOME/ledger.sqlite."
+        metavar="PATH", envvar="UMBEL_LEDGER_PATH", help="The journal; by default $UMBEL_HOME/ledger.jsonl."
     ),
 ]
 Kept = StrEnum("Kept", ["charges", "clients", "evaluations", "sent", "ended", "requests", "signed"])
-"""Tables that can be exported."""
+"""Kinds of lines that can be exported."""
 
 
 def _journal(
@@ -69,59 +68,35 @@ def _journal(
     ] = "",
     table: Annotated[
         Kept | None,
-        typer.Option("--csv", help="Print as CSV the charges, or another of the ledger's tables, oldest first."),
+        typer.Option("--csv", help="Print as CSV the charges, or the journal's lines of another kind, oldest first."),
     ] = None,
     create: Annotated[
         bool,
         typer.Option(
             "--create",
-            help="Make a new, empty ledger: if the policy sets a limit, the node does not make one by itself.",
-        ),
-    ] = False,
-    repair: Annotated[
-        bool,
-        typer.Option(
-            "--repair",
-            help="Charge again what the log records and an older copy of the ledger lacks. Until then, a site with an "
-            "older ledger refuses everything. If the ledger is lost, first restore a backup, or create an empty one.",
+            help="Make a new, empty journal: if the policy sets a limit, the node does not make one by itself.",
         ),
     ] = False,
 ) -> None:
-    """Check that a site's ledger and log are intact and agree, and print what each client has spent."""
+    """Check that a site's journal is intact, and print what each client has spent."""
     path = _path(path)
     with errors_in_one_line():
-        if sum(map(bool, (as_json, html, table, create, repair))) > 1:
-            text = "choose one of --json, --html, --csv, --create and --repair"
+        if sum(map(bool, (as_json, html, table, create))) > 1:
+            text = "choose one of --json, --html, --csv and --create"
             raise ConfigError(text, code="config.both-ways")
         if create:
             if path.exists():
                 raise LedgerError(f"{path} exists already", code="ledger.exists")
-            Ledger.create(path)
+            Journal.create(path)
         books = Books(path, Site.of(entries_of(node_config)) if node_config else None, delta, to_date=to_date)
-        opened = books.opened
-        if repair:
-            SiteLog(beside(path)).restored()
         if html:
             write_atomically(html, render(books).encode(), private=True)
         if table:
-            _export(opened, table)
+            _export(books.opened, table)
         elif html or as_json:
             typer.echo(html or json.dumps(books.as_json(), indent=1, default=str))
         else:
             _show(books)
-
-
-def _checked(books: Books) -> Iterator[str]:
-    """Yield lines that say that the ledger and its log are intact, or raise the error."""
-    lines, log = books.lines, beside(books.ledger)
-    charges, paid = sum(one.releases for one in books.clients), sum(line["paid"] for line in lines)
-    if charges < paid:
-        text = f"{log} has {paid} charges, but {books.ledger} only {charges}: the ledger may be an older copy"
-        raise LogError(f"{text}; umbel site journal --repair charges them", code="log.ledger-behind")
-    yield f"{books.ledger} is an intact ledger with {count_of(charges, 'charge')}"
-    if lines:
-        yield f"{log} is an intact log of {count_of(len(lines), 'line')}; its last hash is {lines[-1]['hash']}"
-        yield f"It records {paid:,} of the ledger's {count_of(charges, 'charge')}"
 
 
 def _show(books: Books) -> None:
@@ -137,8 +112,9 @@ def _show(books: Books) -> None:
     table = Table(*map(columns.__getitem__, shown), title=Text(printable(str(books.ledger))))
     for one in clients:
         table.add_row(*(str(getattr(one, name)) for name in shown))
-    for line in _checked(books):
-        typer.echo(line)
+    charges, head = sum(one.releases for one in books.clients), books.opened.head
+    typer.echo(f"{books.ledger} is an intact journal of {count_of(head.number, 'line')}; its last hash is {head.hash}")
+    typer.echo(f"It records {count_of(charges, 'charge')}, in {count_of(len(books.lines), 'message')}")
     terminal = console()
     terminal.print(table)
     notes = [
@@ -157,18 +133,18 @@ def _show(books: Books) -> None:
             f"to date: an epsilon at delta {books.delta:g} that holds at all times at once, even if servers choose "
             "each release after they have seen the earlier ones. The other figures hold for tasks fixed in advance."
         )
-    if messages := sum(row["messages"] for row in books.opened.table("evaluations")):
+    if messages := sum(line["kind"] == "evaluations" for line in books.opened.lines()):
         notes.append(
-            f"Servers asked for reports in {count_of(messages, 'message')}. This ledger does not count exact losses of "
+            f"Servers asked for reports in {count_of(messages, 'message')}. The journal does not count exact losses of "
             "validation clients (exact-losses, or no budget)."
         )
     for note in notes:
         terminal.print(note, soft_wrap=True)
 
 
-def _export(ledger: Ledger, table: Kept) -> None:
+def _export(journal: Journal, kind: Kept) -> None:
     writer = None
-    for row in ledger.rows() if table is Kept.charges else ledger.table(table):
+    for row in journal.rows() if kind is Kept.charges else _rows(journal, kind):
         if writer is None:
             writer = csv.DictWriter(sys.stdout, list(row))
             writer.writeheader()
@@ -177,21 +153,34 @@ def _export(ledger: Ledger, table: Kept) -> None:
         writer.writerow({name: csv_cell(value) for name, value in plain.items()})
 
 
+def _rows(journal: Journal, kind: Kept) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a kind, without their place in the chain; clients and what was sent one by one."""
+    number = 0
+    for line in journal.lines():
+        if kind is Kept.clients and line["kind"] == kind:
+            for name in line["names"]:
+                yield {"number": number, "at": line["at"], "name": json.dumps(name)}
+                number += 1
+        elif kind is Kept.sent:
+            for node, run, name, digest in line.get("sent", ()):
+                yield {"at": line["at"], "node": node, "run": run, "name": name, "digest": digest}
+        elif line["kind"] == kind:
+            yield {"at": line["at"], **_plain(line)}
+
+
+def _plain(line: Line) -> dict[str, Any]:
+    own = {key: value for key, value in line.items() if key not in ("number", "kind", "at", "previous", "hash")}
+    return dict(own.get("request", own))
+
+
 def _backup(
-    path: Annotated[Path, typer.Argument(metavar="PATH", envvar="UMBEL_LEDGER_PATH", help="The ledger.")],
-    copy: Annotated[Path, typer.Argument(metavar="COPY", help="A new file; the copy of the log lies beside it.")],
+    path: Annotated[Path, typer.Argument(metavar="PATH", envvar="UMBEL_LEDGER_PATH", help="The journal.")],
+    copy: Annotated[Path, typer.Argument(metavar="COPY", help="A new file.")],
 ) -> None:
-    """Copy the ledger and its log, also while the site runs, and check the copies."""
+    """Copy the journal, also while the site runs, and check the copy."""
     with errors_in_one_line():
-        if copy.exists():
-            raise LedgerError(f"{copy} exists already; name another file", code="ledger.exists")
-        ledger, log, lines = Books(path).opened, SiteLog(beside(path)), 0
-        # The log first: then the copied ledger has all charges that the copied log records.
-        if log.path.exists():
-            lines = log.copy_to(beside(copy))
-        ledger.copy_to(copy)
-        charges = sum(one.releases for one in Books(copy).clients)
-    typer.echo(f"{copy} is a copy of {path}, with {count_of(charges, 'charge')}; its log has {count_of(lines, 'line')}")
+        lines = Journal(path).copy_to(copy)
+    typer.echo(f"{copy} is a copy of {path}, with {count_of(lines, 'line')}")
 
 
 journal, backup = command_line(_journal), command_line(_backup)
@@ -199,7 +188,7 @@ journal, backup = command_line(_journal), command_line(_backup)
 
 _Ledger = Annotated[
     Path | None,
-    typer.Option("--ledger", envvar="UMBEL_LEDGER_PATH", help="The site's ledger; by default that of $UMBEL_HOME."),
+    typer.Option("--ledger", envvar="UMBEL_LEDGER_PATH", help="The site's journal; by default that of $UMBEL_HOME."),
 ]
 _By = Annotated[
     str | None, typer.Option("--by", help="The person that decides.", show_default="the user of this machine")
@@ -235,12 +224,12 @@ def _refuse(digest: _Digest, ledger: _Ledger = None, by: _By = None, reason: _Re
 
 def _decide(digest: str, status: Status, ledger: Path | None, by: str | None, reason: str) -> None:
     with errors_in_one_line():
-        request = decide(_path(ledger), digest, status, by or getpass.getuser(), reason)
+        request = Runs(_path(ledger)).decide(digest, status, by or getpass.getuser(), reason)
         typer.echo(f"{request.digest[:SHOWN]} is {request.status}")
 
 
 def _path(ledger: Path | None) -> Path:
-    return ledger or umbel_home() / "ledger.sqlite"
+    return ledger or umbel_home() / "ledger.jsonl"
 
 
 def _table(request: Request, whole: bool) -> Table:
@@ -279,52 +268,27 @@ _DEFAULTS = {
 
 
 def _log(
-    path: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="PATH",
-            envvar="UMBEL_LEDGER_PATH",
-            help="The log, or its ledger; by default $UMBEL_HOME/ledger.sqlite.",
-        ),
-    ] = None,
+    path: LedgerPath = None,
     since: Annotated[datetime | None, typer.Option(help="Only messages from this time on (UTC).")] = None,
     refused: Annotated[bool, typer.Option(help="Only messages that were refused completely or in part.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Also print what has its default value.")] = False,
-    set_aside: Annotated[
-        bool,
-        typer.Option(
-            "--set-aside",
-            help="Rename a damaged or long log, and begin a new one. Until then, a site with a damaged log refuses "
-            "everything.",
-        ),
-    ] = False,
 ) -> None:
     """Print a row for each message: its time, its request, the site's decision and the reason."""
-    if set_aside:
-        with errors_in_one_line():
-            log = SiteLog(_log_path(path))
-            typer.echo(f"{log.path} is a new log; the previous one is {log.set_aside()}")
-        return
-    log = SiteLog(_log_path(path))
-    table = Table("", "time (UTC)", "run", "message", "asked", "decision", "paid", "reason", title=Text(str(log.path)))
+    path = _path(path)
+    table = Table("", "time (UTC)", "run", "message", "asked", "decision", "paid", "reason", title=Text(str(path)))
     fault = None
     try:
-        for line in log.lines():
+        for line, _ in lines_of(path):
             late = since is not None and datetime.fromisoformat(line["at"]) < since.replace(tzinfo=UTC)
-            if late or (refused and line["decision"] == Decision.ANSWERED):
+            if line["kind"] != "message" or late or (refused and line["decision"] == Decision.ANSWERED):
                 continue
             table.add_row(*_cells(line, full))
-    except LogError as error:
+    except LedgerError as error:
         fault = str(error)
     if fault is None or table.row_count:
         console().print(table)
     if fault is not None:
         fail(fault)
-
-
-def _log_path(path: Path | None) -> Path:
-    path = _path(path)
-    return path if path.suffix == ".jsonl" else beside(path)
 
 
 def _part(name: str, values: Any, full: bool) -> str:

@@ -26,14 +26,15 @@ from numpy.typing import NDArray
 from umbel.privacy.accounting.guarantee import amount, pure_cost
 from umbel.privacy.gate import randomness
 from umbel.privacy.gate.charges import Charge
-from umbel.privacy.gate.ledger import Ledger, MemoryLedger
+from umbel.privacy.gate.entry import Entry
+from umbel.privacy.gate.journal import Journal
 from umbel.privacy.gate.policy import Role
 from umbel.privacy.gate.refusals import check_hypotheses
 from umbel.privacy.gate.releases import Released, ReportSanitiser, Sanitiser, SiteSanitiser
 from umbel.privacy.gate.runs import Runs
 from umbel.privacy.gate.secure_sums import SecureReports, SecureSanitiser, SecureSum, not_in_a_sum
 from umbel.privacy.gate.site import Site
-from umbel.privacy.gate.site_log import Entry
+from umbel.privacy.gate.totals import Totals
 from umbel.privacy.gate.work import Places, Results, Work, computed
 from umbel.privacy.mechanisms import choice
 from umbel.protocol.arrays import Arrays, Matrix
@@ -110,9 +111,9 @@ class Incoming:
             check_hypotheses(self.hypotheses, self.site.policy)
 
     @cached_property
-    def ledger(self) -> MemoryLedger | Ledger:
-        """The clients' ledger, opened once."""
-        return MemoryLedger(self.state) if self.site.ledger_path is None else Ledger.of(self.site)
+    def ledger(self) -> Totals | Journal:
+        """What clients were charged, opened once."""
+        return Totals(self.state) if self.site.ledger_path is None else Journal.of(self.site)
 
 
 def train(message: Incoming, task: TrainingSpec, secure: SecureSum | None = None) -> tuple[Released, Flags]:
@@ -218,7 +219,7 @@ def _charged(
         release = release.without_noise()  # the server knows the seed, and can subtract the noise
     charge = Charge(message.run, task.round, release)
     paid = np.array(ledger.charge(charge, ids, site.limits, at_least, most))
-    message.entry.charges(charge, list(compress(ids, paid)))
+    message.entry.charge(int(paid.sum()))
     if not paid.all() and (paid.any() or at_least == 1):
         unpaid = f"{(~paid).sum()} of {len(paid)} clients are over budget"
         if most < math.inf:

@@ -1,14 +1,14 @@
-"""A client's charges, limits and past spending: the vocabulary of every ledger.
+"""A client's charges, limits and past spending: the vocabulary of journal and totals.
 
-`umbel.privacy.gate.answer` charges, and `umbel.privacy.gate.ledger` keeps the charges; in simulation
-`umbel.privacy.gate.ledger` does.
+`umbel.privacy.gate.answer` charges, and `umbel.privacy.gate.journal` keeps the charges; in simulation
+`umbel.privacy.gate.totals` does.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache, lru_cache
@@ -141,6 +141,27 @@ def paper_spent(account: Account) -> Fraction | float:
     if any(release.paper_cost is None for release in account):
         return math.inf
     return sum(((release.paper_cost or 0) * times for release, times in account.items()), Fraction(0))
+
+
+def sort_of(release: Release) -> tuple[Hashable, ...]:
+    """Return the sort of a release: of one sort, one release can be dearer than another in every number."""
+    hidden = release.choice_epsilon > 0
+    return release.kind, release.mechanism, release.clipping, release.chooses, hidden, release.by_rows
+
+
+def dearer(one: Release, other: Release) -> Release:
+    """Return a release of the same sort that reveals no less than either of two."""
+    return replace(
+        one,
+        radius=None,
+        n=max(one.n, other.n),
+        noise_multiplier=min(one.noise_multiplier, other.noise_multiplier),
+        hypotheses=2 if one.chooses else 1,  # a choice between two reveals most
+        choice_epsilon=max(one.choice_epsilon, other.choice_epsilon),
+        row_noise_multiplier=min(one.row_noise_multiplier, other.row_noise_multiplier),
+        row_rate=max(one.row_rate, other.row_rate),
+        row_steps=max(one.row_steps, other.row_steps),
+    )
 
 
 _WRITTEN = "kind", "n", "noise_multiplier", "clipping", "mechanism", "hypotheses", "choice_epsilon"

@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import fields, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, TypeVar
 
 from flwr.app import RecordDict
 
+from umbel.privacy.gate.entry import told
 from umbel.privacy.gate.policy import AcceptedRelease, Approval, Policy, Role
 from umbel.privacy.gate.refusals import explain
-from umbel.privacy.gate.runs import Request, Runs, Status
+from umbel.privacy.gate.runs import Runs
 from umbel.privacy.gate.site import SERVER_CA, Site
-from umbel.privacy.gate.site_log import SiteLog, told
-from umbel.privacy.gate.store import beside
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import Refused
 from umbel.protocol.messages import evaluation_in, training_in
@@ -81,32 +79,6 @@ def check_allowed(site: Site, run: str, config: RunConfig, fault: Exception) -> 
         return
     explain(f"run {run}", fault)
     Runs.of(site).check_allowed(run, config.unsigned(), told(fault))
-
-
-def decide(ledger: Path, beginning: str, status: Status, person: str, reason: str = "") -> Request:
-    """Approve or refuse the request whose digest has this beginning, and record that in the site's log.
-
-    An approval is written first to the log, then to the store; a refusal first to the store. So if the process is
-    killed in between, every approval that holds is on record, and no refused request is answered.
-
-    Raises
-    ------
-    LedgerError
-        If there is no such request.
-    """
-    # Bytes of a terminal that are no text could not be stored.
-    person, reason = (text.encode("utf-8", "replace").decode() for text in (person, reason))
-    runs = Runs(ledger)
-    runs.request(beginning)  # before a log is made
-    # Another person may decide at the same time: the last line of the log is the decision that holds.
-    with SiteLog(beside(ledger)).deciding() as decided:
-        request = runs.request(beginning)
-        if status is Status.REFUSED:
-            refused = runs.decide(request, status, person, reason)
-            decided(request, status, person, reason)
-            return refused
-        decided(request, status, person, reason)
-        return runs.decide(request, status, person, reason)
 
 
 def most_participations(site: Site, config: RunConfig) -> float:

@@ -12,21 +12,24 @@ import math
 import operator
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
 from hashlib import sha256
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
+from umbel.privacy.gate.charges import dearer
 from umbel.privacy.mechanisms import MECHANISMS
 from umbel.privacy.secure.terms import Terms
 from umbel.protocol.errors import Refused, SiteError
 from umbel.protocol.plugins import parse_options, parse_pairs, unknown_name
 from umbel.protocol.release import (
     LAPLACE,
+    MAX_CHOICE_EPSILON,
     Clipping,
     ClipSchedule,
+    Kind,
     Protect,
     Release,
     ReleaseBy,
@@ -315,7 +318,12 @@ class Policy(Settings):
         1000, ge=1, description="maximum evaluations for one run, which needs one a round and a few before round 1"
     )
     ledger_path: Annotated[Text, FREE] = Field(
-        "", description="file of the ledger; by default $UMBEL_HOME/ledger.sqlite"
+        "", description="file of the journal; by default $UMBEL_HOME/ledger.jsonl"
+    )
+    witness_path: Annotated[Text, FREE] = Field(
+        "",
+        description="folder outside the journal's, for the journal's head, which shows a restored or lost journal; by "
+        "default umbel in $XDG_STATE_HOME",
     )
     approve: Annotated[Approval, Field(strict=False), OURS, _to(Approval.ASK)] = Field(
         Approval.POLICY,
@@ -483,6 +491,19 @@ class Policy(Settings):
         rows = RowPrivacy(1.0, self.min_row_noise_multiplier, self.max_row_rate, 1.0, int(self.max_local_steps))
         # The steps cost the same for any number of parameters, and a choice between two reveals most.
         return participation(1, 2 if chooses else 1, 0.0, choice_epsilon=self.max_choice_epsilon, rows=rows)
+
+    def dearest(self, release: Release) -> Release:
+        """Return the release that reveals most among one and all of its sort that the site accepts, of as many
+        values."""
+        least = self.report_noise if release.kind is Kind.REPORT else self.min_noise_multiplier
+        accepted = replace(release, noise_multiplier=least or release.noise_multiplier)
+        if release.choice_epsilon > 0:
+            accepted = replace(accepted, choice_epsilon=min(self.max_choice_epsilon, MAX_CHOICE_EPSILON))
+        if release.by_rows:
+            steps = release.row_steps if math.isinf(self.max_local_steps) else int(self.max_local_steps)
+            noise, rate = self.min_row_noise_multiplier, self.max_row_rate
+            accepted = replace(accepted, row_noise_multiplier=noise, row_rate=rate, row_steps=steps)
+        return dearer(release, accepted)
 
     @property
     def has_budget(self) -> bool:

@@ -17,10 +17,10 @@ import numpy as np
 from flwr.app import Context, Error, Message
 from flwr.clientapp.typing import ClientAppCallable
 
-from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.entry import Entry
+from umbel.privacy.gate.journal import Journal
 from umbel.privacy.gate.policy import Policy
 from umbel.privacy.gate.site import Site
-from umbel.privacy.gate.site_log import Entry, SiteLog
 from umbel.protocol.arrays import Arrays, all_finite, as_matrix
 from umbel.protocol.errors import Refused, UmbelError
 from umbel.protocol.flower import ErrorCode
@@ -79,30 +79,35 @@ def answered(
 ) -> Message:
     """Return the reply that `answer` makes to a message, once it is on record, or "refused" if anything goes wrong.
 
-    `answer` is called once the site's log is known to be writable, and its disk to have room. So no client is charged
-    for a release that cannot leave. If the reply cannot be recorded in the log, it does not leave.
+    `answer` is called once the journal is known to be intact. If the reply cannot be recorded, it does not leave.
     """
     try:
         site = Site.of(context.node_config, own_data)
-        site_log, entry = SiteLog.of(site), Entry()
-        if site_log is not None:
-            entry = Entry.of(msg, context)
-            site_log.check_end()
-            site_log.reserve.keep()
+        journal = None if site.simulated else Journal.of(site)
+        entry = Entry.of(msg, context) if journal else Entry()
         try:
-            if site_log is not None:
+            if journal is not None:
                 check_in_time(msg)
-                if not msg.metadata.message_type.startswith(("train", "evaluate")):
-                    # Training and reports open the ledger themselves, in messages of any type.
-                    Ledger(site_log.ledger)
             reply = answer(site, entry)
         except Exception as error:  # fail closed for any error
             reply = _refused(msg, error, entry)
-        if site_log is not None:
-            site_log.answered(entry, not reply.has_error())
+        if journal is not None:
+            journal.record(entry, not reply.has_error())
         return reply
     except Exception as error:  # no site, or nowhere to record it: fail closed
         return _refused(msg, error)
+
+
+def record_refusal(message: Message, context: Context, what: str, error: Exception) -> None:
+    """Record a message that is refused before the app sees it; nothing leaves, on record or not."""
+    try:
+        site = Site.of(context.node_config)
+        if not site.simulated:
+            entry = Entry.of(message, context)
+            entry.refuse(what, error)
+            Journal.of(site).record(entry, False)
+    except Exception as fault:  # Flower would send its text to the server
+        log(ERROR, "a refusal could not be recorded: %s", fault)
 
 
 def check_in_time(msg: Message) -> None:

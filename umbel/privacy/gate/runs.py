@@ -1,33 +1,27 @@
-"""A site's memory of runs, in its store, so that it survives a restart.
-
-It holds how often a run asked clients to report, the hypotheses that it sent, and whether it has announced its end. It
-also holds the runs that the site's people have approved.
+"""The runs in a site's journal: how often each asked clients to report, which hypotheses it sent, who used a signature,
+and which requests the site's people approved.
 """
 
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from hashlib import sha256
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
+from umbel.privacy.gate.entry import Decision, Entry, shortened
+from umbel.privacy.gate.journal import Journal
 from umbel.privacy.gate.policy import Policy
-from umbel.privacy.gate.site import Site
-from umbel.privacy.gate.store import Store, digest_of_request, request_of
+from umbel.privacy.gate.totals import key_of
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import LedgerError, Refused
 
-# A server decides the number of runs and how much each sends, so only the newest of each kind are kept.
-_KEPT_RUNS, _KEPT_SENT = 10_000, 20_000
 _MOST_WAITING, _LONGEST_REQUEST = 100, 1 << 16
 SHOWN = 32
 """Hex digits that identify a request: too many to find another request with the same digits."""
-_DECIDED = "UPDATE requests SET status = ?, decided = ?, person = ?, reason = ? WHERE digest = ?"
 _SIGNED = "signed"  # the reason of an approval by a researcher's signature alone
 
 
@@ -58,45 +52,21 @@ class Request:
     policy: str = ""
 
 
-class Runs(Store):
-    """A node's memory of runs; `node` identifies it among the nodes that share the store."""
-
-    def __init__(self, path: Path, node: str = "") -> None:
-        super().__init__(path)
-        self._node = node
-
-    @classmethod
-    def of(cls, site: Site) -> Self:
-        """Return the memory of a node of a site that serves data."""
-        runs = super().of(site)
-        runs._node = sha256(site.identity.encode("utf-8", "surrogatepass")).hexdigest()
-        return runs
+class Runs(Journal):
+    """A journal's memory of runs."""
 
     # --- clients' reports
 
     def count_evaluation(self, run: str, policy: Policy) -> None:
         """Count a message that asks clients to report, before they do; raise `Refused` above the limit."""
-        with self._transaction(write=True) as connection:
-            (messages,) = connection.execute(
-                "INSERT INTO evaluations (node, run, messages) VALUES (?, ?, 1) "
-                "ON CONFLICT DO UPDATE SET messages = messages + 1 RETURNING messages",
-                (self._node, run),
-            ).fetchone()
-            if messages > (most := policy.max_evaluations):
-                text = f"the server has asked for evaluation {messages - 1} times; max-evaluations is {most:g}"
+        with self._locked() as file:
+            messages = self._state.facts["evaluations"].get(key_of(self._node, run), 0)
+            if messages >= (most := policy.max_evaluations):
+                text = f"the server has asked for evaluation {messages} times; max-evaluations is {most:g}"
                 raise Refused(text, code="refused.evaluations")
-            _forget(connection, "evaluations", _KEPT_RUNS)
+            self._add(file, {"kind": "evaluations", "node": self._node, "run": run})
 
     # --- results of a run
-
-    def note_sent(self, run: str, name: str, hypotheses: Arrays) -> None:
-        """Remember hypotheses that a run sent."""
-        with self._transaction(write=True) as connection:
-            connection.execute(
-                "INSERT OR IGNORE INTO sent (node, run, name, digest) VALUES (?, ?, ?, ?)",
-                (self._node, run, name, digest_of(hypotheses)),
-            )
-            _forget(connection, "sent", _KEPT_SENT)
 
     def end(self, run: str, name: str, hypotheses: Arrays, evaluates: bool) -> None:
         """Note that a run has announced its result; raise `Refused` if it cannot be that run's result.
@@ -105,19 +75,19 @@ class Runs(Store):
         whose clients only train may have been left out of that round, and need not know them. It must know the run, by
         Flower's number or by the run's name: a run that resumes has another number, and the same name.
         """
-        with self._transaction(write=True) as connection:
-            known = connection.execute(
-                "SELECT digest FROM sent WHERE node = ? AND (run = ? OR (name = ? AND name != ''))",
-                (self._node, run, name),
-            ).fetchall()
+        with self._locked() as file:
+            known = {
+                digest
+                for node, number, title, digest in map(json.loads, self._state.facts["sent"])
+                if node == self._node and (number == run or (title == name != ""))
+            }
             if not known:
                 raise Refused("the run has asked nothing of this site before", code="refused.unknown-run")
-            if evaluates and (digest_of(hypotheses),) not in known:
+            if evaluates and digest_of(hypotheses) not in known:
                 raise Refused("the run never sent these hypotheses to this site", code="refused.unknown-result")
-            if connection.execute("SELECT 1 FROM ended WHERE node = ? AND run = ?", (self._node, run)).fetchone():
+            if key_of(self._node, run) in self._state.facts["ended"]:
                 raise Refused("the run has already announced its result", code="refused.told-before")
-            connection.execute("INSERT INTO ended (node, run) VALUES (?, ?)", (self._node, run))
-            _forget(connection, "ended", _KEPT_RUNS)
+            self._add(file, {"kind": "ended", "node": self._node, "run": run})
 
     # --- who asks
 
@@ -128,12 +98,12 @@ class Runs(Store):
             text = f"run {first} has used this signature already; sign each run separately"
             raise Refused(text, code="refused.signature")
 
-    def first_of(self, digest: str, what: str) -> str:
-        """Note what a digest is used for; return what it was used for first, as far back as this store knows."""
-        with self._transaction(write=True) as connection:
-            connection.execute("INSERT OR IGNORE INTO signed (digest, run) VALUES (?, ?)", (digest, what))
-            [(first,)] = connection.execute("SELECT run FROM signed WHERE digest = ?", (digest,)).fetchall()
-        return str(first)
+    def first_of(self, digest: str, use: str) -> str:
+        """Note what a digest is used for; return what it was used for first."""
+        with self._locked() as file:
+            if digest not in self._state.facts["signed"]:
+                self._add(file, {"kind": "signed", "digest": digest, "run": use})
+            return str(self._state.facts["signed"][digest])
 
     # --- approvals by the site's people
 
@@ -143,37 +113,32 @@ class Runs(Store):
         A new request waits, under a policy of this digest. One that a listed researcher signed (`signed_by`) is
         approved at once, unless people have refused it. If the site's policy asks its people by now, it waits for them.
         """
-        digest, text = request_of(asks)
+        text = json.dumps(asks, sort_keys=True, default=str)
+        digest = sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
         if len(text) > _LONGEST_REQUEST:
             raise Refused(
                 f"the request has {len(text)} characters, above the maximum of {_LONGEST_REQUEST}",
                 code="refused.long-request",
             )
-        with self._transaction(write=True) as connection:
-            known = connection.execute(
-                "SELECT status, person, reason FROM requests WHERE digest = ?", (digest,)
-            ).fetchone()
-            if known is None:
-                if not signed_by:
-                    self._check_room(connection)
-                connection.execute(
-                    "INSERT INTO requests (digest, at, run, status, asks, policy) VALUES (?, ?, ?, ?, ?, ?)",
-                    (digest, _now(), run, Status.WAITING, text, policy),
-                )
-            status = Status.WAITING if known is None else Status(known[0])
-            if known == (Status.APPROVED, asks.get("researcher"), _SIGNED) and not signed_by:
-                status = Status.WAITING
-                connection.execute(_DECIDED, (status, "", "", "", digest))
-            if status is Status.WAITING:
+        with self._locked() as file:
+            known = self._state.facts["request"].get(digest)
+            if known is None and not signed_by:
+                self._check_room()
+            request = _request(known) if known else Request(digest, _now(), run, Status.WAITING, json.loads(text))
+            by_signature = (request.status, request.person, request.reason)
+            if by_signature == (Status.APPROVED, asks.get("researcher"), _SIGNED) and not signed_by:
+                request = replace(request, status=Status.WAITING, decided="", person="", reason="")
+            if request.status is Status.WAITING:
                 # The policy may have changed since it was asked first.
-                connection.execute("UPDATE requests SET policy = ? WHERE digest = ?", (policy, digest))
+                request = replace(request, policy=policy)
                 if signed_by:
-                    status = Status.APPROVED
-                    connection.execute(_DECIDED, (status, _now(), signed_by, _SIGNED, digest))
+                    request = replace(request, status=Status.APPROVED, decided=_now(), person=signed_by, reason=_SIGNED)
+            if asdict(request) != known:
+                self._add(file, {"kind": "requests", "request": asdict(request)})
         name = digest[:SHOWN]
-        if status is Status.REFUSED:
+        if request.status is Status.REFUSED:
             raise Refused(f"request {name} of run {run} was refused by this site's people", code="refused.by-people")
-        if status is Status.WAITING:
+        if request.status is Status.WAITING:
             raise Refused(
                 f"request {name} of run {run} waits for approval: {self._look}, then approve or refuse {name}",
                 code="refused.waits",
@@ -184,17 +149,17 @@ class Runs(Store):
         """Raise `Refused` unless people approved a request with this run config; `fault` is why the run cannot be."""
         if any(one.status is Status.APPROVED and one.asks["config"] == config for one in self.requests()):
             return
-        with self._transaction() as connection:
-            self._check_room(connection)
+        with self._locked():
+            self._check_room()
         raise Refused(f"run {run} waits for approval, and cannot be approved here: {fault}", code="refused.waits")
 
     @property
     def _look(self) -> str:
         return f"umbel site requests --ledger {self.path}"
 
-    def _check_room(self, connection: sqlite3.Connection) -> None:
+    def _check_room(self) -> None:
         """Raise `Refused` if too many requests wait."""
-        [[waiting]] = connection.execute("SELECT count(*) FROM requests WHERE status = ?", (Status.WAITING,))
+        waiting = sum(request["status"] == Status.WAITING for request in self._state.facts["request"].values())
         # A waiting request is never dropped for another: a server could send one for that purpose.
         if waiting >= _MOST_WAITING:
             raise Refused(
@@ -204,14 +169,8 @@ class Runs(Store):
 
     def requests(self) -> list[Request]:
         """Return all requests, oldest first."""
-        return [self._request(row) for row in self.table("requests")]
-
-    def _request(self, row: Mapping[str, Any]) -> Request:
-        """Return the request in a row; its digest stands for all that people read in it."""
-        entries = {entry.name: row[entry.name] for entry in fields(Request)}
-        if digest_of_request(row["asks"]) != row["digest"] or row["status"] not in [*Status]:
-            raise self._damaged(f"request {row['digest'][:SHOWN]} has been changed")
-        return Request(**entries | {"status": Status(row["status"]), "asks": json.loads(row["asks"])})
+        with self._locked():
+            return [_request(request) for request in self._state.facts["request"].values()]
 
     def request(self, beginning: str) -> Request:
         """Return the request whose digest begins with `beginning`, at least as many digits as are shown."""
@@ -224,12 +183,22 @@ class Runs(Store):
             raise LedgerError(f"{len(found)} requests begin with {beginning!r}; name one", code="ledger.no-request")
         return found[0]
 
-    def decide(self, request: Request, status: Status, person: str, reason: str) -> Request:
-        """Approve or refuse a request; `person` and `reason` say who decided, and why."""
-        decided = replace(request, status=status, decided=_now(), person=person, reason=reason)
-        with self._transaction(write=True) as connection:
-            connection.execute(_DECIDED, (status, decided.decided, person, reason, decided.digest))
-        return decided
+    def decide(self, beginning: str, status: Status, person: str, reason: str = "") -> Request:
+        """Approve or refuse the request whose digest has this beginning; `person` and `reason` say who, and why."""
+        # Bytes of a terminal that are no text could not be shown.
+        person, reason = (text.encode("utf-8", "replace").decode() for text in (person, reason))
+        request = replace(self.request(beginning), status=status, decided=_now(), person=person, reason=reason)
+        told = f"request {request.digest[:SHOWN]}, by {person}" + (f": {reason}" if reason else "")
+        entry = Entry(request.run, "approval", reasons=[shortened(told)])
+        decided = {name: getattr(request, name) for name in ("digest", "status", "decided", "person", "reason")}
+        with self._locked() as file:
+            decision = Decision.APPROVED if status is Status.APPROVED else Decision.DENIED
+            self._add(file, entry.line(decision) | {"decided": decided})
+        return request
+
+
+def _request(known: Mapping[str, Any]) -> Request:
+    return Request(**{**known, "status": Status(known["status"])})
 
 
 def _now() -> str:
@@ -243,8 +212,3 @@ def digest_of(hypotheses: Arrays) -> str:
         digest.update(f"{name}\n{value.dtype.str}\n{value.shape}\n".encode())
         digest.update(value.tobytes())
     return digest.hexdigest()
-
-
-def _forget(connection: sqlite3.Connection, table: str, kept: int) -> None:
-    """Keep the newest rows of a table."""
-    connection.execute(f"DELETE FROM {table} WHERE id <= (SELECT max(id) FROM {table}) - ?", (kept,))

@@ -112,7 +112,7 @@ class Site:
             if own_data and not policy.data_path:
                 raise SiteError(f"{policy.policy_file} names no {DATA_PATH}; add it", code="site.no-data")
             if not (policy.data_path or policy.ledger_path):
-                text = "this node keeps no ledger: start it with --node-config 'ledger-path=\"/path/to/ledger.sqlite\"'"
+                text = "this node keeps no ledger: start it with --node-config 'ledger-path=\"/path/to/ledger.jsonl\"'"
                 raise SiteError(text, code="site.no-ledger")
             return cls.serving(policy)
         if not simulated:
@@ -158,19 +158,28 @@ class Site:
             raise SiteError(text, code="site.insecure-seed")
         if policy.protect is Protect.ROWS and math.isinf(policy.row_budget.epsilon) and not policy.insecure_seed:
             raise SiteError('protect = "rows" needs a row-budget; set it, with a delta', code="site.row-budget")
-        _ = self.ledger_path, self.keep_model
+        _ = self.ledger_path, self.witness_folder, self.keep_model
 
     @cached_property
     def ledger_path(self) -> Path | None:
-        """The file of the ledger; None in simulation, where the run's memory holds it."""
+        """The file of the journal; None in simulation, where the run's memory holds totals."""
+        if self.simulated:
+            return None
         if not self.policy.ledger_path:
-            if self.simulated:
-                return None
             if "ledger_path" in self.policy.model_fields_set:
                 # An empty entry may be a mistake, and another ledger does not know past spending.
                 raise SiteError("ledger-path must be absolute; leave it out for the default", code="site.relative-path")
-            return umbel_home() / "ledger.sqlite"
+            return umbel_home() / "ledger.jsonl"
         return _path("ledger-path", self.policy.ledger_path)
+
+    @cached_property
+    def witness_folder(self) -> Path | None:
+        """The folder of the journal's witness; None for the default."""
+        folder = _path("witness-path", self.policy.witness_path)
+        if folder and self.ledger_path and folder.resolve() == self.ledger_path.parent.resolve():
+            text = "witness-path must be another folder than the journal's: whoever restores that would restore both"
+            raise SiteError(f"{text}; name one on another disk", code="site.witness")
+        return folder
 
     @cached_property
     def keep_model(self) -> Path | None:

@@ -2,7 +2,7 @@
 
 A message may ask training clients to train and validation clients to report. If one part fails, the other continues.
 The reply contains only the allowed fields. If the data are a site's own, everything that leaves is on record
-(`umbel.privacy.gate.site_log`).
+(`umbel.privacy.gate.journal`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from flwr.app import Context, Message, RecordDict
 
 from umbel.privacy.gate.answer import Clients, Flags, Incoming, report, train
 from umbel.privacy.gate.consent import check_admitted, most_participations, most_reports
+from umbel.privacy.gate.entry import Entry
 from umbel.privacy.gate.refusals import answered, explain, refusal
-from umbel.privacy.gate.runs import Runs
+from umbel.privacy.gate.runs import digest_of
 from umbel.privacy.gate.secure_sums import SecureSum
 from umbel.privacy.gate.site import Site
-from umbel.privacy.gate.site_log import Entry
 from umbel.privacy.secure.wire import masked_record
 from umbel.protocol import logs
 from umbel.protocol.flower import filled
@@ -54,8 +54,7 @@ def answer_round(msg: Message, context: Context, find: Find) -> Message:
         entry.request = check_admitted(site, run_id, run, n, msg.content, hypotheses)
         if not site.simulated:
             # At the end of the run, the site must know the hypotheses that the run can have found.
-            for name in run_names(msg.content):
-                Runs.of(site).note_sent(run_id, name, hypotheses)
+            entry.sent = [(name, digest_of(hypotheses)) for name in run_names(msg.content)]
         return _reply(message, msg)
 
     return answered(msg, context, answer)

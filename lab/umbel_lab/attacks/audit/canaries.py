@@ -19,7 +19,8 @@ from scipy import special
 
 from umbel.privacy import mechanisms
 from umbel.privacy.accounting.guarantee import gap
-from umbel.privacy.gate.ledger import Ledger, MemoryLedger
+from umbel.privacy.gate.journal import Journal
+from umbel.privacy.gate.totals import Totals
 from umbel.privacy.gate.umbel_app import answer_round
 from umbel.privacy.gate.work import Results, Work
 from umbel.privacy.mechanisms.choice import OWN
@@ -268,10 +269,10 @@ class Herd:
         config = {"partition-id": 0, "num-partitions": 1}
         return InProcessGrid(app, {"seed": self._seed}, node_configs=[config])
 
-    def _ledger(self) -> Ledger | MemoryLedger:
+    def _ledger(self) -> Journal | Totals:
         """Return the ledger of the node."""
         (context,) = self._grid.contexts.values()
-        return MemoryLedger(context.state)
+        return Totals(context.state)
 
     def _request(self, task: TrainingSpec) -> RecordDict:
         """Return the request to the node."""

@@ -20,7 +20,7 @@ from umbel.client.app import app
 from umbel.data import Manifest, offsets_of, write_dataset
 from umbel.deploy.executor import load
 from umbel.deploy.flower import CLIENT_TASK
-from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.journal import Journal
 from umbel.protocol.logs import quiet
 from umbel.protocol.messages import round_request
 from umbel.protocol.records import pack
@@ -66,9 +66,10 @@ class SiteHerd(Herd):
         self._rows = self._drawn(release.n)
         for side in (1, -1):
             self._write(self._data(side), side * self.coins)
-        Ledger.create(home / "ledger.sqlite")
+        (home / "witness").mkdir()
         policy = _ANY | {"max-hypotheses": release.hypotheses, "mechanisms": release.mechanism}
-        own = {"data-path": str(self._data(1)), "ledger-path": str(home / "ledger.sqlite")}
+        own = {"data-path": str(self._data(1)), "ledger-path": str(home / "ledger.jsonl")}
+        own |= {"witness-path": str(home / "witness")}
         return SiteGrid(app, {"seed": self._seed, "device": "cpu"}, node_configs=[policy | own])
 
     def _data(self, side: int) -> Path:
@@ -103,8 +104,9 @@ class SiteHerd(Herd):
     def _directions(self) -> Matrix:
         return self._rows[self._asked.start : self._asked.stop] if self._setting.random else self._rows
 
-    def _ledger(self) -> Ledger:
-        return Ledger(Path(self._home.name) / "ledger.sqlite")
+    def _ledger(self) -> Journal:
+        home = Path(self._home.name)
+        return Journal(home / "ledger.jsonl", witness=home / "witness")
 
     def _request(self, task: TrainingSpec) -> RecordDict:
         (context,) = self._grid.contexts.values()
