@@ -321,20 +321,14 @@ class PacAttack(Recommender, Callback):
 
     def at_end(self) -> None:
         """Log the result of the attack."""
-        if self.findings:
-            log(INFO, "%s", self.stolen)
-
-    @property
-    def stolen(self) -> str:
-        """What the server stole, in words."""
-        most = max(estimate.messages for estimate in self._estimates.values())
-        remark = f"Attack {self.options.attack}: clients released {most} times at most; "
-        if all(row["error"] is None for row in self.findings):
-            return f"{remark}their own vectors cannot be read here, so what was stolen is unknown."
+        most = max((estimate.messages for estimate in self._estimates.values()), default=0)
         enough = needed(self.findings, self.options.error)
         times = [each for each in enough.values() if each is not None]
-        remark += f"{len(times)} of {len(enough)} vectors stolen but for {self.options.error:.0%} of what they predict"
-        return remark + (f", in {np.median(times):g} interactions (median)." if times else ".")
+        found = f"{len(times)} of {len(enough)} vectors stolen but for {self.options.error:.0%} of what they predict"
+        found += f", in {np.median(times):g} interactions (median)" if times else ""
+        if all(row["error"] is None for row in self.findings):
+            found = "their own vectors cannot be read here, so what was stolen is unknown"
+        log(INFO, "Attack %s: clients released %d times at most; %s", self.options.attack, most, found)
 
     def _errors(self, run: Run) -> dict[int, dict[str, float | None]]:
         """Return the errors of each victim's estimate by `ERRORS`; empty if the truth is unknown."""

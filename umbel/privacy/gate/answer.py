@@ -112,7 +112,7 @@ class Incoming:
 
     @cached_property
     def ledger(self) -> Totals | Journal:
-        """What clients were charged, opened once."""
+        """The totals of what clients were charged, opened once."""
         return Totals(self.state) if self.site.ledger_path is None else Journal.of(self.site)
 
 

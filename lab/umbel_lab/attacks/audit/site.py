@@ -105,8 +105,7 @@ class SiteHerd(Herd):
         return self._rows[self._asked.start : self._asked.stop] if self._setting.random else self._rows
 
     def _ledger(self) -> Journal:
-        home = Path(self._home.name)
-        return Journal(home / "ledger.jsonl", witness=home / "witness")
+        return Journal(Path(self._home.name, "ledger.jsonl"), witness=Path(self._home.name, "witness"))
 
     def _request(self, task: TrainingSpec) -> RecordDict:
         (context,) = self._grid.contexts.values()
