@@ -311,9 +311,8 @@ class PacAttack(Recommender, Callback):
         if round > self.options.after and (last or checkpoint(self._asked)):
             errors = self._errors(self.run)
             self._note(errors)
-            all_known = len(errors) == len(self._victims)
             worst = max((each["error"] or 0.0 for each in errors.values()), default=0.0)
-            self._restoring = last or (all_known and worst <= self.options.error)
+            self._restoring = last or (len(errors) == len(self._victims) and worst <= self.options.error)
             if self.run.folder is not None:
                 table = pd.DataFrame(self.findings).to_csv(index=False)
                 write_atomically(self.run.folder.path / "findings.csv", table.encode(), private=True)
@@ -321,14 +320,18 @@ class PacAttack(Recommender, Callback):
 
     def at_end(self) -> None:
         """Log the result of the attack."""
+        log(INFO, "%s", self.outcome())
+
+    def outcome(self) -> str:
+        """Return the result of the attack in words."""
         most = max((estimate.messages for estimate in self._estimates.values()), default=0)
+        begin = f"Attack {self.options.attack}: clients released {most} times at most; "
+        if all(row["error"] is None for row in self.findings):
+            return begin + "their own vectors cannot be read here, so what was stolen is unknown."
         enough = needed(self.findings, self.options.error)
         times = [each for each in enough.values() if each is not None]
-        found = f"{len(times)} of {len(enough)} vectors stolen but for {self.options.error:.0%} of what they predict"
-        found += f", in {np.median(times):g} interactions (median)" if times else ""
-        if all(row["error"] is None for row in self.findings):
-            found = "their own vectors cannot be read here, so what was stolen is unknown"
-        log(INFO, "Attack %s: clients released %d times at most; %s", self.options.attack, most, found)
+        stolen = f"{len(times)} of {len(enough)} vectors stolen to within {self.options.error:.0%} of what they predict"
+        return begin + stolen + (f", in {np.median(times):g} interactions (median)." if times else ".")
 
     def _errors(self, run: Run) -> dict[int, dict[str, float | None]]:
         """Return the errors of each victim's estimate by `ERRORS`; empty if the truth is unknown."""

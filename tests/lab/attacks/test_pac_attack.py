@@ -104,7 +104,7 @@ class Attacked:
     @property
     def told(self) -> str:
         """What the report says of the attack."""
-        return self.attack.stolen
+        return self.attack.outcome()
 
 
 @pytest.fixture

@@ -270,9 +270,7 @@ class Herd:
         return InProcessGrid(app, {"seed": self._seed}, node_configs=[config])
 
     def _ledger(self) -> Journal | Totals:
-        """Return the ledger of the node."""
-        (context,) = self._grid.contexts.values()
-        return Totals(context.state)
+        return Totals(next(iter(self._grid.contexts.values())).state)
 
     def _request(self, task: TrainingSpec) -> RecordDict:
         """Return the request to the node."""

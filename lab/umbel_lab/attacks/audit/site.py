@@ -68,8 +68,7 @@ class SiteHerd(Herd):
             self._write(self._data(side), side * self.coins)
         (home / "witness").mkdir()
         policy = _ANY | {"max-hypotheses": release.hypotheses, "mechanisms": release.mechanism}
-        own = {"data-path": str(self._data(1)), "ledger-path": str(home / "ledger.jsonl")}
-        own |= {"witness-path": str(home / "witness")}
+        own = {"data-path": f"{home}/data", "ledger-path": f"{home}/ledger.jsonl", "witness-path": f"{home}/witness"}
         return SiteGrid(app, {"seed": self._seed, "device": "cpu"}, node_configs=[policy | own])
 
     def _data(self, side: int) -> Path:
