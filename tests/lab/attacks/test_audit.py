@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from tests.helpers.errors import raises
 from umbel.privacy.accounting import guarantee
 from umbel.privacy.accounting.guarantee import site_release
-from umbel.privacy.gate import randomness
+from umbel.privacy.gate import randomness, releases
 from umbel.privacy.gate.charges import Charge
 from umbel.privacy.gate.totals import Totals
 from umbel.privacy.mechanisms import Gaussian, Laplace, choice
@@ -207,7 +207,7 @@ def half_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def an_open_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "draw", lambda epsilon, k, sources: np.array([choice.OWN for _ in sources], np.int64))
+    monkeypatch.setattr(choice, "at_random", lambda share, k, sources: np.array([choice.OWN for _ in sources], np.int64))
 
 
 def half_the_distance(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +243,8 @@ def counts_without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 def draws_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a client draws is the same in each round."""
     noise = randomness.noise
-    monkeypatch.setattr(randomness, "noise", lambda seed, round, *args: noise(seed, 1, *args))
+    for module in (randomness, releases):
+        monkeypatch.setattr(module, "noise", lambda seed, round, *args: noise(seed, 1, *args))
 
 
 def forget() -> None:
