@@ -207,7 +207,7 @@ def half_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def an_open_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "at_random", lambda share, k, sources: np.array([choice.OWN for _ in sources], np.int64))
+    monkeypatch.setattr(choice, "at_random", lambda *args: np.array([choice.OWN for _ in args[-1]], np.int64))
 
 
 def half_the_distance(monkeypatch: pytest.MonkeyPatch) -> None:
