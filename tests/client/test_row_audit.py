@@ -49,7 +49,7 @@ def released(tmp_path: Path, config: dict[str, Any], coins: NDArray[np.int64], s
     write_dataset(
         path, manifest(CLIENTS, model="linear"), features, np.full(len(features), -100, np.float32), offsets_of(lengths)
     )
-    ledger = tmp_path / f"ledger-{sigma}.sqlite"
+    ledger = tmp_path / f"ledger-{sigma}.jsonl"
     Journal.create(ledger)
     site = {
         "data-path": str(path), "ledger-path": str(ledger), "protect": "rows", "budget": "inf",

@@ -391,12 +391,12 @@ def test_sites_serve_their_own_data_and_are_numbered_by_node_id(play: Play, tmp_
         {"data-path": str(plane(tmp_path / "two", (3, -2), train=5, validation=1)), "role": "split"},
     ]
     for name, site in zip(("one", "two"), sites, strict=True):
-        site["ledger-path"] = str(tmp_path / f"{name}.sqlite")
+        site["ledger-path"] = str(tmp_path / f"{name}.jsonl")
     run = play(sites=sites, dataset="", model="linear", clients_per_round=8, rounds=3)
     assert run.folder.name[16:].startswith("linear-group-privacy")
     assert run.ledger == {number: (3, 3 * 2 / 5) for number in range(8)}
     for name, clients in (("one", 3), ("two", 5)):
-        accounts = Journal(tmp_path / f"{name}.sqlite").accounts()
+        accounts = Journal(tmp_path / f"{name}.jsonl").accounts()
         assert {client: sum(account.values()) for client, account in accounts.items()} == dict.fromkeys(
             range(clients), 3
         )
@@ -509,7 +509,7 @@ def test_a_full_disk_ends_a_run_that_says_how_it_goes_on_once_there_is_room(
 def test_real_sites_are_not_charged_for_a_round_that_could_not_be_saved(
     play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ledger = tmp_path / "one.sqlite"
+    ledger = tmp_path / "one.jsonl"
     site = {"data-path": str(plane(tmp_path / "one", (3, -2), train=3, validation=2)), "role": "split"}
     monkeypatch.setattr("umbel.protocol.home.free_space", lambda _: 1 << 20)
     with raises(DiskError, "disk.full", "1.0 MiB free"):
@@ -558,19 +558,15 @@ def test_a_run_that_goes_on_says_that_simulated_clients_have_lost_their_local_pa
     assert "Its clients start with new local parameters: the result differs" in caplog.text
 
 
-@pytest.mark.parametrize("on_disk", [False, True])
-def test_limits_of_simulated_nodes_begin_anew_unless_their_ledger_is_on_disk(
-    play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, on_disk: bool
+def test_limits_of_simulated_nodes_begin_anew(
+    play: Play, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("UMBEL_MAX_PARTICIPATIONS", "1")
-    if on_disk:
-        monkeypatch.setenv("UMBEL_LEDGER_PATH", str(tmp_path / "ledger.jsonl"))
-        Journal.create(tmp_path / "ledger.jsonl")
     short = play(rounds=2, clients_per_round=60)
     assert max(often for often, _ in short.ledger.values()) == 1
     resumed = play(rounds=3, clients_per_round=60, resume=str(short.folder))
-    assert max(often for often, _ in resumed.ledger.values()) == (1 if on_disk else 2)
-    assert "start from 0 again, unless UMBEL_LEDGER_PATH names a ledger on disk" in caplog.text
+    assert max(often for often, _ in resumed.ledger.values()) == 2
+    assert "start from 0 again" in caplog.text
 
 
 def test_turns_that_the_run_config_limits_go_on(play: Play) -> None:
@@ -736,7 +732,7 @@ def test_hypotheses_go_with_their_frozen_parameters(play: Play, whole: AppRun, t
 def sites(path: Path, count: int, **entries: Any) -> list[dict[str, Any]]:
     """Node configurations of sites that split one dataset among themselves."""
     common = {"data-path": str(SYNTHETIC), "role": "split"} | {key.replace("_", "-"): v for key, v in entries.items()}
-    return [{**common, "place": f"{i}/{count}", "ledger-path": str(path / f"ledger-{i}.sqlite")} for i in range(count)]
+    return [{**common, "place": f"{i}/{count}", "ledger-path": str(path / f"ledger-{i}.jsonl")} for i in range(count)]
 
 
 def test_sites_that_allow_the_runs_seed_give_what_a_simulation_gives(play: Play, whole: AppRun, tmp_path: Path) -> None:

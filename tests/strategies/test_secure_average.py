@@ -317,7 +317,7 @@ def sites(home: Path, *names: str, **changes: Any) -> list[dict[str, Any]]:
         "mechanisms": "discrete-gaussian", "parties": listed,
     }  # fmt: skip
     return [
-        common | {"place": f"{i}/{len(paths)}", "ledger-path": str(home / f"{i}.sqlite"), "party-key": path}
+        common | {"place": f"{i}/{len(paths)}", "ledger-path": str(home / f"{i}.jsonl"), "party-key": path}
         | {name.replace("_", "-"): value for name, value in changes.items()}
         for i, path in enumerate(paths.values())
     ]  # fmt: skip
@@ -336,7 +336,7 @@ def test_sites_that_list_each_other_add_their_sums(umbel_home: Path) -> None:
     trained = [entry for entry in run.state.history if entry.asked]
     assert [entry.releases for entry in trained] == [60] * 3
     assert all(entry.moved for entry in trained)
-    accounts = [Journal(umbel_home / "0.sqlite").account(client) for client in range(0, 100, 3)]
+    accounts = [Journal(umbel_home / "0.jsonl").account(client) for client in range(0, 100, 3)]
     assert {release.kind for account in accounts for release in account} == {Kind.SECURE}
 
 
@@ -350,7 +350,7 @@ def test_sites_whose_policy_asks_for_more_add_nothing(umbel_home: Path, changes:
     run = at_sites(sites(umbel_home, **changes), rounds=1)
     assert not any(entry.moved for entry in run.state.history)
     for place in range(3):
-        assert not any(Journal(umbel_home / f"{place}.sqlite").account(client) for client in range(100))
+        assert not any(Journal(umbel_home / f"{place}.jsonl").account(client) for client in range(100))
 
 
 def test_a_site_that_is_not_in_the_others_lists_stops_no_sum(umbel_home: Path) -> None:
@@ -361,7 +361,7 @@ def test_a_site_that_is_not_in_the_others_lists_stops_no_sum(umbel_home: Path) -
     nodes[3] |= {"parties": " ".join([*three, listed]), "party-key": paths["west"]}
     run = at_sites(nodes, rounds=2, min_nodes=4)
     assert [entry.moved for entry in run.state.history if entry.asked] == [True] * 2
-    assert not any(Journal(umbel_home / "3.sqlite").account(client) for client in range(100))
+    assert not any(Journal(umbel_home / "3.jsonl").account(client) for client in range(100))
 
 
 def changing(monkeypatch: pytest.MonkeyPatch, change: Callable[[Message, int, ConfigRecord], None]) -> None:

@@ -262,7 +262,7 @@ def test_sites_with_data_of_their_own_take_part(umbel_home: Path) -> None:
         "synthetic", **CONFIG | NOISE["laplace"] | {"dataset": "", "rounds": 12, "min_nodes": 3}, model="linear"
     )
     common = {"data-path": str(ROOT / "datasets" / "synthetic.json"), "role": "split", "release": "site", **ACCEPTED}
-    own = ({"place": f"{i}/3", "ledger-path": str(umbel_home / f"{i}.sqlite")} for i in range(3))
+    own = ({"place": f"{i}/3", "ledger-path": str(umbel_home / f"{i}.jsonl")} for i in range(3))
     nodes = [common | one | {"min-clients": least} for one, least in zip(own, (10, 10, 35), strict=True)]
     umbel_home.mkdir(exist_ok=True)
     run = play(config, node_configs=nodes, strict=False)

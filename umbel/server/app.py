@@ -125,8 +125,7 @@ def _resume(setup: Setup, grid: Grid) -> State:
     if setup.fleet.roster(grid).simulated:  # a site keeps all that on its disk
         text = (
             "Its simulated nodes are new: their counts for their policy's limits (UMBEL_MAX_PARTICIPATIONS, "
-            "UMBEL_BUDGET, ...) start from 0 again, unless UMBEL_LEDGER_PATH names a ledger on disk. The run config's "
-            "max-participations is not reset."
+            "UMBEL_BUDGET, ...) start from 0 again. The run config's max-participations is not reset."
         )
         log(WARNING, text)
         if setup.model.local_shapes:

@@ -33,7 +33,7 @@ def sites(home: Path, coins: NDArray[np.int64]) -> list[dict[str, Any]]:
     paths, listed = keys(home / "keys", "north", "south", "west")
     policies = []
     for place, (name, key) in enumerate(paths.items()):
-        Journal.create(home / f"{name}.sqlite")
+        Journal.create(home / f"{name}.jsonl")
         own = slice(place * EACH, (place + 1) * EACH)
         manifest = Manifest(
             name=name, clients=EACH, split={"train": EACH, "validation": 0}, model=MODEL, loss="mse", metric="rmse",
@@ -45,7 +45,7 @@ def sites(home: Path, coins: NDArray[np.int64]) -> list[dict[str, Any]]:
             {
                 "data-path": str(home / name),
                 "role": "train",
-                "ledger-path": str(home / f"{name}.sqlite"),
+                "ledger-path": str(home / f"{name}.jsonl"),
                 "release": "secure",
                 "parties": listed,
                 "party-key": key,
