@@ -16,7 +16,9 @@ from tests.deploy.tampered.sitecustomize import HOLD
 from tests.helpers.paper import ACCEPTED
 
 pytestmark = [
-    pytest.mark.rest(twin="tests/privacy/gate/test_ledger.py::test_a_full_disk_is_named_and_nothing_is_charged"),
+    pytest.mark.rest(
+        twin="tests/privacy/gate/test_journal.py::test_a_disk_that_fills_up_after_the_charge_takes_the_outcome_and_then_no_charge"
+    ),
     pytest.mark.timeout(5400),
 ]
 

@@ -25,13 +25,12 @@ from tests.helpers.paper import sites_accept_the_paper as sites_accept_the_paper
 from tests.helpers.sources import ROOT
 from umbel.deploy import executor
 from umbel.deploy.executor import WarmProcess, load
-from umbel.nodes import words
 from umbel.nodes.exchange import Answer
 from umbel.nodes.roster import hosting_of
 from umbel.nodes.words import Names
 from umbel.privacy.gate.journal import Journal
 from umbel.privacy.gate.site import NODE_CONFIG
-from umbel.protocol import messages
+from umbel.protocol import messages, project
 from umbel.protocol.messages import hosting_in, query
 
 
@@ -106,7 +105,7 @@ def test_a_run_with_another_bundle_hears_which_side_must_move(
     site_config: dict[str, Any], own: str, fix: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     reply = asked("flwr-clientapp", b"another", site_config)
-    monkeypatch.setattr(words, "described", lambda: {"version": own})
+    monkeypatch.setattr(project, "described", lambda: {"version": own})
     line = heard(reply, caplog)
     assert "it has not reviewed bundle" in line
     assert line.endswith(f"This run has umbel {own}: {fix} [protocol.node-error]")

@@ -31,6 +31,8 @@ def configure(strangers: bool = False) -> None:
     With `strangers`, as at a site, lines quote what a server sent: in a record that is not JSON, quoted text stays in
     one line, and the lines after the first are indented. So no text passes for another record, or steers a terminal.
     """
+    import flwr.app  # noqa: F401 - which sets up its log
+
     handlers = logging.getLogger("flwr").handlers
     if os.environ.get(FORM) == JSON:
         others = logging.StreamHandler()

@@ -215,7 +215,7 @@ class Watched:
     def check_books(self) -> None:
         """Check that the ledger holds at least what left, and no more than the limits; and what lies on disk."""
         times: Counter[int] = Counter()
-        ledger = Journal(self.folder / "ledger.jsonl", whole=True)
+        ledger = Journal(self.folder / "ledger.jsonl")
         for row in ledger.rows():
             times[int(str(row["client"]))] += 1
         for client, released in self.released.items():
@@ -230,7 +230,7 @@ class Watched:
                 assert within_budget(account, Fraction(40), 1e-5, 1.0, 1.0)
         for file in (self.folder / "models").glob("*"):
             assert all(np.isfinite(value).all() for value in safetensors.numpy.load_file(file).values())
-        known = {SECRET, "models", *(path.name for path in self.folder.glob("ledger.jsonl*"))}
+        known = {SECRET, "models", "ledger.sqlite", *(path.name for path in self.folder.glob("ledger.jsonl*"))}
         assert {path.name for path in self.folder.iterdir()} <= known
 
 

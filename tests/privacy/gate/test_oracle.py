@@ -201,10 +201,10 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[NDArray[np.int64], ND
     counts: list[tuple[NDArray[np.int64], NDArray[np.float64]]] = []
     minibatches = Schedule.minibatches
 
-    def count(self: Schedule) -> Any:
+    def count(self: Schedule, width: int = 0) -> Any:
         examples = np.zeros(len(self.lengths))
-        for step in minibatches(self):
-            examples += step[2]
+        for step in minibatches(self, width):
+            examples += step[2].numpy()
             yield step
         counts.append((self.lengths, examples))
 
