@@ -39,7 +39,6 @@ from umbel.protocol.errors import DiskError, LedgerError
 from umbel.protocol.home import free_text, is_full, make_home_of, sync
 from umbel.protocol.log import log
 from umbel.protocol.plugins import distrust
-from umbel.protocol.release import Release
 
 VERSION = 1
 """The version of the journals that this umbel writes, and the only one that it reads."""
@@ -140,11 +139,6 @@ class Journal:
             if any(paying):
                 self._add(file, _charged(charge, compress(clients, paying), limited=most < math.inf), room=_ROOM)
         return paying
-
-    def able(self, release: Release, clients: Sequence[ClientInDataset], limits: Limits) -> list[bool]:
-        """Return for each client whether it is within its limits; none is charged."""
-        with self._locked():
-            return limits.paying(clients, self._state.account, release)
 
     def accounts(self) -> dict[ClientInDataset, Account]:
         """Return the releases of every client, by client."""

@@ -263,10 +263,6 @@ class Totals:
         filled(self._state, {_RECORD: self._record})
         return paying
 
-    def able(self, release: Release, clients: Sequence[ClientInDataset], limits: Limits) -> list[bool]:
-        """Return for each client whether it is within its limits; none is charged."""
-        return limits.paying(clients, self.account, release)
-
     def account(self, client: ClientInDataset) -> Account:
         """Return the releases of a client."""
         times = {key: self._times(key, client) for key in self._record}
