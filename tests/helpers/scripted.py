@@ -10,8 +10,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 
 from umbel import models
 from umbel.nodes.fleet import Fleet
-from umbel.nodes.reading import Asked
 from umbel.protocol.arrays import Arrays
+from umbel.protocol.asked import Asked
 from umbel.protocol.hypotheses import Hypotheses
 from umbel.protocol.records import from_array_record
 from umbel.protocol.releases import Scores

@@ -22,7 +22,7 @@ from tests.helpers.errors import raises
 from tests.helpers.grids import ListeningGrid, PaperGrid, error_reply, failing, stack, vectors
 from tests.helpers.paper import paper_task
 from umbel.nodes.fleet import Fleet
-from umbel.nodes.reading import Asked
+from umbel.protocol.asked import Asked
 from umbel.protocol.errors import FleetError
 from umbel.protocol.flower import ErrorCode
 from umbel.protocol.hypotheses import Hypotheses

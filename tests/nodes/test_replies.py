@@ -20,9 +20,9 @@ from tests.helpers.grids import SUPERLINK, PaperGrid, error_reply, stack
 from tests.helpers.messages import instead
 from tests.helpers.paper import paper_task
 from umbel.nodes.fleet import Fleet
-from umbel.nodes.reading import Asked
 from umbel.nodes.replies import read_releases, read_scores
 from umbel.protocol.arrays import Arrays
+from umbel.protocol.asked import Asked
 from umbel.protocol.hypotheses import Hypotheses
 from umbel.protocol.messages import evaluation_reply, training_reply
 from umbel.protocol.records import in_steps, pack, to_array_record, unpack

@@ -12,13 +12,13 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Message, RecordDict
 
-from tests.privacy.secure.conftest import TERMS, identity, listed
+from tests.privacy.channels.secure.conftest import TERMS, identity, listed
 from umbel.nodes import secure
 from umbel.nodes.exchange import Answer
 from umbel.nodes.secure import Together, terms_of
-from umbel.privacy.secure.party import Party
-from umbel.privacy.secure.terms import LARGEST, Terms
-from umbel.privacy.secure.wire import Introduction
+from umbel.privacy.channels.secure.party import Party
+from umbel.privacy.channels.secure.terms import LARGEST, Terms
+from umbel.privacy.channels.secure.wire import Introduction
 from umbel.protocol.messages import SECURE
 from umbel.protocol.signatures import line_of
 from umbel.protocol.tasks import TrainingSpec

@@ -61,7 +61,7 @@ def test_without_noise_it_learns_what_one_trusted_sum_does() -> None:
 
 
 @pytest.mark.rest(
-    twin="tests/privacy/secure/test_sums.py::test_the_noise_of_a_sum_has_the_deviation_that_the_server_is_told"
+    twin="tests/privacy/channels/secure/test_sums.py::test_the_noise_of_a_sum_has_the_deviation_that_the_server_is_told"
 )
 def test_the_number_of_sites_does_not_change_the_noise() -> None:
     """A step of size 0 leaves the noise alone: nu clip norms a sum, over the clients of each hypothesis.

@@ -14,6 +14,7 @@ from umbel.client.node import Node
 from umbel.client.personal.keep import models_to_keep, write_models
 from umbel.client.work import NodeClients
 from umbel.models.prior import Prior
+from umbel.privacy.channels.secure.wire import Request
 from umbel.privacy.gate import secure_sums
 from umbel.privacy.gate.consent import check_admitted, check_allowed, check_strategy
 from umbel.privacy.gate.refusals import check_hypotheses, guard
@@ -22,7 +23,6 @@ from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.time_limit import time_limit
 from umbel.privacy.gate.umbel_app import answer_round
 from umbel.privacy.gate.work import log_failure
-from umbel.privacy.secure.wire import Request
 from umbel.protocol.errors import Refused
 from umbel.protocol.messages import SECURE, hosting_reply, hypotheses_in, prior_in, run_in, version_in
 from umbel.protocol.run_config import RunConfig

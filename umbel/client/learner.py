@@ -28,8 +28,8 @@ from umbel.client.loop import Loop
 from umbel.client.row_gradients import gradients_of
 from umbel.models.fit import CPU_CHUNK_BYTES, Look, look, one_line, training_bytes
 from umbel.models.model import Model, Parameters
-from umbel.privacy.gate.randomness import RowSource
 from umbel.privacy.gate.time_limit import check_time
+from umbel.privacy.mechanisms.randomness import RowSource
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ConfigError, ModelError
 from umbel.protocol.project import ENGINE
@@ -115,7 +115,7 @@ class Learner:
         All parameters are trained, or `only` those named.
 
         There is one generator for each client, which shuffles its rows: a client's result does not depend on the other
-        clients of the cohort. A slice of `umbel.privacy.gate.randomness.streams` has its generators at their
+        clients of the cohort. A slice of `umbel.privacy.mechanisms.randomness.streams` has its generators at their
         beginning. If each row has a guarantee (`LocalUpdate.rows`), `generators` are sources of samples and noise.
         """
         shared, own, cohort = self._tensors(hypotheses), self._tensors(local or {}), self._readable(cohort)

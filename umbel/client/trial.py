@@ -26,7 +26,7 @@ from umbel.models.fit import look, misfit, one_line
 from umbel.models.losses import SLOPES, Score
 from umbel.models.model import Kind, Model, Parameters
 from umbel.models.optimizers import Adam, descent_of
-from umbel.privacy.gate.randomness import row_sources, streams
+from umbel.privacy.mechanisms.randomness import row_sources, streams
 from umbel.protocol.arrays import Arrays, all_finite, flatten
 from umbel.protocol.errors import DatasetError, ModelError
 from umbel.protocol.release import RowPrivacy

@@ -10,7 +10,7 @@ from logging import INFO, WARNING
 from flwr.app import Message
 
 from umbel.nodes.transport import Transport
-from umbel.nodes.words import Names
+from umbel.protocol.asked import Names
 from umbel.protocol.flower import ErrorCode
 from umbel.protocol.log import log
 from umbel.protocol.polling import pause

@@ -24,14 +24,14 @@ from umbel.models.prior import Prior
 from umbel.nodes.asking import ask
 from umbel.nodes.exchange import Answer, Exchange
 from umbel.nodes.presence import Absence
-from umbel.nodes.reading import Asked
 from umbel.nodes.replies import read_releases, read_scores, read_sums
 from umbel.nodes.roster import MORE_NODES, TRAIN, VALIDATION, Roster, check_enough, gather, hosting_of
 from umbel.nodes.sampler import draw, draw_in_turn
 from umbel.nodes.secure import Joint, Together, summed, terms_of
 from umbel.nodes.transport import transport_of
-from umbel.nodes.words import code_in, told
+from umbel.nodes.words import code_in
 from umbel.protocol.arrays import Arrays
+from umbel.protocol.asked import Asked
 from umbel.protocol.clients import ClientInRun
 from umbel.protocol.errors import FleetError
 from umbel.protocol.flower import ErrorCode
@@ -43,7 +43,7 @@ from umbel.protocol.records import from_array_record, pack, to_array_record, unp
 from umbel.protocol.releases import Releases, Scores, Sums, Total
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import EvaluationSpec, Hosting, TrainingSpec
-from umbel.protocol.words import at_time, in_time
+from umbel.protocol.words import as_line, at_time, in_time
 
 # Keys that separate the server's draws for different purposes.
 _SAMPLE_TRAIN, _SAMPLE_VALIDATION = 1, 2
@@ -196,7 +196,7 @@ class Fleet:
         joint : Joint
             The round's sum; the nodes of earlier messages are in it.
         colluding, least : int
-            See `umbel.privacy.secure.terms.Terms`.
+            See `umbel.privacy.channels.secure.terms.Terms`.
 
         Raises
         ------
@@ -332,7 +332,7 @@ class Fleet:
             if answer.kind == "query":
                 self._welcome(answer, exchange.transport.together)
             elif answer.reply.has_error():
-                reason, name = told(answer.reply.error.reason), exchange.names[answer.node]
+                reason, name = as_line(answer.reply.error.reason), exchange.names[answer.node]
                 log(WARNING, "%s did not reply to the message of round %d: %s", name, round, reason)
                 if answer.gone:
                     silent.add(answer.node)

@@ -14,13 +14,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, Met
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from umbel.nodes.reading import Asked, read
-from umbel.nodes.words import told
 from umbel.protocol.arrays import Arrays, all_finite, flatten
+from umbel.protocol.asked import Asked, read
 from umbel.protocol.errors import ConfigError, ProtocolError
 from umbel.protocol.hypotheses import NUMBER, ROUND, Hypotheses
 from umbel.protocol.log import log
 from umbel.protocol.releases import Releases
+from umbel.protocol.words import as_line
 
 _KINDS = {MessageType.TRAIN: 1, MessageType.EVALUATE: 2}  # separates the draws of those asked to train and to evaluate
 _LOOK_S = 1.0  # between two looks for nodes
@@ -169,7 +169,7 @@ class PlainNodes:
         replies = list(grid.send_and_receive(messages, timeout=timeout))
         for reply in replies:
             if reply.has_error():
-                log(WARNING, "node %d did not reply: %s", reply.metadata.src_node_id, told(reply.error.reason))
+                log(WARNING, "node %d did not reply: %s", reply.metadata.src_node_id, as_line(reply.error.reason))
         kinds = {message.metadata.message_id: _kind(message) for message in messages}
         by_kind = {
             kind: [one for one in replies if kinds.get(one.metadata.reply_to_message_id) == kind] for kind in _KINDS

@@ -13,9 +13,9 @@ from flwr.app import Message
 from numpy.typing import NDArray
 
 from umbel.nodes.bounds import furthest, furthest_sum, near, pulled_in
-from umbel.nodes.reading import Asked, read
 from umbel.privacy.accounting.guarantee import report_deviation
 from umbel.protocol.arrays import Arrays, Vectors, all_finite, as_matrix, distances, flatten
+from umbel.protocol.asked import Asked, read
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.hypotheses import Hypotheses
 from umbel.protocol.log import log

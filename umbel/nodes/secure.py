@@ -15,17 +15,16 @@ from flwr.app import Message, RecordDict
 from numpy.typing import NDArray
 
 from umbel.nodes.exchange import Answer, Exchange
-from umbel.nodes.reading import Asked, read
-from umbel.nodes.words import told
 from umbel.privacy.accounting.guarantee import report_deviation
+from umbel.privacy.channels.secure import seeds
+from umbel.privacy.channels.secure.layout import REPORTS, Layout
+from umbel.privacy.channels.secure.party import Announcement, Masked, key_text
+from umbel.privacy.channels.secure.sums import Sum
+from umbel.privacy.channels.secure.terms import LARGEST, Grid, Terms, bits_for, finest_deviation
+from umbel.privacy.channels.secure.wire import Introduction, Request, Stage, masked_in, opened_in, signature_in
 from umbel.privacy.mechanisms.discrete_gaussian import FINE, DiscreteGaussian, check_fine
-from umbel.privacy.secure import seeds
-from umbel.privacy.secure.layout import REPORTS, Layout
-from umbel.privacy.secure.party import Announcement, Masked, key_text
-from umbel.privacy.secure.sums import Sum
-from umbel.privacy.secure.terms import LARGEST, Grid, Terms, bits_for, finest_deviation
-from umbel.privacy.secure.wire import Introduction, Request, Stage, masked_in, opened_in, signature_in
 from umbel.protocol.arrays import Arrays
+from umbel.protocol.asked import Asked, read
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.flower import filled
 from umbel.protocol.log import log
@@ -33,6 +32,7 @@ from umbel.protocol.messages import SECURE, answers_training, shared_in
 from umbel.protocol.releases import Scores, Sums, Total
 from umbel.protocol.signatures import PublicKey, line_of, public_key, verifies
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
+from umbel.protocol.words import as_line
 
 _KIND = "query.secure"
 _LEEWAY_S = 5.0
@@ -132,7 +132,7 @@ class Together:
                 total.add(self.names[node], one)
                 inside.append(node)
             except ProtocolError as error:
-                log(WARNING, "dropped the reply of %s: %s", self.exchange.names[node], told(error))
+                log(WARNING, "dropped the reply of %s: %s", self.exchange.names[node], as_line(error))
         total.close()
         return total, inside
 
@@ -218,7 +218,7 @@ class Together:
                 found[answer.node] = read(answer.reply.content)
             except Exception as error:  # keep running: one bad node must not stop the round
                 text = "%s has no part in the secure sum: %s"
-                log(WARNING, text, self.exchange.names[answer.node], told(error))
+                log(WARNING, text, self.exchange.names[answer.node], as_line(error))
         return found
 
 
@@ -276,7 +276,7 @@ def summed(together: Together, joint: Joint, replies: Iterable[Message]) -> Tota
             noise = report_deviation(nu, bound, DiscreteGaussian.name) / there
             scores = Scores(float(loss), float(metric), there, noise=noise, bound=bound)
     except ProtocolError as error:
-        log(WARNING, "the secure sum of round %d fails, and its clients are charged: %s", joint.round, told(error))
+        log(WARNING, "the secure sum of round %d fails, and its clients are charged: %s", joint.round, as_line(error))
         inside = []
     together.forget(joint.nodes - {*parts})
     clients = _clients(parts[node][1] for node in inside)

@@ -15,10 +15,10 @@ import httpx
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from umbel.nodes.words import told
 from umbel.protocol.flower import drop_limit, in_memory, limit_answer, refuse_repeated_parts
 from umbel.protocol.log import log
 from umbel.protocol.messages import largest_answer
+from umbel.protocol.words import as_line
 
 # Messages sent at a time: nodes then find all parts of theirs at once, and need not ask repeatedly.
 _BATCH = 16
@@ -183,7 +183,7 @@ class SuperLink(Transport):
             raise error
         self._failures.pop(pull.message_id, None)
         if error is not None:
-            log(WARNING, "a reply cannot be read: %s", told(error))
+            log(WARNING, "a reply cannot be read: %s", as_line(error))
             unreadable.append(pull.message_id)
             return True
         found = future.result()

@@ -8,7 +8,7 @@ train         the hypotheses, and the tasks of the node's clients for a round: `
               client that reports. Releases on a public grid may travel as 16-bit multiples of its
               step
 evaluate      the same for a round that only evaluates
-query.secure  what a secure sum needs besides a round's training (`umbel.privacy.secure.wire`)
+query.secure  what a secure sum needs besides a round's training (`umbel.privacy.channels.secure.wire`)
 query.keep    the best hypotheses at the end of a run, and how clients differ around each, as far
               as the server has estimated it from releases; back, nothing
 ============  ============================================================================
@@ -48,7 +48,7 @@ _NOISE, _BOUND = "noise-multiplier", "bound"
 _HOSTING = "hosting"
 _RUN = "run"
 SECURE = "secure"
-"""The record of a message about secure sums (`umbel.privacy.secure.wire`)."""
+"""The record of a message about secure sums (`umbel.privacy.channels.secure.wire`)."""
 # Bytes of an answer without its parameters: Flower's description of records, arrays or an error; and for each client
 # whether it released, its choice, its loss and its metric.
 _OF_FLOWER, _OF_A_CLIENT = 1 << 16, 32

@@ -66,7 +66,7 @@ class ReleaseBy(StrEnum):
     SITE = "site"
     """A site, once, to the sums of its clients' updates: the clients trust it."""
     SECURE = "secure"
-    """Several sites together, each a share, to a sum that the server reads only as a whole (`umbel.privacy.secure`)."""
+    """Several sites together, each a share, to a sum that the server reads only as a whole."""
 
 
 class Protect(StrEnum):

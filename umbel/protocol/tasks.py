@@ -155,7 +155,7 @@ class TrainingSpec(_Spec):
         ``client``: each client's model, with separate noise. ``site``: for each hypothesis the sum of the updates of
         the node's asked clients and their number, with noise once. ``secure``: the same over several nodes.
     moments : bool
-        Whether a secure sum also has the second moments of updates (`umbel.privacy.secure.layout`).
+        Whether a secure sum also has the second moments of updates (`umbel.privacy.channels.secure.layout`).
     row_clip_norm, row_noise_multiplier, row_rate, row_batch : float
         C, sigma, q and B of `umbel.protocol.release.RowPrivacy`; all above 0, or all 0 for training without a
         guarantee for rows.

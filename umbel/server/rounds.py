@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from umbel.models.model import Model
 from umbel.nodes.exchange import Exchange
 from umbel.nodes.fleet import Fleet
-from umbel.nodes.reading import Asked
 from umbel.nodes.roster import Roster
 from umbel.nodes.transport import transport_of
 from umbel.protocol import logs
 from umbel.protocol.arrays import Arrays, flatten
+from umbel.protocol.asked import Asked
 from umbel.protocol.errors import FleetError
 from umbel.protocol.hypotheses import Hypotheses
 from umbel.protocol.log import log

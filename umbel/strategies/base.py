@@ -21,7 +21,6 @@ from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
 from umbel.nodes.plain import Aggregate, PlainNodes, mean_metrics
-from umbel.nodes.reading import Asked
 from umbel.protocol.arrays import (
     Arrays,
     Labels,
@@ -33,6 +32,7 @@ from umbel.protocol.arrays import (
     mean_of,
     unflatten,
 )
+from umbel.protocol.asked import Asked
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.hypotheses import Hypotheses, number_in
 from umbel.protocol.log import log

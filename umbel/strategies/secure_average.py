@@ -51,8 +51,8 @@ class Parties(Explore):
 class SecureAverage(SiteAverage):
     """Like `SiteAverage`, but noise is added once for all sites, and the server reads the sum over all of them.
 
-    Each site adds a share of the noise, and masks that vanish in the sum of all sites alone (`umbel.privacy.secure`).
-    So there is as much less noise as there are sites, in variance.
+    Each site adds a share of the noise, and masks that vanish in the sum of all sites alone
+    (`umbel.privacy.channels.secure`). So there is as much less noise as there are sites, in variance.
     """
 
     Options: ClassVar[type] = Parties

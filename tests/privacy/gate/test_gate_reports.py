@@ -36,8 +36,8 @@ from tests.helpers.messages import (
 )
 from tests.helpers.noise import rounding, sanitise
 from umbel.privacy.gate.journal import Journal
-from umbel.privacy.gate.randomness import streams
 from umbel.privacy.mechanisms.laplace import Laplace
+from umbel.privacy.mechanisms.randomness import streams
 from umbel.privacy.mechanisms.sanitise import round_to_grid
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 

@@ -22,11 +22,11 @@ from tests.helpers.ledgers import ledger_of
 from tests.helpers.messages import arrived, of_node, refused, task_of, through_gate
 from tests.helpers.sites import own, simulated
 from tests.privacy.gate.test_secure_sums import CLIENTS, TASK, TERMS, announced, node, request, sanitiser
+from umbel.privacy.channels.secure.party import Announcement, key_text
+from umbel.privacy.channels.secure.terms import LARGEST, Terms
+from umbel.privacy.channels.secure.wire import RECORD, Introduction, Request, Stage, masked_in
 from umbel.privacy.gate.secure_sums import SecureSanitiser, party_of, remember, reply
 from umbel.privacy.gate.site import Site
-from umbel.privacy.secure.party import Announcement, key_text
-from umbel.privacy.secure.terms import LARGEST, Terms
-from umbel.privacy.secure.wire import RECORD, Introduction, Request, Stage, masked_in
 from umbel.protocol.errors import ProtocolError, Refused, SiteError
 from umbel.protocol.messages import shared_in
 from umbel.protocol.release import Kind

@@ -19,12 +19,12 @@ from tests.helpers.ledgers import ledger_of
 from tests.helpers.messages import Behind, arrived, asked, of_node, refused, stacked, task_of, through_gate
 from tests.helpers.sites import simulated
 from umbel.privacy.accounting.guarantee import guarantee
+from umbel.privacy.channels.secure.party import Announcement, Party
+from umbel.privacy.channels.secure.terms import Grid, Terms
+from umbel.privacy.channels.secure.wire import RECORD, Introduction, Request, Stage, masked_in
 from umbel.privacy.gate import secure_sums
 from umbel.privacy.gate.secure_sums import SecureReports, SecureSanitiser
 from umbel.privacy.mechanisms.discrete_gaussian import ConcentratedLoss
-from umbel.privacy.secure.party import Announcement, Party
-from umbel.privacy.secure.terms import Grid, Terms
-from umbel.privacy.secure.wire import RECORD, Introduction, Request, Stage, masked_in
 from umbel.protocol.errors import Refused
 from umbel.protocol.messages import shared_in
 from umbel.protocol.release import Clipping, Kind, Release

@@ -18,7 +18,7 @@ from umbel.client.personal import make_own
 from umbel.client.personal.own import Own
 from umbel.client.trial import try_out
 from umbel.models.prior import Prior
-from umbel.privacy.gate.randomness import streams
+from umbel.privacy.mechanisms.randomness import streams
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.home import write_atomically
 

@@ -24,7 +24,6 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 
 from umbel.privacy.accounting.guarantee import amount, pure_cost
-from umbel.privacy.gate import randomness
 from umbel.privacy.gate.charges import Charge
 from umbel.privacy.gate.entry import Entry
 from umbel.privacy.gate.journal import Journal
@@ -36,7 +35,7 @@ from umbel.privacy.gate.secure_sums import SecureReports, SecureSanitiser, Secur
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.totals import Totals
 from umbel.privacy.gate.work import Places, Results, Work, computed
-from umbel.privacy.mechanisms import choice
+from umbel.privacy.mechanisms import choice, randomness
 from umbel.protocol.arrays import Arrays, Matrix
 from umbel.protocol.clients import ClientInDataset, ClientOnNode
 from umbel.protocol.errors import Refused

@@ -19,9 +19,9 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
+from umbel.privacy.channels.secure.terms import Terms
 from umbel.privacy.gate.charges import dearer
 from umbel.privacy.mechanisms import MECHANISMS
-from umbel.privacy.secure.terms import Terms
 from umbel.protocol.errors import Refused, SiteError
 from umbel.protocol.plugins import parse_options, parse_pairs, unknown_name
 from umbel.protocol.release import (

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from umbel.privacy import mechanisms
 from umbel.privacy.accounting.guarantee import site_release
-from umbel.privacy.gate.randomness import noise
 from umbel.privacy.gate.site import Site
 from umbel.privacy.mechanisms.base import Matrix, Mechanism, NoiseSource
 from umbel.privacy.mechanisms.choice import keep_probability
 from umbel.privacy.mechanisms.laplace import Laplace
+from umbel.privacy.mechanisms.randomness import noise
 from umbel.privacy.mechanisms.sanitise import (
     LARGEST,
     NOISE_STEPS,

@@ -20,16 +20,17 @@ from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
 from umbel.privacy.accounting.guarantee import secure_release, secure_report
-from umbel.privacy.gate import randomness, releases
+from umbel.privacy.channels.secure.layout import REPORTS, Layout, Steps
+from umbel.privacy.channels.secure.party import Masked, Party, Turn
+from umbel.privacy.channels.secure.seeds import text_of
+from umbel.privacy.channels.secure.terms import Grid, Terms
+from umbel.privacy.channels.secure.wire import Introduction, Request, Stage, opened_record, signature_record
+from umbel.privacy.gate import releases
 from umbel.privacy.gate.runs import Runs
 from umbel.privacy.gate.site import Site
+from umbel.privacy.mechanisms import randomness
 from umbel.privacy.mechanisms.base import Matrix
 from umbel.privacy.mechanisms.discrete_gaussian import DiscreteGaussian, to_grid
-from umbel.privacy.secure.layout import REPORTS, Layout, Steps
-from umbel.privacy.secure.party import Masked, Party, Turn
-from umbel.privacy.secure.seeds import text_of
-from umbel.privacy.secure.terms import Grid, Terms
-from umbel.privacy.secure.wire import Introduction, Request, Stage, opened_record, signature_record
 from umbel.protocol.arrays import Arrays, Labels, flatten
 from umbel.protocol.errors import Refused, SiteError
 from umbel.protocol.flower import filled
@@ -103,7 +104,7 @@ class SecureSanitiser:
         return releases.Released({})
 
     def summed(self, trained: Arrays, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the clients' sums by hypothesis, without reports, in steps (`umbel.privacy.secure.layout`)."""
+        """Return the clients' sums by hypothesis, without reports, in steps (`Layout`)."""
         (k, n), layout, weight = self.hypotheses.shape, self.layout, self.grid.weight
         sums, squares = np.zeros((k, n), np.int64), np.zeros((k, layout.squares), np.int64)
         longest = self.task.clip_norm * layout.inside(weight)

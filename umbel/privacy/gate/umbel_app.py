@@ -13,6 +13,7 @@ from typing import Any
 
 from flwr.app import Context, Message, RecordDict
 
+from umbel.privacy.channels.secure.wire import masked_record
 from umbel.privacy.gate.answer import Clients, Flags, Incoming, report, train
 from umbel.privacy.gate.consent import check_admitted, most_participations, most_reports
 from umbel.privacy.gate.entry import Entry
@@ -20,7 +21,6 @@ from umbel.privacy.gate.refusals import answered, explain, refusal
 from umbel.privacy.gate.runs import digest_of
 from umbel.privacy.gate.secure_sums import SecureSum
 from umbel.privacy.gate.site import Site
-from umbel.privacy.secure.wire import masked_record
 from umbel.protocol import logs
 from umbel.protocol.flower import filled
 from umbel.protocol.messages import (

@@ -13,7 +13,7 @@ from umbel.client.cohort import Cohort
 from umbel.client.trial import try_out
 from umbel.data import Dataset
 from umbel.nodes.differences import prior_of
-from umbel.privacy.gate.randomness import streams
+from umbel.privacy.mechanisms.randomness import streams
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.log import log
 from umbel.server.history import State, diverged

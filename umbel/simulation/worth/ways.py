@@ -27,7 +27,7 @@ from umbel.models.losses import SLOPES
 from umbel.models.model import Model
 from umbel.models.prior import Prior
 from umbel.privacy.gate.policy import Personal
-from umbel.privacy.gate.randomness import streams
+from umbel.privacy.mechanisms.randomness import streams
 from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.words import count_of
 from umbel.server.history import State

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from tests.helpers.errors import raises
-from tests.privacy.secure.conftest import TERMS, Federation, identity
-from umbel.privacy.secure import seeds
-from umbel.privacy.secure.party import OWN, Announcement, Masked, Opened, add_mask, key_text
-from umbel.privacy.secure.sums import Sum
-from umbel.privacy.secure.terms import Terms
+from tests.privacy.channels.secure.conftest import TERMS, Federation, identity
+from umbel.privacy.channels.secure import seeds
+from umbel.privacy.channels.secure.party import OWN, Announcement, Masked, Opened, add_mask, key_text
+from umbel.privacy.channels.secure.sums import Sum
+from umbel.privacy.channels.secure.terms import Terms
 from umbel.protocol.errors import Refused
 
 NUMBERS = np.arange(TERMS.length)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from logging import WARNING
 from typing import Any, TypeVar
@@ -11,11 +11,22 @@ import numpy as np
 from flwr.app import Message
 from numpy.typing import NDArray
 
-from umbel.nodes.words import Names, told
 from umbel.protocol.hypotheses import Hypotheses
 from umbel.protocol.log import log
+from umbel.protocol.words import as_line
 
 T = TypeVar("T")
+
+
+class Names(dict[int, str]):
+    """Each node's name in the log: a site has that of its registration, another node its number."""
+
+    def __missing__(self, node: int) -> str:
+        return f"node {node}"
+
+    def learn(self, registered: Mapping[int, str]) -> None:
+        """Take over the names of registered nodes; those without a name are empty."""
+        self.update((node, f"site {as_line(name)}") for node, name in registered.items() if name)
 
 
 @dataclass
@@ -66,7 +77,7 @@ def read(asked: Asked, replies: Iterable[Message], content: Callable[[int, Messa
         try:
             part = content(node, reply)
         except Exception as error:  # keep running: one bad node must not stop the round
-            log(WARNING, "dropped the reply of %s: %s", asked.names[node], told(error))
+            log(WARNING, "dropped the reply of %s: %s", asked.names[node], as_line(error))
             continue
         if part is not None:
             contents[node] = part

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from tests.helpers.errors import raises
 from tests.helpers.examples import examples
-from tests.privacy.secure.conftest import TERMS, Federation
-from umbel.privacy.secure import seeds
-from umbel.privacy.secure.party import Opened
-from umbel.privacy.secure.terms import Terms
+from tests.privacy.channels.secure.conftest import TERMS, Federation
+from umbel.privacy.channels.secure import seeds
+from umbel.privacy.channels.secure.party import Opened
+from umbel.privacy.channels.secure.terms import Terms
 from umbel.protocol.errors import ProtocolError, Refused
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers.errors import raises
-from umbel.privacy.secure import seeds
+from umbel.privacy.channels.secure import seeds
 from umbel.protocol.errors import Refused
 
 

@@ -14,11 +14,11 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from tests.privacy.secure.conftest import Federation
-from umbel.privacy.secure import seeds
-from umbel.privacy.secure.party import OWN, Party, add_mask, noise
-from umbel.privacy.secure.sums import Sum
-from umbel.privacy.secure.terms import Terms
+from tests.privacy.channels.secure.conftest import Federation
+from umbel.privacy.channels.secure import seeds
+from umbel.privacy.channels.secure.party import OWN, Party, add_mask, noise
+from umbel.privacy.channels.secure.sums import Sum
+from umbel.privacy.channels.secure.terms import Terms
 
 TERMS = Terms("run 7", length=400, bits=16, deviation=300.0, colluding=1, least=5)
 NAMES = ["a", "b", "c", "d", "e"]

@@ -9,8 +9,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from umbel.privacy.secure import seeds
-from umbel.privacy.secure.party import (
+from umbel.privacy.channels.secure import seeds
+from umbel.privacy.channels.secure.party import (
     OWN,
     Announcement,
     Masked,
@@ -21,8 +21,8 @@ from umbel.privacy.secure.party import (
     proof,
     survivors_text,
 )
-from umbel.privacy.secure.seeds import SEED
-from umbel.privacy.secure.terms import Terms
+from umbel.privacy.channels.secure.seeds import SEED
+from umbel.privacy.channels.secure.terms import Terms
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.signatures import PublicKey, verifies
 

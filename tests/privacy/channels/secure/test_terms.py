@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.helpers.errors import raises
-from tests.privacy.secure.conftest import TERMS
-from umbel.privacy.secure.terms import FINEST, Terms, bits_for, finest_deviation
+from tests.privacy.channels.secure.conftest import TERMS
+from umbel.privacy.channels.secure.terms import FINEST, Terms, bits_for, finest_deviation
 from umbel.protocol.errors import Refused
 
 

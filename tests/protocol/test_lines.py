@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from umbel.nodes.words import told
+from umbel.protocol.words import as_line
 
 
 @pytest.mark.parametrize(
@@ -19,10 +19,10 @@ from umbel.nodes.words import told
     ],
 )
 def test_characters_that_are_not_shown_are_written_out(said: object, shown: str) -> None:
-    assert told(said) == shown
-    assert told(said).isprintable()
+    assert as_line(said) == shown
+    assert as_line(said).isprintable()
 
 
 def test_what_is_long_is_cut() -> None:
-    assert told("a" * 10**6) == "a" * 300 + "…"
-    assert told("a" * 300) == "a" * 300
+    assert as_line("a" * 10**6) == "a" * 300 + "…"
+    assert as_line("a" * 300) == "a" * 300

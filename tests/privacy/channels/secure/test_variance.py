@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from tests.privacy.secure.conftest import Federation
-from umbel.privacy.secure import party, seeds
-from umbel.privacy.secure.terms import Terms
+from tests.privacy.channels.secure.conftest import Federation
+from umbel.privacy.channels.secure import party, seeds
+from umbel.privacy.channels.secure.terms import Terms
 
 _LENGTH, _DEVIATION = 400, 300.0
 

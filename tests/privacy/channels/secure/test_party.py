@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from tests.helpers.errors import raises
-from tests.privacy.secure.conftest import TERMS, Federation, identity, listed
-from umbel.privacy.secure.party import OWN, Announcement, Party, parties_in, survivors_text
-from umbel.privacy.secure.seeds import seed_in
-from umbel.privacy.secure.sums import Sum
+from tests.privacy.channels.secure.conftest import TERMS, Federation, identity, listed
+from umbel.privacy.channels.secure.party import OWN, Announcement, Party, parties_in, survivors_text
+from umbel.privacy.channels.secure.seeds import seed_in
+from umbel.privacy.channels.secure.sums import Sum
 from umbel.protocol.errors import Refused
 
 NUMBERS = np.arange(TERMS.length)

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from tests.helpers.noise import sample
-from umbel.privacy.gate import randomness
-from umbel.privacy.gate.randomness import SecureGenerator, streams
+from umbel.privacy.mechanisms import randomness
+from umbel.privacy.mechanisms.randomness import SecureGenerator, streams
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
-from umbel.privacy.secure.party import Announcement, Party
-from umbel.privacy.secure.sums import Sum
-from umbel.privacy.secure.terms import Terms
+from umbel.privacy.channels.secure.party import Announcement, Party
+from umbel.privacy.channels.secure.sums import Sum
+from umbel.privacy.channels.secure.terms import Terms
 from umbel.protocol.signatures import PublicKey
 
 TERMS = Terms("run 7", length=5, bits=20, deviation=0.0)

@@ -8,9 +8,9 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 
 from tests.helpers.errors import raises
-from tests.privacy.secure.conftest import TERMS, Federation
-from umbel.privacy.secure import wire
-from umbel.privacy.secure.wire import Introduction, Request, Stage
+from tests.privacy.channels.secure.conftest import TERMS, Federation
+from umbel.privacy.channels.secure import wire
+from umbel.privacy.channels.secure.wire import Introduction, Request, Stage
 from umbel.protocol.errors import ProtocolError
 
 

@@ -19,8 +19,8 @@ from typing import Any
 
 from flwr.app import ConfigRecord, RecordDict
 
-from umbel.privacy.secure.party import Announcement, Masked, Opened
-from umbel.privacy.secure.terms import Terms
+from umbel.privacy.channels.secure.party import Announcement, Masked, Opened
+from umbel.privacy.channels.secure.terms import Terms
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.messages import SECURE as RECORD
 from umbel.protocol.records import record_in

@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from tests.helpers.errors import raises
-from umbel.privacy.secure.layout import Layout
+from umbel.privacy.channels.secure.layout import Layout
 from umbel.protocol.arrays import LARGEST_COVARIANCE
 from umbel.protocol.errors import Refused
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from umbel.privacy.channels.secure import seeds
+from umbel.privacy.channels.secure.seeds import SEED, derived, text_of
+from umbel.privacy.channels.secure.terms import Terms
 from umbel.privacy.mechanisms.discrete_gaussian import draw
-from umbel.privacy.secure import seeds
-from umbel.privacy.secure.seeds import SEED, derived, text_of
-from umbel.privacy.secure.terms import Terms
 from umbel.protocol.errors import Refused
 from umbel.protocol.signatures import PublicKey, line_of, verifies
 
@@ -37,7 +37,7 @@ class Masked:
     Attributes
     ----------
     numbers : bytes
-        Its numbers with noise and masks (`umbel.privacy.secure.seeds.packed`).
+        Its numbers with noise and masks (`umbel.privacy.channels.secure.seeds.packed`).
     boxes : dict of bytes
         By recipient: shares of the seeds of its masks, which only the recipient can read.
     proofs : dict of bytes
