@@ -399,7 +399,7 @@ def test_each_node_gets_one_message_and_its_one_reply_serves_both(linear_config:
     replies, training, evaluation = play_round(grid, fleet)
     assert grid.rounds == {"1": Counter({100: 1, 101: 1, 102: 1})}
     assert len(replies) == 3
-    releases, scores = fleet.releases(training, replies), fleet.scores(evaluation, replies)
+    releases, scores = fleet.read(training, replies), fleet.scores(evaluation, replies)
     assert (len(releases.clients), releases.asked, releases.lost_nodes) == (30, 30, 0)
     assert scores is not None
     assert scores.clients == 100
@@ -411,7 +411,7 @@ def test_each_node_gets_one_message_and_its_one_reply_serves_both(linear_config:
 def test_a_node_that_does_one_part_alone_counts_for_that(linear_config: dict[str, Any], part: str) -> None:
     grid, fleet = ListeningGrid(failing({1}, [part]), linear_config, nodes=3), Fleet(clients_per_round=30)
     replies, training, evaluation = play_round(grid, fleet)
-    releases, scores = fleet.releases(training, replies), fleet.scores(evaluation, replies)
+    releases, scores = fleet.read(training, replies), fleet.scores(evaluation, replies)
     assert releases.lost_nodes == (part == "training")
     assert ((releases.clients % 3) == 1).any() == (part == "evaluation")
     assert scores is not None

@@ -73,7 +73,7 @@ def initial_hypotheses(setup: Setup, grid: Grid, name: str = "") -> Arrays:
     asked: list[Asked] = []
     for r, hypotheses in enumerate(sets):
         task = setup.task(name).evaluation
-        asked.append(setup.fleet.ask_evaluation(0, Hypotheses(hypotheses), task, grid, f"restart-{r}"))
+        asked.append(setup.fleet.ask_evaluation(0, Hypotheses(hypotheses), task, grid, group=f"restart-{r}"))
     messages = [message for one in asked for message in one.messages]
     # A node without a reply must not delay the start longer than a round.
     needed = run.quorum * len(messages) if run.quorum < 1 else math.inf

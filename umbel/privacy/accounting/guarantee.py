@@ -27,7 +27,8 @@ from umbel.privacy.mechanisms.choice import RandomisedResponse
 from umbel.privacy.mechanisms.discrete_gaussian import ConcentratedLoss, DiscreteGaussian
 from umbel.privacy.mechanisms.gaussian import GaussianLoss
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.release import LAPLACE, Clipping, Kind, Release, ReleaseBy, exact, report_release
+from umbel.protocol.plugins import import_by_name
+from umbel.protocol.release import CHANNELS, LAPLACE, Clipping, Kind, Release, exact, report_release
 
 DELTA = 1e-5
 """Delta of printed figures, by default."""
@@ -112,14 +113,13 @@ def secure_release(release: Release) -> Release:
     return replace(release, kind=Kind.SECURE, choice_epsilon=0.0)
 
 
-def released_by(by: ReleaseBy, release: Release) -> Release:
-    """Return the release with which a client that would make `release` is charged where `by` adds the noise."""
-    match by:
-        case ReleaseBy.SITE:
-            return site_release(release)
-        case ReleaseBy.SECURE:
-            return secure_release(release)
-    return release
+def released_by(by: str, release: Release) -> Release:
+    """Return the release with which a client that would make `release` is charged by a channel.
+
+    The channel is looked up by name, since it prices by this account.
+    """
+    priced: Release = import_by_name(CHANNELS[by]).price(release)
+    return priced
 
 
 def secure_report(noise_multiplier: float, bound: float = 1.0) -> Release:

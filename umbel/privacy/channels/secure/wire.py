@@ -22,10 +22,11 @@ from flwr.app import ConfigRecord, RecordDict
 from umbel.privacy.channels.secure.party import Announcement, Masked, Opened
 from umbel.privacy.channels.secure.terms import Terms
 from umbel.protocol.errors import ProtocolError
-from umbel.protocol.messages import SECURE as RECORD
 from umbel.protocol.records import record_in
 from umbel.protocol.tasks import LONGEST_NAME
 
+RECORD = "secure"
+"""The name of the record, and of the channel."""
 _TERMS: dict[str, type] = {
     "run": str, "length": int, "bits": int, "deviation": float, "colluding": int, "least": int,
 }  # fmt: skip

@@ -39,9 +39,10 @@ from tests.helpers.messages import (
 )
 from tests.helpers.sites import own, simulated
 from umbel.privacy.accounting.guarantee import gap, guarantee, pure_cost, site_release, within_budget
+from umbel.privacy.channels import Place
+from umbel.privacy.channels.site import SiteSanitiser, sums_in
 from umbel.privacy.gate.charges import Charge, Limits, read, written
 from umbel.privacy.gate.journal import Journal
-from umbel.privacy.gate.releases import SiteSanitiser
 from umbel.privacy.gate.totals import Totals
 from umbel.privacy.mechanisms import Laplace
 from umbel.privacy.mechanisms.base import Matrix, Mechanism
@@ -50,7 +51,6 @@ from umbel.privacy.mechanisms.randomness import noise
 from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.errors import ProtocolError, Refused
 from umbel.protocol.home import umbel_home
-from umbel.protocol.messages import site_sums_in
 from umbel.protocol.release import Clipping, Kind, Release
 from umbel.protocol.tasks import TrainingSpec
 
@@ -111,7 +111,7 @@ def what_left(reply: Message, clients: int, k: int, n: int) -> Left:
     assert list(arrays) == ["weight"]
     assert (arrays["weight"].dtype, arrays["weight"].shape) == (np.dtype(np.float32), (k, n))
     assert np.isfinite(arrays["weight"]).all()
-    _, counts, part = site_sums_in(came.content, clients)
+    _, counts, part = sums_in(came.content, clients)
     return Left(flatten(arrays), counts, part.tolist())
 
 
@@ -129,7 +129,7 @@ def new_ledger() -> Journal:
 def sanitiser(k: int, n: int, mechanism: str = "laplace", **changes: Any) -> SiteSanitiser:
     """What a simulated site makes of a task, with hypotheses that are all 0."""
     task = task_of((0,), **BY_SITE | {"mechanism": mechanism, "choice_epsilon": 0.5} | changes)
-    return SiteSanitiser.of(simulated(), stacked(np.zeros((k, n)), layout(n)), task)
+    return SiteSanitiser.of(Place(simulated()), stacked(np.zeros((k, n)), layout(n)), task)
 
 
 # --- what a change of one client's whole data moves
@@ -216,7 +216,7 @@ def test_the_claims_are_no_larger_than_they_must_be(moves: bool) -> None:
 
 def test_the_radius_of_a_site_is_its_floor_at_least() -> None:
     task = task_of((0,), **BY_SITE | {"clip_norm": 0.1})
-    made = SiteSanitiser.of(own(release="site", clip_norm_floor=0.5), stacked(np.zeros((1, 3)), layout(3)), task)
+    made = SiteSanitiser.of(Place(own(release="site", clip_norm_floor=0.5)), stacked(np.zeros((1, 3)), layout(3)), task)
     assert (made.radius, made.release.radius) == (0.5, 0.5)
 
 

@@ -1,4 +1,4 @@
-"""A site's part in secure sums: whole numbers of its clients' updates, and its memory as a party.
+"""The channel of secure sums at a site: whole numbers of its clients' updates, and its memory as a party.
 
 Each client adds its clipped update to the sum of the hypothesis that it trained, and one clip norm to that hypothesis's
 count. Updates are rounded to whole steps, and then are no longer than the clip norm allows. Noise is whole
@@ -9,30 +9,40 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
+from umbel.privacy import channels
 from umbel.privacy.accounting.guarantee import secure_release, secure_report
+from umbel.privacy.channels import Channel, Flags, Ids, Left, Place, flags_in
+from umbel.privacy.channels.client import ClientSanitiser, blocks, updates_in
 from umbel.privacy.channels.secure.layout import REPORTS, Layout, Steps
-from umbel.privacy.channels.secure.party import Masked, Party, Turn
+from umbel.privacy.channels.secure.party import Party, Turn
 from umbel.privacy.channels.secure.seeds import text_of
+from umbel.privacy.channels.secure.server import SecureSums
 from umbel.privacy.channels.secure.terms import Grid, Terms
-from umbel.privacy.channels.secure.wire import Introduction, Request, Stage, opened_record, signature_record
-from umbel.privacy.gate import releases
-from umbel.privacy.gate.runs import Runs
-from umbel.privacy.gate.site import Site
-from umbel.privacy.mechanisms import randomness
+from umbel.privacy.channels.secure.wire import (
+    RECORD,
+    Introduction,
+    Request,
+    Stage,
+    masked_record,
+    opened_record,
+    signature_record,
+)
 from umbel.privacy.mechanisms.base import Matrix
 from umbel.privacy.mechanisms.discrete_gaussian import DiscreteGaussian, to_grid
+from umbel.privacy.mechanisms.randomness import noise
 from umbel.protocol.arrays import Arrays, Labels, flatten
-from umbel.protocol.errors import Refused, SiteError
+from umbel.protocol.errors import ProtocolError, Refused, SiteError
 from umbel.protocol.flower import filled
 from umbel.protocol.messages import evaluation_in, training_in
 from umbel.protocol.release import Clipping, Release, ReleaseBy
@@ -51,35 +61,47 @@ from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 _RECORD = "umbel.secure"
 
 
+@dataclass
+class Part:
+    """A part of a site's numbers, in steps, and which of the asked clients are in it; None before any is."""
+
+    numbers: Steps
+    paid: Flags | None = None
+
+    @property
+    def flags(self) -> list[int]:
+        """1 for each asked client that is in it, 0 for another."""
+        return [] if self.paid is None else self.paid.astype(int).tolist()
+
+
 @dataclass(frozen=True)
 class SecureSanitiser:
-    """A site's numbers for a secure sum: like `umbel.privacy.gate.releases.SiteSanitiser`, without the noise.
+    """A site's numbers for a secure sum: like `umbel.privacy.channels.site.SiteSanitiser`, without the noise."""
 
-    `numbers` are those of the sum about training, to be set.
-    """
+    fewest: ClassVar[int] = 1
 
     task: TrainingSpec
     hypotheses: Matrix
     grid: Grid
-    numbers: Steps
+    part: Part
 
     @classmethod
-    def of(cls, site: Site, hypotheses: Arrays, task: TrainingSpec, terms: Terms, numbers: Steps) -> SecureSanitiser:
+    def of(cls, place: Place, hypotheses: Arrays, task: TrainingSpec, terms: Terms, part: Part) -> SecureSanitiser:
         """Return a site's sanitiser for a task; raise `Refused` if the terms do not fit the task."""
-        releases.check_hidden(site, task)
+        ClientSanitiser.check_hidden(place, task)
         everything = flatten(hypotheses)
         if task.release_by is not ReleaseBy.SECURE:
             raise not_in_a_sum()
         if task.clipping is not Clipping.PUBLIC or task.mechanism != DiscreteGaussian.name:
             text = f'a secure sum needs a public clip norm, and mechanism "{DiscreteGaussian.name}"'
             raise Refused(text, code="refused.secure-terms")
-        if task.clip_norm < site.policy.clip_norm_floor:
+        if task.clip_norm < (floor := place.site.policy.clip_norm_floor):
             # All parties have the same grid, so no site can raise its own clip norm.
             text = f"a secure sum has clip norm {task.clip_norm:g}; this site's clip-norm-floor is"
-            raise Refused(f"{text} {site.policy.clip_norm_floor:g}", code="refused.secure-terms")
+            raise Refused(f"{text} {floor:g}", code="refused.secure-terms")
         if (terms.deviation > 0) is not (task.noise_multiplier > 0):
             raise Refused("terms and task of the secure sum differ in noise", code="refused.secure-terms")
-        return cls(task, everything, Grid.of(task.clip_norm, task.noise_multiplier, terms.deviation), numbers)
+        return cls(task, everything, Grid.of(task.clip_norm, task.noise_multiplier, terms.deviation), part)
 
     @property
     def layout(self) -> Layout:
@@ -91,25 +113,25 @@ class SecureSanitiser:
     def release(self) -> Release:
         """The release with which each participating client is charged."""
         k, n = self.hypotheses.shape
-        return secure_release(self.task.release(n, k, self.task.clip_norm))
+        return Secure.price(self.task.release(n, k, self.task.clip_norm))
 
     @property
     def explore(self) -> float:
-        """See `umbel.privacy.gate.releases.SiteSanitiser.explore`."""
+        """See `umbel.privacy.channels.site.SiteSanitiser.explore`."""
         return self.task.explore
 
-    def leave(self, seed: int | None, clients: releases.Ids, trained: Arrays, chosen: Labels) -> releases.Released:
+    def leave(self, clients: Ids, results: Arrays, chosen: Labels, paid: Flags) -> Left:
         """Add the updates of charged clients to the sum, in which alone they leave."""
-        self.numbers[:] = self.summed(trained, chosen)
-        return releases.Released({})
+        self.part.numbers[:], self.part.paid = self.summed(results, chosen), paid
+        return Left(paid)
 
     def summed(self, trained: Arrays, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the clients' sums by hypothesis, without reports, in steps (`Layout`)."""
         (k, n), layout, weight = self.hypotheses.shape, self.layout, self.grid.weight
         sums, squares = np.zeros((k, n), np.int64), np.zeros((k, layout.squares), np.int64)
         longest = self.task.clip_norm * layout.inside(weight)
-        for block in releases.blocks(len(chosen), max(n, layout.squares)):
-            updates = releases.updates_in(trained, block, self.hypotheses[chosen[block]])
+        for block in blocks(len(chosen), max(n, layout.squares)):
+            updates = updates_in(trained, block, self.hypotheses[chosen[block]])
             steps = to_grid(updates, longest, self.grid.step).astype(np.int64)
             _add(sums, chosen[block], steps)
             if layout.moments:
@@ -126,32 +148,34 @@ def _add(sums: Steps, chosen: NDArray[np.int64], rows: Steps) -> None:
 
 @dataclass(frozen=True)
 class SecureReports:
-    """A site's part of a secure sum of loss and metric; `numbers` are those of the sum, to be set."""
+    """A site's sums of loss and metric for a secure sum."""
 
     task: EvaluationSpec
     grid: Grid
-    numbers: Steps
+    part: Part
+    fewest: ClassVar[int] = 1
+    explore: ClassVar[float] = 0.0
 
     @classmethod
-    def of(cls, site: Site, task: EvaluationSpec, terms: Terms, numbers: Steps) -> SecureReports:
+    def of(cls, place: Place, task: EvaluationSpec, terms: Terms, part: Part) -> SecureReports:
         """Return a site's sums of reports for a task; raise `Refused` if the task permits none."""
-        noise, least = task.report_noise_multiplier, site.policy.report_noise
+        noise, least = task.report_noise_multiplier, place.site.policy.report_noise
         if not terms.deviation > 0:
             raise Refused("reports in a secure sum need noise, and its terms have none", code="refused.secure-terms")
         if noise < least:
             text = f"the server asks for reports with noise multiplier {noise:g}; this site accepts no less than"
             raise Refused(f"{text} {least:g}", code="refused.noise")
-        return cls(task, Grid.of_reports(task.report_bound, noise, terms.deviation), numbers)
+        return cls(task, Grid.of_reports(task.report_bound, noise, terms.deviation), part)
 
     @property
     def release(self) -> Release:
         """The release with which each reporting client is charged."""
         return secure_report(self.task.report_noise_multiplier, self.task.report_bound)
 
-    def leave(self, seed: int | None, round: int, clients: releases.Ids, scores: Matrix) -> Matrix:
-        """Add the loss and metric (m, 2) of charged clients to the sum; return NaN, since nothing else leaves."""
-        self.numbers[:] = self.summed(scores.T)
-        return np.full_like(scores, np.nan)
+    def leave(self, clients: Ids, results: Matrix, chosen: Labels, paid: Flags) -> Left:
+        """Add the loss and metric (m, 2) of charged clients to the sum, in which alone they leave."""
+        self.part.numbers[:], self.part.paid = self.summed(results.T), paid
+        return Left(paid)
 
     def summed(self, scores: NDArray[np.float64]) -> NDArray[np.int64]:
         """Return the sums (2,) of clients' loss and metric (2, clients), in steps.
@@ -165,11 +189,8 @@ class SecureReports:
         return np.asarray(steps.sum(axis=1))
 
 
-class SecureSum:
+class AtSite(channels.AtSite):
     """The site's part of a secure sum, to which its clients may add their updates and their reports.
-
-    `paid` and `reported` are flags of the asked clients that are in the sum; None until there are any. For the
-    parameters see `umbel.privacy.gate.answer.Incoming`; `content` is the message's.
 
     Raises
     ------
@@ -177,47 +198,40 @@ class SecureSum:
         If the site would not enter this sum. Then no client is charged.
     """
 
-    def __init__(
-        self, site: Site, seed: int | None, state: RecordDict, hypotheses: Arrays, content: RecordDict
-    ) -> None:
+    def __init__(self, channel: type[Channel], place: Place, hypotheses: Arrays, content: RecordDict) -> None:
+        super().__init__(channel, place, hypotheses, content)
+        if RECORD not in content:
+            raise not_in_a_sum()
         asked, training, evaluation = Request.read(content), training_in(content), evaluation_in(content)
-        if asked.stage is not Stage.MASK:
+        if asked.stage is not Stage.MASK or not (training is None or training.release_by is ReleaseBy.SECURE):
             raise not_in_a_sum()
         # Before the memory for so many numbers is taken.
-        self._layout = layout_of(hypotheses, asked.terms, training, evaluation)
-        self._site, self._state, self._asked = site, state, asked
-        self._party = party_of(site, seed, state, asked.terms)
+        layout = layout_of(hypotheses, asked.terms, training, evaluation)
+        self._asked, self._party = asked, party_of(place, asked.terms)
         self._party.check(asked.round, asked.announced)
         self._numbers = np.zeros(asked.terms.length, np.int64)
+        self._updates, self._reports = Part(self._numbers[: layout.updates]), Part(self._numbers[-REPORTS:])
         self._alone = training is None and not (evaluation is not None and evaluation.summed)
-        self.paid: NDArray[np.bool_] | None = None
-        self.reported: NDArray[np.bool_] | None = None
 
-    @property
-    def leaves(self) -> bool:
-        """Whether a task that was asked for is in the sum, or none was, so that the site adds masks alone."""
-        return self._alone or self.paid is not None or self.reported is not None
-
-    def updates(self, hypotheses: Arrays, task: TrainingSpec) -> SecureSanitiser:
-        """Return what adds training clients' updates."""
-        self._check_round(task)
-        numbers = self._numbers[: self._layout.updates]
-        return SecureSanitiser.of(self._site, hypotheses, task, self._asked.terms, numbers)
-
-    def reports(self, task: EvaluationSpec) -> SecureReports:
-        """Return what adds validation clients' loss and metric."""
-        self._check_round(task)
-        return SecureReports.of(self._site, task, self._asked.terms, self._numbers[-REPORTS:])
-
-    def masked(self) -> Masked:
-        """Return what leaves: all that was added, with the site's share of the noise, and masks."""
-        masked = self._party.mask(self._asked.round, self._asked.announced, self._numbers)
-        remember(self._site, self._state, self._party)
-        return masked
-
-    def _check_round(self, task: TrainingSpec | EvaluationSpec) -> None:
+    def sanitiser(self, task: TrainingSpec | EvaluationSpec) -> SecureSanitiser | SecureReports:
+        """Return what adds training clients' updates, or validation clients' loss and metric."""
         if task.round != self._asked.round:
             raise not_in_a_sum()
+        if isinstance(task, TrainingSpec):
+            return SecureSanitiser.of(self.place, self.hypotheses, task, self._asked.terms, self._updates)
+        return SecureReports.of(self.place, task, self._asked.terms, self._reports)
+
+    def rest(self) -> Mapping[str, Any]:
+        """Return all that was added, with the site's share of the noise, and masks.
+
+        Nothing leaves if tasks were asked for and none is in the sum; without any the site adds masks alone.
+        """
+        if not self._alone and self._updates.paid is None and self._reports.paid is None:
+            return {}
+        masked = self._party.mask(self._asked.round, self._asked.announced, self._numbers)
+        remember(self.place, self._party)
+        flags = MetricRecord({"clients": self._updates.flags, "reported": self._reports.flags})
+        return {RECORD: masked_record(masked), "released": flags}
 
 
 def not_in_a_sum() -> Refused:
@@ -240,23 +254,23 @@ def layout_of(
     raise Refused("the secure sum has another length than the hypotheses", code="refused.secure-terms")
 
 
-def party_of(site: Site, seed: int | None, state: RecordDict, terms: Terms) -> Party:
+def party_of(place: Place, terms: Terms) -> Party:
     """Return the party that a site is in a run, with what it remembers."""
-    identity = Identity.of(site, seed)
-    if not site.simulated:
-        site.policy.check_terms(terms)
-    record = state.get(_RECORD)
+    identity = Identity.of(place)
+    if not place.site.simulated:
+        place.site.policy.check_terms(terms)
+    record = place.state.get(_RECORD)
     secret, turn = b"", Turn()
     if isinstance(record, ConfigRecord) and record.get("terms") == terms.digest:
         kept: dict[str, Any] = dict(record.items())
         members, survivors = tuple(kept["members"]), tuple(kept["survivors"])
         turn = Turn(kept["round"], members, kept["parties"], kept["turn"], survivors, kept["opened"])
         secret = kept["secret"]
-    secret = secret or _random(site, seed, 0)(32)
-    return Party(terms, identity.name, identity.keys, identity.sign, secret, turn, _random(site, seed, turn.round + 1))
+    secret = secret or _random(place, 0)(32)
+    return Party(terms, identity.name, identity.keys, identity.sign, secret, turn, _random(place, turn.round + 1))
 
 
-def remember(site: Site, state: RecordDict, party: Party) -> None:
+def remember(place: Place, party: Party) -> None:
     """Keep what a party has to remember; called before its message leaves.
 
     Raises
@@ -265,52 +279,35 @@ def remember(site: Site, state: RecordDict, party: Party) -> None:
         If the site said something else in this round before.
     """
     turn = party.turn
-    if turn.round and not site.simulated:
-        _say_once(site, party)
+    if turn.round and not place.site.simulated:
+        _say_once(place, party)
     entries = {
         "terms": party.terms.digest, "secret": party.secret, "round": turn.round, "members": list(turn.members),
         "parties": turn.parties, "turn": turn.secret, "survivors": list(turn.survivors), "opened": turn.opened,
     }  # fmt: skip
-    filled(state, {_RECORD: filled(ConfigRecord(), entries)})
+    filled(place.state, {_RECORD: filled(ConfigRecord(), entries)})
 
 
-def _say_once(site: Site, party: Party) -> None:
+def _say_once(place: Place, party: Party) -> None:
     """Note in the site's store, on disk, what a party says in a round; raise `Refused` if it said something else.
 
     Flower keeps the party's memory, but only after a reply has left. So the next message may find an older memory.
     """
-    turn, runs = party.turn, Runs.of(site)
+    turn = party.turn
     for what, said in (("mask", turn.secret), ("agree", text_of(turn.survivors) if turn.survivors else b"")):
         digest = sha256(text_of("umbel secure", what, party.public.hex(), turn.round)).hexdigest()
-        if said and runs.first_of(digest, (own := sha256(said).hexdigest())) != own:
+        if said and place.first_use(digest, (own := sha256(said).hexdigest())) != own:
             text = f"this site has sent something else in round {turn.round} of this secure sum"
             raise Refused(text, code="refused.secure-round")
 
 
-def reply(site: Site, seed: int | None, state: RecordDict, asked: Request) -> ConfigRecord:
-    """Return a site's reply to a message of a secure sum, in which it trains nothing."""
-    party = party_of(site, seed, state, asked.terms)
-    match asked.stage:
-        case Stage.ANNOUNCE:
-            listed = {name: line_of(key) for name, key in party.keys.items()}
-            found = Introduction(party.name, listed[party.name], party.announce(), listed).to_record()
-        case Stage.AGREE:
-            found = signature_record(party.agree(asked.round, asked.survivors))
-        case Stage.OPEN:
-            found = opened_record(party.open(asked.round, asked.announced, asked.signatures, asked.boxes))
-        case _:
-            raise Refused("numbers for a secure sum are asked for with a round's training", code="refused.secure-round")
-    remember(site, state, party)
-    return found
-
-
-def _random(site: Site, seed: int | None, round: int) -> Callable[[int], bytes]:
+def _random(place: Place, round: int) -> Callable[[int], bytes]:
     """Return a source of a party's random bytes.
 
     With `insecure-seed` too, a site draws its secrets from the operating system: others rely on its share of the noise.
     """
-    seed = seed if site.simulated else None
-    return next(randomness.noise(seed, round, [site.first], "secure sum")).bytes
+    seed = place.seed if place.site.simulated else None
+    return next(noise(seed, round, [place.site.first], "secure sum")).bytes
 
 
 @dataclass(frozen=True)
@@ -332,12 +329,12 @@ class Identity:
     sign: Callable[[bytes], bytes] = field(repr=False)
 
     @classmethod
-    def of(cls, site: Site, seed: int | None) -> Identity:
+    def of(cls, place: Place) -> Identity:
         """Return the identity of a site; `Refused` if it lists no sites, `SiteError` if not itself."""
+        site, policy = place.site, place.site.policy
         if site.simulated:
-            key = simulated_key(seed, site.first)
-            return cls(simulated_name(site.first), simulated_keys(seed, site.step), key.sign)
-        policy = site.policy
+            key = simulated_key(place.seed, site.first)
+            return cls(simulated_name(site.first), simulated_keys(place.seed, site.step), key.sign)
         if not (policy.parties and policy.party_key):
             text = "this site lists no sites to work with: set parties and party-key"
             raise Refused(text, code="refused.secure-parties")
@@ -348,3 +345,59 @@ class Identity:
             if line_of(key_of) == own:
                 return cls(name, keys, partial(signed, key=path))
         raise SiteError(f"parties does not list the key of {path}; add this site itself", code="site.not-a-party")
+
+
+class Secure(SecureSums):
+    """Sums over several sites, each with a share of the noise, which the server reads only as a whole."""
+
+    at_site = AtSite
+
+    @staticmethod
+    def price(release: Release) -> Release:
+        """Return the release with which each client in the sum is charged."""
+        return secure_release(release)
+
+    @staticmethod
+    def rows(k: int, clients: int) -> int:
+        """Return 0: no model leaves by itself."""
+        return 0
+
+    @classmethod
+    def answered(cls, task: TrainingSpec | EvaluationSpec, content: RecordDict, k: int) -> int:
+        """Return how many of a task's clients are in a reply, according to it; 0 for an inconsistent reply."""
+        with suppress(ProtocolError):
+            whose = "clients" if isinstance(task, TrainingSpec) else "reported"
+            return int(flags_in(content, len(task.clients), whose).sum()) if RECORD in content else 0
+        return 0
+
+    @staticmethod
+    def room(record: ConfigRecord) -> int:
+        """Return the bytes of a sum's numbers, and of a share and a proof for each pair of parties."""
+        names, length, bits = (record.get(name) for name in ("names", "length", "bits"))
+        if not (isinstance(names, list) and isinstance(length, int) and isinstance(bits, int)):
+            return 0
+        return length * bits // 8 + 128 * (len(names) + 1) ** 2
+
+    @staticmethod
+    def count_deviation(task: TrainingSpec) -> float:
+        """Return the standard deviation of the noise on each count, which weighs a clip norm or less."""
+        return task.noise_multiplier * (math.sqrt(2) if task.moments else 1.0)
+
+    @staticmethod
+    def answer(place: Place, content: RecordDict) -> RecordDict:
+        """Return a site's reply to a message of a secure sum in which it trains nothing."""
+        asked = Request.read(content)
+        party = party_of(place, asked.terms)
+        match asked.stage:
+            case Stage.ANNOUNCE:
+                listed = {name: line_of(key) for name, key in party.keys.items()}
+                record = Introduction(party.name, listed[party.name], party.announce(), listed).to_record()
+            case Stage.AGREE:
+                record = signature_record(party.agree(asked.round, asked.survivors))
+            case Stage.OPEN:
+                record = opened_record(party.open(asked.round, asked.announced, asked.signatures, asked.boxes))
+            case _:
+                text = "numbers for a secure sum are asked for with a round's training"
+                raise Refused(text, code="refused.secure-round")
+        remember(place, party)
+        return RecordDict({RECORD: record})

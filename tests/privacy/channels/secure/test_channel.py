@@ -19,14 +19,15 @@ from tests.helpers.ledgers import ledger_of
 from tests.helpers.messages import Behind, arrived, asked, of_node, refused, stacked, task_of, through_gate
 from tests.helpers.sites import simulated
 from umbel.privacy.accounting.guarantee import guarantee
+from umbel.privacy.channels import Flags, Place, flags_in
+from umbel.privacy.channels.secure.channel import Part, Secure, SecureReports, SecureSanitiser
 from umbel.privacy.channels.secure.party import Announcement, Party
 from umbel.privacy.channels.secure.terms import Grid, Terms
 from umbel.privacy.channels.secure.wire import RECORD, Introduction, Request, Stage, masked_in
-from umbel.privacy.gate import secure_sums
-from umbel.privacy.gate.secure_sums import SecureReports, SecureSanitiser
+from umbel.privacy.gate.answer import place_of
+from umbel.privacy.gate.site import Site
 from umbel.privacy.mechanisms.discrete_gaussian import ConcentratedLoss
 from umbel.protocol.errors import Refused
-from umbel.protocol.messages import shared_in
 from umbel.protocol.release import Clipping, Kind, Release
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 
@@ -38,13 +39,15 @@ TASK: dict[str, Any] = {
 }  # fmt: skip
 
 
-NUMBERS = np.zeros(0, np.int64)
+NUMBERS = Part(np.zeros(0, np.int64))
 
 
 def sanitiser(hypotheses: Any = BOTH, terms: Terms = TERMS, **changes: Any) -> SecureSanitiser:
     matrix = np.asarray(hypotheses, np.float64)
     layout = {"weight": (matrix.shape[1],)}
-    return SecureSanitiser.of(simulated(), stacked(matrix, layout), task_of((0,), **TASK | changes), terms, NUMBERS)
+    return SecureSanitiser.of(
+        Place(simulated()), stacked(matrix, layout), task_of((0,), **TASK | changes), terms, NUMBERS
+    )
 
 
 # --- the numbers
@@ -128,12 +131,21 @@ def node(place: int, **entries: Any) -> Context:
 NODES = 3
 
 
+def answer(site: Site, seed: int | None, state: RecordDict, asked: Request) -> RecordDict:
+    """Return a site's reply in a stage besides a round's message."""
+    return Secure.answer(place_of(site, seed, state), RecordDict({RECORD: asked.to_record()}))
+
+
+def shared_in(content: RecordDict, asked: int, reporting: int) -> tuple[Flags, Flags]:
+    """Return a flag for each asked training client, and for each validation client."""
+    return flags_in(content, asked), flags_in(content, reporting, "reported")
+
+
 def announced(terms: Terms = TERMS) -> dict[str, Announcement]:
     found = {}
     for place in range(NODES):
         site = simulated(**{"partition-id": place, "num-partitions": NODES})
-        record = secure_sums.reply(site, 7, RecordDict(), Request(Stage.ANNOUNCE, terms))
-        one = Introduction.read(RecordDict({RECORD: record}))
+        one = Introduction.read(answer(site, 7, RecordDict(), Request(Stage.ANNOUNCE, terms)))
         found[one.name] = one.announcement
     return found
 
@@ -199,7 +211,7 @@ REPORTING = EvaluationSpec(1, (0, 1), report_noise_multiplier=4.0)
 
 
 def of_reports(terms: Terms = WITH_REPORTS, entries: dict[str, Any] | None = None, **changes: Any) -> SecureReports:
-    return SecureReports.of(simulated(**entries or {}), replace(REPORTING, **changes), terms, NUMBERS)
+    return SecureReports.of(Place(simulated(**entries or {})), replace(REPORTING, **changes), terms, NUMBERS)
 
 
 def test_the_sums_of_three_reports_by_hand() -> None:

@@ -21,14 +21,24 @@ from tests.helpers.errors import raises
 from tests.helpers.ledgers import ledger_of
 from tests.helpers.messages import arrived, of_node, refused, task_of, through_gate
 from tests.helpers.sites import own, simulated
-from tests.privacy.gate.test_secure_sums import CLIENTS, TASK, TERMS, announced, node, request, sanitiser
+from tests.privacy.channels.secure.test_channel import (
+    CLIENTS,
+    TASK,
+    TERMS,
+    announced,
+    answer,
+    node,
+    request,
+    sanitiser,
+    shared_in,
+)
+from umbel.privacy.channels.secure.channel import SecureSanitiser, party_of, remember
 from umbel.privacy.channels.secure.party import Announcement, key_text
 from umbel.privacy.channels.secure.terms import LARGEST, Terms
 from umbel.privacy.channels.secure.wire import RECORD, Introduction, Request, Stage, masked_in
-from umbel.privacy.gate.secure_sums import SecureSanitiser, party_of, remember, reply
+from umbel.privacy.gate.answer import place_of
 from umbel.privacy.gate.site import Site
 from umbel.protocol.errors import ProtocolError, Refused, SiteError
-from umbel.protocol.messages import shared_in
 from umbel.protocol.release import Kind
 from umbel.protocol.signatures import line_of, simulated_key
 
@@ -149,28 +159,28 @@ def test_a_later_round_ends_the_one_before() -> None:
     site = simulated(**{"partition-id": 0, "num-partitions": 3})
     names = tuple(sorted(announced()))
     with raises(Refused, "refused.secure-round"):
-        reply(site, 7, context.state, Request(Stage.AGREE, TERMS, 1, survivors=names))
-    reply(site, 7, context.state, Request(Stage.AGREE, TERMS, 2, survivors=names))
+        answer(site, 7, context.state, Request(Stage.AGREE, TERMS, 1, survivors=names))
+    answer(site, 7, context.state, Request(Stage.AGREE, TERMS, 2, survivors=names))
 
 
 def test_asking_again_who_a_site_is_changes_nothing() -> None:
     """An announcement in the middle of a round has the same key. The round continues, and is still masked once."""
     context, site = node(0), simulated(**{"partition-id": 0, "num-partitions": 3})
-    before = reply(site, 7, context.state, Request(Stage.ANNOUNCE, TERMS))
+    before = answer(site, 7, context.state, Request(Stage.ANNOUNCE, TERMS))
     assert not refused(through_gate(request(), context, CLIENTS))
-    assert reply(site, 7, context.state, Request(Stage.ANNOUNCE, TERMS)) == before
+    assert answer(site, 7, context.state, Request(Stage.ANNOUNCE, TERMS)) == before
     assert refused(through_gate(request(), context, CLIENTS))
     names = tuple(sorted(announced()))
-    reply(site, 7, context.state, Request(Stage.AGREE, TERMS, 1, survivors=names))
-    reply(site, 7, context.state, Request(Stage.ANNOUNCE, TERMS))
+    answer(site, 7, context.state, Request(Stage.AGREE, TERMS, 1, survivors=names))
+    answer(site, 7, context.state, Request(Stage.ANNOUNCE, TERMS))
     with raises(Refused, "refused.secure-survivors"):
-        reply(site, 7, context.state, Request(Stage.AGREE, TERMS, 1, survivors=names[:2]))
+        answer(site, 7, context.state, Request(Stage.AGREE, TERMS, 1, survivors=names[:2]))
 
 
 def test_numbers_are_not_had_from_a_message_without_a_round() -> None:
     site = simulated(**{"partition-id": 0, "num-partitions": 3})
     with raises(Refused, "refused.secure-round"):
-        reply(site, 7, RecordDict(), Request(Stage.MASK, TERMS, 1, announced()))
+        answer(site, 7, RecordDict(), Request(Stage.MASK, TERMS, 1, announced()))
 
 
 def test_a_client_asked_twice_is_refused() -> None:
@@ -233,7 +243,7 @@ def listing(folder: Path, **entries: Any) -> Site:
 
 
 def public_of(site: Site, state: RecordDict, terms: Terms = TERMS, seed: int | None = None) -> Any:
-    return reply(site, seed, state, Request(Stage.ANNOUNCE, terms))["public"]
+    return answer(site, seed, state, Request(Stage.ANNOUNCE, terms))[RECORD]["public"]
 
 
 @pytest.mark.parametrize("release", ["client", "site"])
@@ -274,26 +284,24 @@ def together(tmp_path: Path) -> tuple[Site, RecordDict, dict[str, Announcement]]
     for name in ("south", "west", "north"):
         own = state if name == "north" else RecordDict()
         site = Site.serving(site.policy.model_copy(update={"party_key": str(tmp_path / name)}))
-        found[name] = Introduction.read(
-            RecordDict({RECORD: reply(site, None, own, Request(Stage.ANNOUNCE, TERMS))})
-        ).announcement
+        found[name] = Introduction.read(answer(site, None, own, Request(Stage.ANNOUNCE, TERMS))).announcement
     return site, state, found
 
 
 def test_a_memory_that_is_older_than_the_last_message_signs_no_second_set(tmp_path: Path, umbel_home: Path) -> None:
     """Two messages at once, or a process that is killed between reply and memory: both times the set is unsigned."""
     site, state, found = together(tmp_path)
-    party = party_of(site, None, state, TERMS)
+    party = party_of(place_of(site, None, state), TERMS)
     party.mask(1, found, np.zeros(4, np.int64))
-    remember(site, state, party)
+    remember(place_of(site, None, state), party)
     before = dict(state["umbel.secure"].items())
     everybody, two = ("north", "south", "west"), ("north", "south")
-    reply(site, None, state, Request(Stage.AGREE, TERMS, 1, survivors=everybody))
+    answer(site, None, state, Request(Stage.AGREE, TERMS, 1, survivors=everybody))
     state["umbel.secure"] = ConfigRecord(before)
     with raises(Refused, "refused.secure-round"):
-        reply(site, None, state, Request(Stage.AGREE, TERMS, 1, survivors=two))
+        answer(site, None, state, Request(Stage.AGREE, TERMS, 1, survivors=two))
     state["umbel.secure"] = ConfigRecord(before)
-    reply(site, None, state, Request(Stage.AGREE, TERMS, 1, survivors=everybody))
+    answer(site, None, state, Request(Stage.AGREE, TERMS, 1, survivors=everybody))
 
 
 def test_a_memory_that_is_older_than_the_last_message_masks_no_round_twice(tmp_path: Path, umbel_home: Path) -> None:
@@ -302,14 +310,14 @@ def test_a_memory_that_is_older_than_the_last_message_masks_no_round_twice(tmp_p
     before = dict(state["umbel.secure"].items())
     for again in (False, True):
         state["umbel.secure"] = ConfigRecord(before)
-        party = party_of(site, None, state, TERMS)
+        party = party_of(place_of(site, None, state), TERMS)
         party.mask(1, found, np.zeros(4, np.int64))
         if not again:
-            remember(site, state, party)
+            remember(place_of(site, None, state), party)
     with raises(Refused, "refused.secure-round"):
-        remember(site, state, party)
+        remember(place_of(site, None, state), party)
     party.mask(2, found, np.zeros(4, np.int64))
-    remember(site, state, party)
+    remember(place_of(site, None, state), party)
 
 
 @pytest.mark.parametrize("changes", [{"least": 2}, {"colluding": 0, "least": 4}])
@@ -323,8 +331,8 @@ def test_a_seed_that_the_server_knows_gives_no_secret_of_a_party(tmp_path: Path)
     """A test site with insecure-seed among real ones: they count on its share of the noise, and on its masks."""
     site = listing(tmp_path, insecure_seed=True, budget="inf")
     assert len({public_of(site, RecordDict(), seed=3) for _ in range(2)}) == 2
-    party = party_of(site, 3, RecordDict(), TERMS)
-    assert party.random(32) != party_of(site, 3, RecordDict(), TERMS).random(32)
+    party = party_of(place_of(site, 3, RecordDict()), TERMS)
+    assert party.random(32) != party_of(place_of(site, 3, RecordDict()), TERMS).random(32)
 
 
 def test_the_kind_of_charge_is_that_of_a_secure_sum() -> None:

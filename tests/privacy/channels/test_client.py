@@ -28,7 +28,8 @@ from tests.helpers.errors import raises
 from tests.helpers.messages import stacked, task_of
 from tests.helpers.noise import sanitise
 from tests.helpers.sites import simulated
-from umbel.privacy.gate.releases import Sanitiser
+from umbel.privacy.channels import Place
+from umbel.privacy.channels.client import ClientSanitiser
 from umbel.privacy.mechanisms import Gaussian, Laplace, Mechanism
 from umbel.privacy.mechanisms.base import Matrix, NoiseSource, clip
 from umbel.privacy.mechanisms.sanitise import NOISE_STEPS, check_noise, min_radius, resolution, round_to_grid
@@ -477,21 +478,21 @@ def released(sources: Iterator[NoiseSource], threads: int) -> NDArray[np.float32
     """Return the releases of four clients with three numbers each."""
     layout = {"weight": (3,)}
     task = task_of(tuple(range(4)), clipping="public", clip_norm=1.0, noise_multiplier=1.0, mechanism="gaussian")
-    sanitiser = Sanitiser.of(simulated(), stacked(np.zeros((1, 3)), layout), task)
+    sanitiser = ClientSanitiser.of(Place(simulated()), stacked(np.zeros((1, 3)), layout), task)
     trained = stacked(np.arange(12).reshape(4, 3), layout)
     return sanitiser.sanitised(trained, np.zeros(4, np.int64), sources, threads).matrix
 
 
 def test_threads_sanitise_clients_at_the_same_time_and_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("umbel.privacy.gate.releases._BLOCK", 3)
+    monkeypatch.setattr("umbel.privacy.channels.client._BLOCK", 3)
     one_by_one = released(map(np.random.default_rng, range(4)), 1)
     assert released(map(Waiting().of, range(4)), 2).tolist() == one_by_one.tolist()
 
 
 def test_large_models_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each thread needs several times the memory of a client's release."""
-    monkeypatch.setattr("umbel.privacy.gate.releases._BLOCK", 3)
-    monkeypatch.setattr("umbel.privacy.gate.releases._AT_ONCE", 5)
+    monkeypatch.setattr("umbel.privacy.channels.client._BLOCK", 3)
+    monkeypatch.setattr("umbel.privacy.channels.client._AT_ONCE", 5)
     shared = np.random.default_rng(0)  # only one may draw
-    monkeypatch.setattr("umbel.privacy.gate.releases.ThreadPoolExecutor", None)
+    monkeypatch.setattr("umbel.privacy.channels.client.ThreadPoolExecutor", None)
     released(iter([shared] * 4), 8)

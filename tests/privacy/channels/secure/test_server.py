@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,13 +13,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Message, RecordDict
 
 from tests.privacy.channels.secure.conftest import TERMS, identity, listed
-from umbel.nodes import secure
-from umbel.nodes.exchange import Answer
-from umbel.nodes.secure import Together, terms_of
+from umbel.nodes import exchange
+from umbel.nodes.exchange import Answer, Exchange
 from umbel.privacy.channels.secure.party import Party
+from umbel.privacy.channels.secure.server import Together, terms_of
 from umbel.privacy.channels.secure.terms import LARGEST, Terms
-from umbel.privacy.channels.secure.wire import Introduction
-from umbel.protocol.messages import SECURE
+from umbel.privacy.channels.secure.wire import RECORD, Introduction
 from umbel.protocol.signatures import line_of
 from umbel.protocol.tasks import TrainingSpec
 
@@ -29,10 +28,14 @@ NAMES = [f"site {number}" for number in range(5)]
 class Network:
     """Nodes 0 to 4, of which some never reply; a second passes each time the server looks."""
 
-    def __init__(self, silent: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> None:
-        self.silent, self.names, self.now = silent, defaultdict(str), 0.0
+    def __init__(self, silent: Sequence[int], monkeypatch: pytest.MonkeyPatch, timeout: float = 3600.0) -> None:
+        self.silent, self.names, self.now, self.timeout = silent, defaultdict(str), 0.0, timeout
         self.asked: list[int] = []
-        monkeypatch.setattr(secure.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(exchange.time, "monotonic", lambda: self.now)
+
+    def stage(self, contents: Mapping[int, RecordDict], enough: int) -> dict[int, RecordDict]:
+        network: Any = self
+        return Exchange.stage(network, contents, enough, self.timeout)
 
     def run(
         self, messages: Sequence[Message], timeout: float, over: Callable[[Sequence[Answer]], bool]
@@ -50,7 +53,7 @@ class Network:
         party = Party(TERMS, NAMES[node], keys, identity(NAMES[node]).sign, bytes([node]) * 32)
         lines = {name: line_of(key) for name, key in keys.items()}
         record = Introduction(party.name, lines[party.name], party.announce(), lines).to_record()
-        return Answer(node, message.metadata.message_type, Message(RecordDict({SECURE: record}), reply_to=message))
+        return Answer(node, message.metadata.message_type, Message(RecordDict({RECORD: record}), reply_to=message))
 
 
 def round_of(together: Together, round: int, nodes: int = 5) -> list[int]:
@@ -63,7 +66,7 @@ def round_of(together: Together, round: int, nodes: int = 5) -> list[int]:
 def test_a_site_that_never_says_who_it_is_holds_up_no_round(monkeypatch: pytest.MonkeyPatch, silent: list[int]) -> None:
     """A round's timeout is an hour; the others are not kept waiting for it, in any round."""
     network: Any = Network(silent, monkeypatch)
-    together = Together(TERMS, network, 3600.0)
+    together = Together(TERMS, network)
     for round in (1, 2):
         assert round_of(together, round) == [node for node in range(5) if node not in silent]
     assert network.now < 30
@@ -71,8 +74,8 @@ def test_a_site_that_never_says_who_it_is_holds_up_no_round(monkeypatch: pytest.
 
 
 def test_too_few_sites_are_waited_for_until_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    network: Any = Network([0, 1, 2], monkeypatch)
-    assert round_of(Together(TERMS, network, 100.0), 1) == [3, 4]
+    network: Any = Network([0, 1, 2], monkeypatch, timeout=100.0)
+    assert round_of(Together(TERMS, network), 1) == [3, 4]
     assert network.now == 100
 
 
@@ -89,7 +92,7 @@ def test_two_nodes_with_one_name_are_one_party(monkeypatch: pytest.MonkeyPatch) 
         return replace(found, reply=Message(first.reply.content, reply_to=message))
 
     monkeypatch.setattr(Network, "answer", twice)
-    assert round_of(Together(TERMS, network, 100.0), 1) == [0, 1, 2, 3]
+    assert round_of(Together(TERMS, network), 1) == [0, 1, 2, 3]
 
 
 def test_a_node_keeps_no_party_out_whose_name_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,17 +108,17 @@ def test_a_node_keeps_no_party_out_whose_name_it_takes(monkeypatch: pytest.Monke
         keys = {NAMES[4]: own.public_key()}
         party, line = Party(TERMS, NAMES[4], keys, own.sign, bytes(32)), line_of(own.public_key())
         record = Introduction(party.name, line, party.announce(), {party.name: line}).to_record()
-        return replace(found, reply=Message(RecordDict({SECURE: record}), reply_to=message))
+        return replace(found, reply=Message(RecordDict({RECORD: record}), reply_to=message))
 
     monkeypatch.setattr(Network, "answer", lies)
-    together = Together(TERMS, network, 100.0)
+    together = Together(TERMS, network)
     for round in (1, 2):
         assert round_of(together, round) == [1, 2, 3, 4]
 
 
 def test_a_node_that_fails_is_asked_again_once_it_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     network: Any = Network([], monkeypatch)
-    together = Together(TERMS, network, 100.0)
+    together = Together(TERMS, network)
     round_of(together, 1)
     together.forget([2])
     assert not {NAMES[2]} & {*together.keys, *together.announced, *together.listed}

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from tests.helpers.examples import examples
 from tests.helpers.paper import paper_task
-from umbel.nodes.bounds import LARGEST_UPDATE, furthest, near, pulled_in
+from umbel.privacy.channels.client import LARGEST_UPDATE, furthest, near
+from umbel.privacy.channels.reports import pulled_in
 from umbel.privacy.mechanisms import Gaussian, Laplace, Mechanism
 from umbel.privacy.mechanisms.sanitise import min_radius, resolution, round_to_grid, sanitise
 from umbel.protocol.release import Clipping

@@ -17,7 +17,8 @@ from tests.helpers.examples import examples
 from tests.helpers.ledgers import proven
 from tests.helpers.messages import SIMULATED, asked, of_node, releases, stacked, task_of, through_gate
 from tests.helpers.sites import simulated
-from umbel.privacy.gate.releases import Sanitiser
+from umbel.privacy.channels import Place
+from umbel.privacy.channels.client import ClientSanitiser
 from umbel.privacy.mechanisms import choice
 from umbel.protocol.arrays import flatten
 from umbel.protocol.tasks import TrainingSpec
@@ -39,7 +40,7 @@ def test_whatever_two_clients_train_from_a_hypothesis_lies_within_two_radii(
 ) -> None:
     """Training that blew up counts as no update. 32-bit hypotheses leave no more than they can carry."""
     task = task_of((0, 1), **PUBLIC | {"clip_norm": radius, "noise_multiplier": 0.0})
-    sanitiser = Sanitiser.of(simulated(), stacked(hypotheses, PAIR), task)
+    sanitiser = ClientSanitiser.of(Place(simulated()), stacked(hypotheses, PAIR), task)
     with np.errstate(over="ignore", invalid="ignore"):
         left = flatten(sanitiser.sanitised(stacked(trained, PAIR), np.full(2, chosen), iter(())))
     rounding = 4 * float(np.spacing(np.float32(np.abs(hypotheses).max() + radius)))
@@ -116,5 +117,5 @@ def test_gaussian_releases_are_as_alike_as_claimed_at_delta() -> None:
 def guarantee_of(nu: float) -> float:
     task = task_of((0,), **PUBLIC, noise_multiplier=nu, mechanism="gaussian", choice_epsilon=0.5)
     hypotheses = stacked(np.zeros((2, 2)), PAIR)
-    found = proven({Sanitiser.of(simulated(), hypotheses, task).release: 1}, 0.01)
+    found = proven({ClientSanitiser.of(Place(simulated()), hypotheses, task).release: 1}, 0.01)
     return found.epsilon

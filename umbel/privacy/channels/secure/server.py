@@ -1,64 +1,69 @@
-"""Secure sums over a run's nodes: who takes part, and the two exchanges that follow a round's training."""
+"""The channel of secure sums at the server: who takes part, and the two exchanges that follow a round's training."""
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from logging import WARNING
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import Message, RecordDict
 from numpy.typing import NDArray
 
-from umbel.nodes.exchange import Answer, Exchange
+from umbel.privacy import channels
 from umbel.privacy.accounting.guarantee import report_deviation
+from umbel.privacy.channels import NOBODY, answers_training, flags_in
+from umbel.privacy.channels.client import concatenated
 from umbel.privacy.channels.secure import seeds
 from umbel.privacy.channels.secure.layout import REPORTS, Layout
 from umbel.privacy.channels.secure.party import Announcement, Masked, key_text
 from umbel.privacy.channels.secure.sums import Sum
 from umbel.privacy.channels.secure.terms import LARGEST, Grid, Terms, bits_for, finest_deviation
-from umbel.privacy.channels.secure.wire import Introduction, Request, Stage, masked_in, opened_in, signature_in
+from umbel.privacy.channels.secure.wire import (
+    RECORD,
+    Introduction,
+    Request,
+    Stage,
+    masked_in,
+    opened_in,
+    signature_in,
+)
 from umbel.privacy.mechanisms.discrete_gaussian import FINE, DiscreteGaussian, check_fine
 from umbel.protocol.arrays import Arrays
-from umbel.protocol.asked import Asked, read
-from umbel.protocol.errors import ProtocolError
+from umbel.protocol.asked import Asked
+from umbel.protocol.asked import read as contents
+from umbel.protocol.errors import FleetError, ProtocolError
 from umbel.protocol.flower import filled
 from umbel.protocol.log import log
-from umbel.protocol.messages import SECURE, answers_training, shared_in
-from umbel.protocol.releases import Scores, Sums, Total
+from umbel.protocol.messages import round_request
+from umbel.protocol.records import pack
+from umbel.protocol.releases import Scores, Sums
 from umbel.protocol.signatures import PublicKey, line_of, public_key, verifies
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 from umbel.protocol.words import as_line
 
-_KIND = "query.secure"
-_LEEWAY_S = 5.0
-"""Once enough parties have replied, the others have as long again and this much more."""
-
 NO_REPORTS = EvaluationSpec()
 """Reports that are not in a secure sum."""
 _FINER = 50  # steps in a clip norm for each root of the number of second moments
-_NOBODY = np.zeros(0, np.int64)
 
 T = TypeVar("T")
 
 
 @dataclass
-class Joint:
-    """A round's secure sum: the clients that are asked to train and to report in it, and its total once it is there.
+class Round:
+    """A round's secure sum: the clients that are asked to train and to report in it, and what is read of it at last.
 
     Nodes without any of these clients take part with noise and masks alone.
     """
 
-    round: int
+    number: int
     training: Asked
+    reports: EvaluationSpec
     reporting: Asked | None = None
-    reports: EvaluationSpec = NO_REPORTS
-    messages: list[Message] = field(default_factory=list)
-    total: Total | None = None
+    result: tuple[Sums, Scores | None] | None = None
 
     @property
     def nodes(self) -> set[int]:
@@ -86,8 +91,7 @@ class Together:
     """
 
     terms: Terms
-    exchange: Exchange
-    timeout: float
+    nodes: Any
     names: dict[int, str] = field(default_factory=dict)
     announced: dict[str, Announcement] = field(default_factory=dict)
     keys: dict[str, PublicKey] = field(default_factory=dict)
@@ -107,7 +111,7 @@ class Together:
         record = Request(Stage.MASK, self.terms, round, self.members).to_record()
         invited = [message for message in messages if self.names.get(message.metadata.dst_node_id) in self.members]
         for message in invited:
-            filled(message.content, {SECURE: record})
+            filled(message.content, {RECORD: record})
         return invited
 
     def forget(self, nodes: Iterable[int]) -> None:
@@ -132,7 +136,7 @@ class Together:
                 total.add(self.names[node], one)
                 inside.append(node)
             except ProtocolError as error:
-                log(WARNING, "dropped the reply of %s: %s", self.exchange.names[node], as_line(error))
+                log(WARNING, "dropped the reply of %s: %s", self.nodes.names[node], as_line(error))
         total.close()
         return total, inside
 
@@ -159,7 +163,7 @@ class Together:
                 self.forget([other for other, name in self.names.items() if name == one.name])
             if one.name in self.announced or one.announcement.public in {who.public for who in self.announced.values()}:
                 text = "%s says that it is party %s, which is another node; it is not asked"
-                log(WARNING, text, self.exchange.names[node], one.name)
+                log(WARNING, text, self.nodes.names[node], one.name)
                 continue
             self.names[node], self.announced[one.name] = one.name, one.announcement
             self.keys[one.name], self.listed[one.name] = public_key(one.name, one.key), one.listed
@@ -194,31 +198,15 @@ class Together:
 
     def _ask(self, requests: Mapping[int, Request], enough: int, read: Callable[[RecordDict], T]) -> dict[int, T]:
         """Send messages, and return what their replies say, by node."""
-        if not requests:
-            return {}
-        messages = [
-            Message(RecordDict({SECURE: request.to_record()}), node, _KIND, group_id=f"secure {request.stage}")
-            for node, request in requests.items()
-        ]
-        began, since = time.monotonic(), 0.0
-
-        def over(answers: Sequence[Answer]) -> bool:
-            nonlocal since
-            now = time.monotonic()
-            if sum(not answer.reply.has_error() for answer in answers) < enough:
-                return False
-            since = since or now
-            return now - since > since - began + _LEEWAY_S
-
+        replies = self.nodes.stage(
+            {node: RecordDict({RECORD: request.to_record()}) for node, request in requests.items()}, enough
+        )
         found = {}
-        for answer in self.exchange.run(messages, self.timeout, over):
+        for node, content in replies.items():
             try:
-                if answer.reply.has_error():
-                    raise ProtocolError(str(answer.reply.error.reason), code="protocol.secure-message")
-                found[answer.node] = read(answer.reply.content)
+                found[node] = read(content)
             except Exception as error:  # keep running: one bad node must not stop the round
-                text = "%s has no part in the secure sum: %s"
-                log(WARNING, text, self.exchange.names[answer.node], as_line(error))
+                log(WARNING, "%s has no part in the secure sum: %s", self.nodes.names[node], as_line(error))
         return found
 
 
@@ -252,17 +240,91 @@ def terms_of(
     return Terms(task.run, layout.length, bits, deviation, colluding, least)
 
 
-def summed(together: Together, joint: Joint, replies: Iterable[Message]) -> Total:
+class SecureSums(channels.Channel):
+    """A run's secure sums, one a round: its training and its reports are in the same."""
+
+    def __init__(self, nodes: Any = None) -> None:
+        super().__init__(nodes)
+        self._together: Together | None = None
+        self._round: Round | None = None
+
+    def invite(self, round: int, asked: Asked, options: Mapping[str, Any]) -> None:
+        """Let the nodes of a round's messages add their numbers securely, and keep the messages to those that do.
+
+        Training comes first, and the round's evaluation joins its sum. If clients of too few nodes were drawn, others
+        take part with noise and masks alone.
+
+        Parameters
+        ----------
+        options : mapping
+            ``colluding`` and ``least`` (`umbel.privacy.channels.secure.terms.Terms`); and ``reports``, an
+            `EvaluationSpec` that says how the run's clients report: each round's sum has room for it.
+
+        Raises
+        ------
+        FleetError
+            If a run has fewer nodes than `least`.
+        """
+        colluding, least, reports = (options[name] for name in ("colluding", "least", "reports"))
+        if not (isinstance(asked.task, TrainingSpec) or asked.messages):
+            return
+        if self.nodes.count < least:
+            text = f"a secure sum needs at least {least} sites, and there are {self.nodes.count}; start more"
+            raise FleetError(f"{text}, in simulation by umbel run --nodes", code="nodes.too-few-parties")
+        now = self._round = self._with(round, asked, reports)
+        training, (clients, reporting) = now.training, self.nodes.clients_per_round
+        numbers = clients, self.nodes.count, colluding, least
+        terms = terms_of(training.task, training.hypotheses, *numbers, reports, reporting)
+        if self._together is None or self._together.terms != terms:
+            self._together = Together(terms, self.nodes)
+        free = [node for node in self.nodes.present(round) if node not in now.nodes]
+        idle = free[: max(0, least - len(now.nodes))]
+        training.positions.update((node, NOBODY) for node in idle)
+        packed = pack(asked.hypotheses)
+        asked.messages += [Message(round_request(packed), node, "train", group_id=str(round)) for node in idle]
+        known = [] if asked is training else training.messages
+        invited = {id(message) for message in self._together.invite([*known, *asked.messages], round)}
+        asked.messages[:] = [message for message in asked.messages if id(message) in invited]
+
+    def _with(self, round: int, asked: Asked, reports: EvaluationSpec) -> Round:
+        """Return the sum of a round that also asks these clients."""
+        before = self._round
+        if isinstance(asked.task, TrainingSpec):
+            return Round(round, asked, reports)
+        if before is not None and before.number == round:
+            return replace(before, reporting=asked)
+        last = TrainingSpec() if before is None else before.training.task
+        nobody = replace(asked, clients=asked.clients[:0], positions={}, messages=[], task=last)
+        return Round(round, nobody, reports, asked)
+
+    def read(self, asked: Asked, replies: Iterable[Message], update_norm: float = 0.0) -> Sums:
+        """Return the round's sums as those of one site; if it failed, its clients were charged and are outside."""
+        return self._result(replies)[0]
+
+    def scores(self, asked: Asked, replies: Iterable[Message], by: str = "mean", share: bool = False) -> Scores | None:
+        """Return the mean of the reports in the sum."""
+        return self._result(replies)[1]
+
+    def _result(self, replies: Iterable[Message]) -> tuple[Sums, Scores | None]:
+        """Return what is in the sum, which is read once: it takes two more exchanges."""
+        assert self._round is not None
+        assert self._together is not None
+        if self._round.result is None:
+            self._round.result = summed(self._together, self._round, replies)
+        return self._round.result
+
+
+def summed(together: Together, joint: Round, replies: Iterable[Message]) -> tuple[Sums, Scores | None]:
     """Return the secure sum of the nodes that sent their numbers."""
     asked, task, reports = joint.training, joint.training.task, joint.reports
     k, n = asked.hypotheses.matrix.shape
-    everyone = replace(asked, positions=dict.fromkeys(joint.nodes, _NOBODY))
-    parts = read(everyone, replies, partial(_part_in, joint))
+    everyone = replace(asked, positions=dict.fromkeys(joint.nodes, NOBODY))
+    parts = contents(everyone, replies, partial(_part_in, joint))
     inside: list[int] = []
     sums, counts, scores, moments = np.zeros((0, k, n)), np.zeros((0, k)), None, None
     layout = Layout.of(asked.hypotheses, task.moments)
     try:
-        total, inside = together.add(joint.round, {node: masked for node, (masked, _, _) in parts.items()})
+        total, inside = together.add(joint.number, {node: masked for node, (masked, _, _) in parts.items()})
         values, _ = together.finish(total)
         grid = Grid.of(task.clip_norm, task.noise_multiplier, together.terms.deviation)
         updates, numbers, squares = layout.split(values)
@@ -276,25 +338,19 @@ def summed(together: Together, joint: Joint, replies: Iterable[Message]) -> Tota
             noise = report_deviation(nu, bound, DiscreteGaussian.name) / there
             scores = Scores(float(loss), float(metric), there, noise=noise, bound=bound)
     except ProtocolError as error:
-        log(WARNING, "the secure sum of round %d fails, and its clients are charged: %s", joint.round, as_line(error))
+        log(WARNING, "the secure sum of round %d fails, and its clients are charged: %s", joint.number, as_line(error))
         inside = []
     together.forget(joint.nodes - {*parts})
-    clients = _clients(parts[node][1] for node in inside)
-    outside = _clients(mine for node, (_, mine, _) in parts.items() if node not in inside)
+    clients = np.sort(concatenated(parts[node][1] for node in inside))
+    outside = np.sort(concatenated(mine for node, (_, mine, _) in parts.items() if node not in inside))
     lost = len(joint.nodes) - len(inside)
-    return Total(Sums(sums, counts, clients, len(asked.clients), lost, outside, moments), scores)
+    return Sums(sums, counts, clients, len(asked.clients), lost, outside, moments), scores
 
 
-def _part_in(joint: Joint, node: int, reply: Message) -> tuple[Masked, NDArray[np.int64], int] | None:
+def _part_in(joint: Round, node: int, reply: Message) -> tuple[Masked, NDArray[np.int64], int] | None:
     """Return a node's masked numbers, the training clients in them, and the number of reports in them."""
     if not answers_training(reply.content):
         return None
-    mine, reporting = (
-        one.positions.get(node, _NOBODY) if one else _NOBODY for one in (joint.training, joint.reporting)
-    )
-    flags, reported = shared_in(reply.content, len(mine), len(reporting))
+    mine, reporting = (one.positions.get(node, NOBODY) if one else NOBODY for one in (joint.training, joint.reporting))
+    flags, reported = flags_in(reply.content, len(mine)), flags_in(reply.content, len(reporting), "reported")
     return masked_in(reply.content), joint.training.clients[mine[flags]], int(reported.sum())
-
-
-def _clients(parts: Iterable[NDArray[np.int64]]) -> NDArray[np.int64]:
-    return np.sort(np.concatenate([_NOBODY, *parts]))
