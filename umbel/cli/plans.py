@@ -18,11 +18,10 @@ from umbel.privacy.mechanisms.discrete_gaussian import DiscreteGaussian
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import LAPLACE, Protect, ReleaseBy
 from umbel.protocol.run_config import RunConfig
-from umbel.simulation.start import check, read_values, values_of
-from umbel.simulation.wanted import Wanted
+from umbel.simulation.start import Wanted, check, read_values, values_of
 
 if TYPE_CHECKING:
-    from umbel.simulation.planner import PlannedRun
+    from umbel.simulation.start import PlannedRun
 
 ReleaseName = Literal["client", "site", "secure"]
 _STRATEGIES: Mapping[ReleaseName, dict[str, Any]] = {
