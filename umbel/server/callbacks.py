@@ -254,11 +254,18 @@ class Checkpoints(Callback):
             run.folder.write_round(run.state, run.fleet.participations, run.setup.release, run.strategy.state)
 
     def on_error(self, error: BaseException) -> None:
-        """Wait for the last write, and say how to resume a run for which the disk has no room."""
+        """Wait for the last write, and say how to resume a run that was stopped or for which the disk has no room."""
         try:
             self.wait()
         except Exception as failure:
             log(ERROR, "the last round could not be saved: %s", failure)
+        folder, name = self.run.folder, self.run.name
+        if isinstance(error, KeyboardInterrupt) and folder is not None and name:
+            if (folder.path / "latest.safetensors").is_file():
+                log(INFO, "Stopped. The finished rounds are kept in %s", folder.path)
+                log(INFO, "Resume it with: umbel run %s --resume", name)
+            else:
+                log(INFO, "Stopped before the first round was over; nothing is kept.")
         if isinstance(error, DiskError):
             log(ERROR, "%s", error)
             text = "The run ends with its last saved round. Resume it once there is room: resume=%r"
