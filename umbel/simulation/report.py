@@ -8,7 +8,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from umbel.protocol.cli import command_line, errors_in_one_line
+from umbel.protocol.cli import command_line
 from umbel.server.report import View, render
 from umbel.server.run_folder import RunFolder
 from umbel.server.runs import find_run, opening, reading
@@ -51,15 +51,13 @@ def _same_data(folder: RunFolder, setup: Setup) -> bool:
     return bool(folder.read_config().get("data") == setup.digests["data"])
 
 
-def main(
+@command_line
+def app(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run: its name, its path, or last.")] = "last",
     baselines: Annotated[
         bool, typer.Option("--baselines/--no-baselines", help="Measure the run's worth, if that was not done.")
     ] = True,
 ) -> None:
     """Write the report.html of a run. Interrupted runs and runs of a sweep have none yet."""
-    with errors_in_one_line(), reading(run):
+    with reading(run):
         typer.echo(write_report(run, baselines))
-
-
-app = command_line(main)

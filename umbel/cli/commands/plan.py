@@ -16,16 +16,14 @@ from umbel.cli.commands.run import Delta, Epsilon, RowEpsilon, Rows, pairs, part
 from umbel.cli.plans import Figures, ReleaseName, as_toml, plan, price
 from umbel.privacy.accounting.guarantee import DELTA, amount, gap, guarantee, in_words
 from umbel.privacy.accounting.plan import Plan
-from umbel.protocol.cli import errors_in_one_line
+from umbel.protocol.cli import command_line
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.plugins import parse_options
 from umbel.protocol.release import ReleaseBy
 
-app = typer.Typer(add_completion=False)
 
-
-@app.command()
-def command(
+@command_line
+def app(
     words: Annotated[
         list[str] | None,
         typer.Argument(
@@ -55,25 +53,24 @@ def command(
     sites: Annotated[int, typer.Option(min=1, help="Number of sites, if these release sums.")] = 1,
 ) -> None:
     """Plan a whole run for a guarantee; or print a run's cost in privacy, or the noise that a guarantee needs."""
-    with errors_in_one_line():
-        config, given = parted(words or [])
-        if epsilon is None and row_epsilon is None and rows is None and out is None:
-            figures = vars(parse_options(Figures, " ".join(given), "umbel plan without --epsilon"))
-            delta = DELTA if delta is None else delta
-            _show(price(config, delta=delta, release=release, sites=sites, **figures))
-            return
-        if not config:
-            raise ConfigError("name a configuration or dataset to plan its run", code="config.missing-figure")
-        if out is not None and out.suffix != ".toml":
-            text = f"flwr run reads a run config only from a file that ends with .toml, not from {out}; rename it"
-            raise ConfigError(text, code="config.unwritable")
-        wanted = {"epsilon": epsilon, "delta": delta, "row_epsilon": row_epsilon, "rows": rows}
-        planned = plan(config, sites=sites, release=release, **wanted, **pairs(given))  # type: ignore[arg-type]
-        if out is not None:
-            try:
-                out.write_text(as_toml(planned), encoding="utf-8")
-            except OSError as error:
-                raise ConfigError(f"{out} cannot be written: {error.strerror}", code="config.unwritable") from None
+    config, given = parted(words or [])
+    if epsilon is None and row_epsilon is None and rows is None and out is None:
+        figures = vars(parse_options(Figures, " ".join(given), "umbel plan without --epsilon"))
+        delta = DELTA if delta is None else delta
+        _show(price(config, delta=delta, release=release, sites=sites, **figures))
+        return
+    if not config:
+        raise ConfigError("name a configuration or dataset to plan its run", code="config.missing-figure")
+    if out is not None and out.suffix != ".toml":
+        text = f"flwr run reads a run config only from a file that ends with .toml, not from {out}; rename it"
+        raise ConfigError(text, code="config.unwritable")
+    wanted = {"epsilon": epsilon, "delta": delta, "row_epsilon": row_epsilon, "rows": rows}
+    planned = plan(config, sites=sites, release=release, **wanted, **pairs(given))  # type: ignore[arg-type]
+    if out is not None:
+        try:
+            out.write_text(as_toml(planned), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{out} cannot be written: {error.strerror}", code="config.unwritable") from None
     for line in planned.words:
         typer.echo(line)
     if out is None:
