@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from logging import ERROR, INFO, WARNING
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord
@@ -114,18 +115,18 @@ class Sites(Callback):
     def at_end(self) -> None:
         """Save whether all rounds were done."""
         over = self.run.state.history[-1].number >= self.run.setup.config.rounds
-        self._write(RunState.COMPLETED if over else RunState.STOPPED)
+        self._write(state=RunState.COMPLETED if over else RunState.STOPPED)
 
     def on_error(self, error: BaseException) -> None:
         """Save that the run failed, or that it was stopped; a status that cannot be saved hides no other error."""
         with suppress(UmbelError, OSError):  # Flower ends a stopped run by `SystemExit`
-            self._write(RunState.FAILED if isinstance(error, Exception) else RunState.STOPPED)
+            self._write(state=RunState.FAILED if isinstance(error, Exception) else RunState.STOPPED)
 
-    def _write(self, state: RunState = RunState.RUNNING, paused: float = 0.0, ends: float = 0.0) -> None:
+    def _write(self, **more: Any) -> None:
         run, roster = self.run, self.run.roster
         if run.folder is not None and not roster.simulated:
-            number, participations = len(run.state.history) + 1, run.fleet.participations
-            run.folder.write_status(status_of(run.setup.config, roster, number, participations, paused, ends, state))
+            number = len(run.state.history) + 1
+            run.folder.write_status(status_of(run.setup.config, roster, number, run.fleet.participations, **more))
 
 
 class Log(Callback):

@@ -100,30 +100,15 @@ class Round:
 
 @dataclass
 class State:
-    """The state of a run; it suffices to resume the run.
+    """The state of a run; it suffices to resume the run."""
 
-    Attributes
-    ----------
-    hypotheses : dict of ndarray, each (k, \\*shape)
-        The hypotheses for the next round.
-    best : dict of ndarray, each (k, \\*shape)
-        The hypotheses of lowest validation loss so far, or the latest without validation.
-    best_loss : float
-    best_round : int
-    stale : int
-        Number of validations since the best one.
-    history : list of Round
-    stopped : str
-        Why the run ended; empty while it runs.
-    """
-
-    hypotheses: Arrays
-    best: Arrays
+    hypotheses: Arrays  # for the next round, each (k, *shape)
+    best: Arrays  # of lowest validation loss so far, or the latest without validation
     best_loss: float = math.inf
     best_round: int = 0
-    stale: int = 0
+    stale: int = 0  # validations since the best one
     history: list[Round] = field(default_factory=list)
-    stopped: str = ""
+    stopped: str = ""  # why the run ended; empty while it runs
 
 
 def fits(entry: Round, k: int) -> bool:

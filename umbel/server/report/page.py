@@ -41,28 +41,14 @@ _SMALL = 3  # parameters up to which hypotheses are printed
 
 @dataclass(eq=False)
 class View:
-    """The input of a report, and values derived from it that the page needs more than once.
-
-    Attributes
-    ----------
-    name : str
-        Of the run.
-    summary : Summary
-    state : State
-    participations : ndarray of int
-        Number of releases of each training client.
-    config : mapping
-        The run config.
-    worth : Worth, optional
-        The run's worth, if it was measured.
-    """
+    """The input of a report, and values derived from it that the page needs more than once."""
 
     name: str
     summary: Summary
     state: State
-    participations: NDArray[np.int64]
-    config: Mapping[str, Any]
-    worth: Worth | None = None
+    participations: NDArray[np.int64]  # releases of each training client
+    config: Mapping[str, Any]  # the run config
+    worth: Worth | None = None  # if it was measured
 
     def __post_init__(self) -> None:
         state, summary, release = self.state, self.summary, self.summary.release
@@ -174,15 +160,7 @@ def _blank(entry: Round, k: int) -> Round:
 
 
 def render(view: View, versions: Mapping[str, str]) -> str:
-    """Return the report of a finished run as one HTML page.
-
-    Parameters
-    ----------
-    view : View
-        The run.
-    versions : mapping
-        Versions of umbel and its libraries in the run.
-    """
+    """Return the report of a finished run as one HTML page, with the versions of umbel and its libraries in the run."""
     defaults = RunConfig().entries()
     entries = [(key, _text(value), value == defaults.get(key, None)) for key, value in view.config.items()]
     page = _page().render(
