@@ -12,11 +12,12 @@ import math
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import lru_cache, partial
 from hashlib import blake2b
 from importlib.metadata import version
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast
 
@@ -102,15 +103,17 @@ class RunFolder:
     @classmethod
     def make(cls, parent: Path, name: str) -> RunFolder:
         """Make a folder called `name`, with a number appended if another run has that name."""
-        make_folder(parent)
-        path, number = parent / name, 1
-        while True:
-            try:
-                path.mkdir(mode=_MODE)
-                return cls(path)
-            except FileExistsError:
-                number += 1
-                path = parent / f"{name}-{number}"
+        try:
+            make_folder(parent)
+            for number in count(1):
+                path = parent / (name if number == 1 else f"{name}-{number}")
+                with suppress(FileExistsError):
+                    path.mkdir(mode=_MODE)
+                    break
+        except (PermissionError, NotADirectoryError, FileExistsError) as error:
+            text = f"{error.filename} cannot be made: {error.strerror}; set UMBEL_HOME to a folder of yours"
+            raise ConfigError(text, code="config.home") from None
+        return cls(path)
 
     @contextmanager
     def held(self) -> Iterator[None]:

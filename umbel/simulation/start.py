@@ -23,13 +23,13 @@ from umbel.data import find_dataset
 from umbel.privacy.accounting.guarantee import DELTA
 from umbel.privacy.accounting.plan import impossible
 from umbel.protocol.errors import ConfigError, DatasetError
-from umbel.protocol.home import make_folder, umbel_home
+from umbel.protocol.home import umbel_home
 from umbel.protocol.log import log
 from umbel.protocol.plugins import distrust, names_in, remember, trust
 from umbel.protocol.project import CONFIGS, PACKAGE
 from umbel.protocol.release import Clipping, Protect
 from umbel.protocol.run_config import RowSettings, RunConfig, read_saved
-from umbel.server.runs import find_run, home_of_runs, run_named
+from umbel.server.runs import find_run, run_named
 
 if TYPE_CHECKING:
     from umbel.server.setup import Setup
@@ -42,26 +42,12 @@ _TABLES = {".csv", ".parquet", ".pq", ".tsv", ".xls", ".xlsx"}
 
 @dataclass(frozen=True)
 class Wanted:
-    """A wanted guarantee over the whole run.
+    """A wanted guarantee over the whole run; `ConfigError` if a figure is impossible."""
 
-    Attributes
-    ----------
-    epsilon : float
-        Between any two data sets of a client or, with `rows`, between two that differ by one row.
-    delta : float
-        0 for a pure epsilon of clients.
-    rows : int, optional
-        Rows of a typical client, to hide single rows. They decide the batch and not the guarantee.
-
-    Raises
-    ------
-    ConfigError
-        If a figure is impossible.
-    """
-
-    epsilon: float
-    delta: float = DELTA
+    epsilon: float  # between any two data sets of a client or, with `rows`, between two that differ by one row
+    delta: float = DELTA  # 0 for a pure epsilon of clients
     rows: int | None = None
+    """Rows of a typical client, to hide single rows. They decide the batch and not the guarantee."""
 
     def __post_init__(self) -> None:
         by_rows = self.rows is not None
@@ -218,14 +204,6 @@ def in_this_process(values: Mapping[str, Any], nodes: int = 1, baselines: bool =
     if nodes < 1:
         raise ConfigError(f"a simulation has at least 1 node, not {nodes}", code="config.nodes")
     check(values)
-    home = home_of_runs()
-    try:
-        make_folder(home)
-    except OSError as error:
-        text = f"{home} cannot be made: {error.strerror}; set UMBEL_HOME to a folder of yours"
-        raise ConfigError(text, code="config.home") from None
-    if not os.access(home, os.W_OK):
-        raise ConfigError(f"{home} cannot be written to; set UMBEL_HOME to a folder of yours", code="config.home")
     # Errors are reported before these imports.
     from umbel.simulation import in_process
 
