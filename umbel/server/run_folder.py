@@ -89,11 +89,9 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # Content that this object wrote last.
+        # What this object wrote last.
         self._best: tuple[Arrays, str] | None = None  # and their digest
-        self._stopped: str | None = None
-        self._latest = ""
-        self._nodes: list[tuple[int, Hosting]] | None = None
+        self._written: dict[str, str] = {}  # texts by file, and what stands for latest.safetensors
         self._rounds = 0
         self._counts = np.zeros(0, np.int64)
         self._rows = 0  # of ledger.csv
@@ -171,9 +169,7 @@ class RunFolder:
             self._write("hypotheses.safetensors", _to_bytes(state.best))
             self._best = state.best, _digest(state.best, "")
         self._write_new_rounds(state.history, participations)
-        if state.stopped != self._stopped:
-            self._write("outcome.json", json.dumps({"stopped": state.stopped}) + "\n")
-            self._stopped = state.stopped
+        self._write("outcome.json", json.dumps({"stopped": state.stopped}) + "\n")
         # Writing the table whenever it has grown by a tenth costs a constant amount for each release.
         if self._untold * _BEHIND >= self._rows or (state.stopped and self._untold):
             self._write_ledger(participations, release)
@@ -221,9 +217,9 @@ class RunFolder:
         best = self._best[1] if math.isfinite(state.best_loss) else "new"
         # One entry: safetensors writes several in any order, and the same run should give the same bytes.
         standing = f"{rounds} {_digest(latest, rounds)} {best}"
-        if standing != self._latest:
+        if standing != self._written.get("latest"):
             self._write("latest.safetensors", _to_bytes(latest, {"rounds": standing}))
-            self._latest = standing
+            self._written["latest"] = standing
 
     def write_worth(self, worth: Worth | None) -> None:
         """Save the worth of the run; None removes an outdated one."""
@@ -234,13 +230,7 @@ class RunFolder:
 
     def read_worth(self) -> Worth | None:
         """Return the worth that `write_worth` saved, if any; raise `ConfigError` if umbel did not write the file."""
-        try:
-            return Worth.read(self._text(worth_file))
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:
-            text = f"{worth_file} in {self.path} cannot be used: {_brief(error)}; delete it, and write the report again"
-            raise ConfigError(text, code="config.worth") from None
+        return self._read(worth_file, Worth.read, "config.worth", "delete it, and write the report again")
 
     def write_status(self, status: Status) -> None:
         """Save which sites are there."""
@@ -254,13 +244,11 @@ class RunFolder:
         ConfigError
             If there is none, as in a simulation, or umbel did not write it.
         """
-        try:
-            return Status.model_validate_json(self._text(status_file))
-        except FileNotFoundError:
+        status = self._read(status_file, Status.model_validate_json, "config.status", "restore an intact copy")
+        if status is None:
             text = f"{self.path} has no {status_file}: it is a simulation's, or has not begun"
-        except (OSError, ValueError) as error:
-            text = f"{status_file} in {self.path} cannot be used: {_brief(error)}; restore an intact copy"
-        raise ConfigError(text, code="config.status")
+            raise ConfigError(text, code="config.status")
+        return status
 
     def write_report(self, html: str) -> None:
         """Save the report."""
@@ -370,16 +358,29 @@ class RunFolder:
 
     def write_nodes(self, nodes: Sequence[tuple[int, Hosting]]) -> None:
         """Save the nodes and their accounts, in the order in which their clients are numbered."""
-        if nodes != self._nodes:
-            self._write("nodes.json", json.dumps([{"node": node, **asdict(hosting)} for node, hosting in nodes]) + "\n")
-            self._nodes = list(nodes)
+        self._write("nodes.json", json.dumps([{"node": node, **asdict(hosting)} for node, hosting in nodes]) + "\n")
 
     def read_nodes(self) -> list[tuple[int, Hosting]]:
         """Return the nodes that `write_nodes` saved."""
         return [(row.pop("node"), Hosting(**row)) for row in json.loads(self._text("nodes.json"))]
 
     def _write(self, name: str, content: str | bytes) -> None:
-        write_atomically(self.path / name, content.encode() if isinstance(content, str) else content, private=True)
+        """Replace a file, unless it holds the text already."""
+        if isinstance(content, str):
+            if self._written.get(name) != content:
+                write_atomically(self.path / name, content.encode(), private=True)
+                self._written[name] = content
+        else:
+            write_atomically(self.path / name, content, private=True)
+
+    def _read(self, name: str, read: Callable[[str], T], code: str, fix: str) -> T | None:
+        try:
+            return read(self._text(name))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            brief = " ".join(str(error).split())[:_LONGEST]
+            raise ConfigError(f"{name} in {self.path} cannot be used: {brief}; {fix}", code=code) from None
 
     def _text(self, name: str) -> str:
         return (self.path / name).read_text(encoding="utf-8")
@@ -428,10 +429,6 @@ def _round(line: str, number: int) -> Round:
     if entry.number != number or not 0 <= entry.best_round <= number:
         raise ValueError(f"line {number} of history.jsonl is of round {entry.number}, the best {entry.best_round}")
     return entry
-
-
-def _brief(error: Exception) -> str:
-    return " ".join(str(error).split())[:_LONGEST]
 
 
 def number_of(hypotheses: Arrays) -> int:
