@@ -230,7 +230,13 @@ class RunFolder:
 
     def read_worth(self) -> Worth | None:
         """Return the worth that `write_worth` saved, if any; raise `ConfigError` if umbel did not write the file."""
-        return self._read(worth_file, Worth.read, "config.worth", "delete it, and write the report again")
+        try:
+            return Worth.read(self._text(worth_file))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            text = f"{worth_file} in {self.path} cannot be used: {_brief(error)}; delete it, and write the report again"
+            raise ConfigError(text, code="config.worth") from None
 
     def write_status(self, status: Status) -> None:
         """Save which sites are there."""
@@ -244,11 +250,13 @@ class RunFolder:
         ConfigError
             If there is none, as in a simulation, or umbel did not write it.
         """
-        status = self._read(status_file, Status.model_validate_json, "config.status", "restore an intact copy")
-        if status is None:
+        try:
+            return Status.model_validate_json(self._text(status_file))
+        except FileNotFoundError:
             text = f"{self.path} has no {status_file}: it is a simulation's, or has not begun"
-            raise ConfigError(text, code="config.status")
-        return status
+        except (OSError, ValueError) as error:
+            text = f"{status_file} in {self.path} cannot be used: {_brief(error)}; restore an intact copy"
+        raise ConfigError(text, code="config.status")
 
     def write_report(self, html: str) -> None:
         """Save the report."""
@@ -373,15 +381,6 @@ class RunFolder:
         else:
             write_atomically(self.path / name, content, private=True)
 
-    def _read(self, name: str, read: Callable[[str], T], code: str, fix: str) -> T | None:
-        try:
-            return read(self._text(name))
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:
-            brief = " ".join(str(error).split())[:_LONGEST]
-            raise ConfigError(f"{name} in {self.path} cannot be used: {brief}; {fix}", code=code) from None
-
     def _text(self, name: str) -> str:
         return (self.path / name).read_text(encoding="utf-8")
 
@@ -429,6 +428,10 @@ def _round(line: str, number: int) -> Round:
     if entry.number != number or not 0 <= entry.best_round <= number:
         raise ValueError(f"line {number} of history.jsonl is of round {entry.number}, the best {entry.best_round}")
     return entry
+
+
+def _brief(error: Exception) -> str:
+    return " ".join(str(error).split())[:_LONGEST]
 
 
 def number_of(hypotheses: Arrays) -> int:
