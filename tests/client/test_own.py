@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.helpers.cohorts import CLOSE, cohort_of, draw_client, engines, learner_of, linear
+from tests.helpers.cohorts import CLOSE, ByArrays, cohort_of, draw_client, engines, learner_of, linear
 from tests.helpers.models import TINY_CNN, draw_hypotheses
 from umbel import models
 from umbel.client.cohort import Cohort, LocalUpdate
@@ -53,13 +53,13 @@ def test_outputs_are_those_of_each_clients_networks(engine: str, model: models.M
     own = {name: value.reshape(3, 2, *value.shape[1:]) for name, value in drawn.items()}
     same = {name: np.broadcast_to(value[:1], value.shape) for name, value in own.items()}
     for networks in (own, same):
-        found = learner.own_outputs(networks, cohort)
+        found = learner.outputs(networks, cohort)
         assert len(found) == 2
         for c in range(3):
             one = cohort.part(slice(c, c + 1)).features
             place = slice(int(cohort.starts[c]), int(cohort.starts[c] + cohort.lengths[c]))
             for j in range(2):
-                expected = learner.outputs({name: value[c, j] for name, value in networks.items()}, one)
+                expected = ByArrays(learner).outputs({name: value[c, j] for name, value in networks.items()}, one)
                 np.testing.assert_allclose(found[j, place], expected, **CLOSE)
 
 
@@ -161,7 +161,7 @@ def test_a_client_of_no_rows_has_a_hypothesis(how: str, model: models.Model) -> 
     own = made(how, learner, hypotheses, cohort)
     asked = cohort_of(second)
     found = own.part(slice(1, 2)).outputs(learner, asked)
-    expected = learner.outputs({name: value[0] for name, value in hypotheses.items()}, asked.features)
+    expected = ByArrays(learner).outputs({name: value[0] for name, value in hypotheses.items()}, asked.features)
     np.testing.assert_allclose(found, expected, **CLOSE)
     others = made(how, learner, hypotheses, cohort_of(first, second), [0, 2])
     np.testing.assert_allclose(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from umbel import models
 from umbel.client.cohort import Cohort, LocalUpdate
-from umbel.client.learner import Learner, best_hypothesis
+from umbel.client.learner import Learner, arrays_of, best_hypothesis
 from umbel.client.personal import Own, make_own
 from umbel.client.trial import try_out
 from umbel.data import Dataset, Manifest
@@ -171,9 +171,9 @@ def predicted(
             raise ConfigError(f"{text}; leave personalise out", code="config.personalise")
         for i, client in enumerate(clients):
             one = slice(i, i + 1)
-            yield _newcomer(learnt, learner, client, support.part(one), asked.part(one).features)
+            yield _newcomer(learnt, learner, client, support.part(one), asked.part(one))
         return
-    chosen = best_hypothesis(learner.score(learnt.hypotheses, support)[0])
+    chosen = best_hypothesis(learner.score(learner.tensors(learnt.hypotheses), support)[0])
     own = learnt.own(learner, support, clients, how)
     metrics = own.score(learner, support)[1]
     outputs = own.outputs(learner, asked).cpu()
@@ -182,14 +182,15 @@ def predicted(
         yield Prediction(client, int(chosen[i]), float(metrics[i]), outputs[rows])
 
 
-def _newcomer(learnt: Learnt, learner: Learner, client: int, support: Cohort, inputs: Tensor) -> Prediction:
+def _newcomer(learnt: Learnt, learner: Learner, client: int, support: Cohort, asked: Cohort) -> Prediction:
     """Return a client's prediction by its best hypothesis and its rows' statistics."""
-    fresh = learnt.model.initial_local([np.random.default_rng(0)])
-    losses, metrics = learner.score_newcomers(learnt.hypotheses, support, fresh, _NO_STEP)
+    fresh = learner.tensors(learnt.model.initial_local([np.random.default_rng(0)]))
+    hypotheses = learner.tensors(learnt.hypotheses)
+    losses, metrics = learner.score_newcomers(hypotheses, support, fresh, _NO_STEP)
     chosen = int(best_hypothesis(losses)[0])
-    best = {name: value[chosen : chosen + 1] for name, value in learnt.hypotheses.items()}
-    parameters = best | learner.fit_local(best, support, fresh, _NO_STEP)
-    outputs = learner.outputs({name: value[0] for name, value in parameters.items()}, inputs)
+    best = {name: value[chosen : chosen + 1] for name, value in hypotheses.items()}
+    own = arrays_of(best | learner.fit_local(best, support, fresh, _NO_STEP))
+    outputs = learner.outputs({name: value[None] for name, value in own.items()}, asked)[0]
     return Prediction(client, chosen, float(metrics[chosen, 0]), outputs.cpu())
 
 

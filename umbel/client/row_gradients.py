@@ -21,8 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
+from umbel.client.batched import Chain, unfused_attention
 from umbel.client.cohort import seeded
-from umbel.client.engines import Chain, arrangement, unfused_attention
+from umbel.client.loop import arrangement
 from umbel.models.fit import look
 from umbel.models.model import Model, Parameters
 from umbel.protocol.errors import ModelError

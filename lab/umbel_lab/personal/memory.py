@@ -164,7 +164,7 @@ def representations(learner: Learner, networks: Arrays, cohort: Cohort) -> Tenso
     r"""Return the representation (rows, d) of each row by its client's network, each (clients, \*shape)."""
 
     def of(c: Any) -> Tensor:
-        own, rows = {name: value[c] for name, value in networks.items()}, cohort.part(slice(c, c + 1)).features
+        own, rows = {name: value[c][None, None] for name, value in networks.items()}, cohort.part(slice(c, c + 1))
         return last_input(learner.model, lambda: learner.outputs(own, rows))
 
     return torch.cat([of(c) for c in np.flatnonzero(cohort.lengths)]).float().flatten(1)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.client.test_personal import HYPOTHESES, LEARNER, STEP, cohort
-from tests.helpers.cohorts import CLOSE, all_engines, cohort_of, draw_client, learner_of
+from tests.helpers.cohorts import CLOSE, ByArrays, all_engines, cohort_of, draw_client, learner_of
 from tests.helpers.errors import raises
 from tests.helpers.models import TINY_CNN, Turned, draw_hypotheses, headed
 from umbel import models
@@ -116,9 +116,9 @@ def test_a_representation_is_the_input_of_the_last_layer(engine: str, model: Mod
     learner, own = learner_of(engine, model), model.initial(1)
     clients = cohort_of(draw_client(model, 5, np.random.default_rng(0)))
     last = [name for name in own if name.endswith("weight")][-1]
-    found = last_input(model, lambda: learner.outputs(own, clients.features)).numpy()
+    found = last_input(model, lambda: ByArrays(learner).outputs(own, clients.features)).numpy()
     outputs = found @ own[last].T + own[last.replace("weight", "bias")]
-    np.testing.assert_allclose(outputs, learner.outputs(own, clients.features), **CLOSE)
+    np.testing.assert_allclose(outputs, ByArrays(learner).outputs(own, clients.features), **CLOSE)
 
 
 class Raw(nn.Module):

@@ -50,11 +50,13 @@ def models_to_keep(
     if trained:
         local = kept.read(trained)
         cohort = Cohort.gather(node.dataset, trained, learner.device)
-        best = of_each(hypotheses, learner.choose(hypotheses, cohort, local))
+        best = of_each(hypotheses, learner.choose(learner.tensors(hypotheses), cohort, learner.tensors(local)).numpy())
         found |= _by_client(best | local, trained)
     if new:
         cohort = Cohort.gather(node.dataset, new, learner.device)
-        losses, _ = learner.score_newcomers(hypotheses, cohort, kept.fresh(new), node.run.step_size)
+        losses, _ = learner.score_newcomers(
+            learner.tensors(hypotheses), cohort, learner.tensors(kept.fresh(new)), node.run.step_size
+        )
         found |= _by_client(of_each(hypotheses, best_hypothesis(losses)), new)
     return found
 

@@ -130,7 +130,7 @@ class Own:
     def exact_outputs(self, learner: Learner, cohort: Cohort) -> Tensor:
         """Return what `outputs` rounds to float32."""
         owner = torch.from_numpy(np.repeat(np.arange(len(self)), cohort.lengths)).to(learner.device)
-        found = learner.own_outputs(self.parameters, cohort).double()
+        found = learner.outputs(self.parameters, cohort).double()
         result = mixed(learner.model.loss, found, torch.from_numpy(self.weights).to(learner.device)[owner].T)
         factor, offset = (
             torch.from_numpy(one).to(learner.device)[owner].reshape(len(owner), *[1] * (result.ndim - 2), one.shape[1])
@@ -152,7 +152,7 @@ class Own:
 
 def hypothesis_outputs(learner: Learner, hypotheses: Arrays, cohort: Cohort) -> Tensor:
     r"""Return the outputs of k hypotheses (k, \*shape) for each row, (k, rows, \*output shape)."""
-    return learner.own_outputs(same_for(len(cohort), hypotheses), cohort)
+    return learner.outputs(same_for(len(cohort), hypotheses), cohort)
 
 
 def same_for(clients: int, hypotheses: Arrays) -> Arrays:

@@ -234,12 +234,13 @@ class Ways:
         learner, model = self.learner, self.setup.model
         if not model.local_shapes:
             return serve(learner, hypotheses, self.support, self.query)[1]
-        fresh, step = model.initial_local(streams(_FRESH_SEED, "local", 0, range(len(self.support)))), self.setup.config
-        chosen = best_hypothesis(learner.score_newcomers(hypotheses, self.support, fresh, step.step_size)[0])
+        step, shared = self.setup.config.step_size, learner.tensors(hypotheses)
+        fresh = learner.tensors(model.initial_local(streams(_FRESH_SEED, "local", 0, range(len(self.support)))))
+        chosen = best_hypothesis(learner.score_newcomers(shared, self.support, fresh, step)[0])
         metrics = []
-        for j in range(len(next(iter(hypotheses.values())))):
-            one = {name: value[j : j + 1] for name, value in hypotheses.items()}
-            local = learner.fit_local(one, self.support, fresh, step.step_size)
+        for j in range(len(next(iter(shared.values())))):
+            one = {name: value[j : j + 1] for name, value in shared.items()}
+            local = learner.fit_local(one, self.support, fresh, step)
             metrics.append(learner.score(one, self.query, local)[1][0])
         return np.stack(metrics)[chosen, np.arange(len(chosen))]
 
