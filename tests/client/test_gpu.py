@@ -24,7 +24,7 @@ from tests.helpers.strangers import TiedWriter, layered_mlp, normalised_mlp
 from umbel import models
 from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.learner import Learner
-from umbel.client.personal import make_own
+from umbel.client.personal import Task, method
 from umbel.client.prediction import Learnt, predictions
 from umbel.client.trial import try_out
 from umbel.data import Dataset, offsets_of
@@ -232,7 +232,7 @@ def test_a_model_of_ones_own_is_that_of_the_cpu(how: Personal) -> None:
         cohort = Cohort.gather(case.dataset, clients, device)
         learner = Learner(case.model, device, "batched")
         draws = partial(streams, 0, "shuffle", 0, clients)
-        return make_own(how, learner, hypotheses, cohort, update, draws).arrays(0)
+        return method(how)(Task(learner, hypotheses, cohort, update, draws)).arrays(0)
 
     expected = own(CPU)
     with fake_gpu():

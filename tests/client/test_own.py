@@ -14,7 +14,7 @@ from tests.helpers.models import TINY_CNN, draw_hypotheses
 from umbel import models
 from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.learner import Learner
-from umbel.client.personal import Own, make_own
+from umbel.client.personal import Own, Task, method
 from umbel.models.prior import Prior
 from umbel.privacy.gate.policy import Personal
 from umbel.privacy.gate.randomness import streams
@@ -35,7 +35,7 @@ def made(
 ) -> Own:
     """Make hypotheses clients' own; `clients` are their numbers, for what shuffles their rows."""
     draws = partial(streams, 0, "shuffle", 0, clients or range(len(cohort)))
-    return make_own(how, learner, hypotheses, cohort, STEP, draws, prior)
+    return method(how)(Task(learner, hypotheses, cohort, STEP, draws, prior))
 
 
 def rows(*targets: float) -> tuple[list[list[float]], list[float]]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from umbel import models
 from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.learner import Learner, arrays_of, best_hypothesis
-from umbel.client.personal import Own, make_own
+from umbel.client.personal import Own, Task, method
 from umbel.client.trial import try_out
 from umbel.data import Dataset, Manifest
 from umbel.data.data import encoded_alike
@@ -75,7 +75,7 @@ class Learnt:
         run = self.config
         update = LocalUpdate(_EPOCHS, run.step_size, run.batch_size, descent=descent_of(run.optimizer))
         draws = partial(streams, run.seed, "shuffle", 0, clients)
-        return make_own(how, learner, self.hypotheses, support, update, draws, self.prior)
+        return method(how)(Task(learner, self.hypotheses, support, update, draws, self.prior))
 
     def own_of(self, dataset: Dataset, client: int, how: str = DEFAULT) -> Own:
         """Return the own predictor of a client of a dataset; for a model without local parameters."""

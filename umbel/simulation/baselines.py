@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.learner import Learner, arrays_of, best_hypothesis
-from umbel.client.personal import Own, as_regression, closed_form, make_own
+from umbel.client.personal import Own, Task, as_regression, closed_form, method
 from umbel.client.trial import try_out
 from umbel.data import Dataset
 from umbel.models.fit import look
@@ -172,7 +172,7 @@ def own(
     """Return the metric (clients,) on one cohort's rows for models that clients personalised on the other's."""
     update = LocalUpdate(epochs or LOCAL_EPOCHS, run.step_size, run.batch_size, descent=descent_of(run.optimizer))
     draws = partial(streams, run.seed, "shuffle", 0, range(len(support)))
-    made = make_own(how, learner, hypotheses, support, update, draws, prior)
+    made = method(how)(Task(learner, hypotheses, support, update, draws, prior))
     return made.score(learner, query)[1]
 
 

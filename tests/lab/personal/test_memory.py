@@ -19,7 +19,7 @@ from umbel import models
 from umbel.client.cohort import Cohort
 from umbel.client.exports import OwnNetwork
 from umbel.client.learner import Learner
-from umbel.client.personal import Own, make_own
+from umbel.client.personal import Own, Task, method
 from umbel.models import LOSSES, METRICS, Model
 from umbel.privacy.gate.randomness import streams
 from umbel.protocol.arrays import Arrays
@@ -35,7 +35,7 @@ def nearest(keys: list[float], values: list[float], queries: Tensor, leave_out: 
 
 def made(learner: Learner, hypotheses: Arrays, clients: Cohort) -> Own:
     draws = partial(streams, 0, "shuffle", 0, range(len(clients)))
-    return make_own("umbel_lab.personal:knn_per", learner, hypotheses, clients, STEP, draws)
+    return method("umbel_lab.personal:knn_per")(Task(learner, hypotheses, clients, STEP, draws))
 
 
 def shares(own: Own) -> list[float]:

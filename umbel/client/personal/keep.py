@@ -14,8 +14,7 @@ from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.learner import Learner, best_hypothesis
 from umbel.client.local import LocalParameters
 from umbel.client.node import Node
-from umbel.client.personal import make_own
-from umbel.client.personal.own import Own
+from umbel.client.personal import Own, Task, method
 from umbel.client.trial import try_out
 from umbel.models.prior import Prior
 from umbel.privacy.gate.randomness import streams
@@ -76,7 +75,7 @@ def _made(node: Node, learner: Learner, hypotheses: Arrays, clients: Sequence[in
     cohort = Cohort.gather(node.dataset, clients, learner.device)
     # Round 0, since training rounds count from 1.
     draws = partial(streams, node.seed, "shuffle", 0, clients)
-    return make_own(policy.personal_method, learner, hypotheses, cohort, update, draws, prior)
+    return method(policy.personal_method)(Task(learner, hypotheses, cohort, update, draws, prior))
 
 
 def of_each(hypotheses: Arrays, best: NDArray[np.int64]) -> Arrays:

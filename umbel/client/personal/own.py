@@ -205,7 +205,11 @@ Generators = Callable[[], Sequence[np.random.Generator]]
 
 @dataclass(frozen=True)
 class Task:
-    r"""Hypotheses (k, \*shape) that the clients of a cohort personalise.
+    r"""Hypotheses (k, \*shape) that the clients of a cohort personalise, by a `umbel.client.personal.method`.
+
+    Each client's predictor is made only from the hypotheses and the client's rows. A client without rows gets the first
+    hypothesis unchanged, or all of them with equal weights. Models with local parameters already are each client's own,
+    and do not belong here.
 
     Attributes
     ----------
