@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any, ClassVar
 
 import torch
@@ -171,10 +171,13 @@ def _stacked(name: str, before: Tensor, slope: Tensor) -> Iterator[Part]:
 class Layered(RowGradients):
     """Dense layers and convolutions, by their inputs and the gradients of their outputs."""
 
+    @cached_property
+    def _layers(self) -> dict[nn.Module, str]:
+        return {layer: name for name, layer in owners_of(self.model, self.names) or []}
+
     def parts(self, parameters: Parameters, inputs: Tensor, targets: Tensor) -> Iterator[Part]:
         """See `RowGradients.parts`."""
-        arrange, owners = arrangement(self.model, tuple(inputs.shape[1:])), owners_of(self.model, self.names)
-        layers = {layer: name for name, layer in owners or []}
+        arrange, layers = arrangement(self.model, tuple(inputs.shape[1:])), self._layers
         values = {
             name: arrange(value.detach()).requires_grad_(name in self.names) for name, value in parameters.items()
         }
@@ -332,7 +335,6 @@ def _made_up(model: Model, shape: tuple[int, ...]) -> Tensor:
 # --- layers whose parameters' gradients follow from their inputs and the gradients of their outputs
 
 
-@lru_cache(maxsize=16)
 def owners_of(model: Model, names: frozenset[str]) -> list[tuple[str, nn.Module]] | None:
     """Return the layers of all trained parameters, with the prefix of their names; None if one is of no known kind."""
     left, found = set(names), []
