@@ -110,34 +110,32 @@ class Loop(Engine):
         steps = None
         if parameters and not update.descent.plain:
             steps = Steps(update.descent, update.step_size, [parameters], model.shapes)
-        for order in schedule.passes(client):
-            rows = torch.from_numpy(order).to(self.device)
-            for begin in update.batches(len(rows)):
-                check_time()
-                batch = rows[begin : begin + update.size(len(rows))]
-                if len(batch) == 1 and model.batch_dependent:
-                    continue  # a single row has no statistics
-                whole = self.frozen | values
-                outputs = model.apply(whole, cohort.features[batch], training=True)
-                for name in changing:
-                    values[name] = whole[name].detach()
-                if not parameters:
+        for rows, _, _ in schedule.of(client).minibatches():
+            check_time()
+            batch = rows[0].to(self.device)
+            if len(batch) == 1 and model.batch_dependent:
+                continue  # a single row has no statistics
+            whole = self.frozen | values
+            outputs = model.apply(whole, cohort.features[batch], training=True)
+            for name in changing:
+                values[name] = whole[name].detach()
+            if not parameters:
+                continue
+            loss = model.loss.objective(model.loss.of_rows(outputs, cohort.targets[batch]).mean())
+            # Rows may decide which parameters are used, as in a mixture of experts: others get 0, as in batches.
+            slopes = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
+            gradients = dict(zip(parameters, slopes, strict=True))
+            with torch.no_grad():
+                for name in self.decays.keys() & gradients.keys():
+                    gradients[name] = gradients[name] + self.decays[name] / length * parameters[name]
+                if steps:
+                    for name in model.summed & gradients.keys():
+                        gradients[name] = gradients[name] * len(batch)
+                    steps.step([gradients])
                     continue
-                loss = model.loss.objective(model.loss.of_rows(outputs, cohort.targets[batch]).mean())
-                # Rows may decide which parameters are used, as in a mixture of experts: others get 0, as in batches.
-                found = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
-                gradients = dict(zip(parameters, found, strict=True))
-                with torch.no_grad():
-                    for name in self.decays.keys() & gradients.keys():
-                        gradients[name] = gradients[name] + self.decays[name] / length * parameters[name]
-                    if steps:
-                        for name in model.summed & gradients.keys():
-                            gradients[name] = gradients[name] * len(batch)
-                        steps.step([gradients])
-                        continue
-                    for name, value in parameters.items():
-                        step = update.step_size * (len(batch) if name in model.summed else 1)
-                        value.sub_(gradients[name], alpha=step)
+                for name, value in parameters.items():
+                    step = update.step_size * (len(batch) if name in model.summed else 1)
+                    value.sub_(gradients[name], alpha=step)
 
 
 @lru_cache(maxsize=16)
