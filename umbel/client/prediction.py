@@ -17,7 +17,7 @@ from torch import Tensor
 from umbel import models
 from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.learner import Learner, arrays_of, best_hypothesis
-from umbel.client.personal import Own, Task, method
+from umbel.client.personal import Predictors, Task, method
 from umbel.client.trial import try_out
 from umbel.data import Dataset, Manifest
 from umbel.data.data import encoded_alike
@@ -70,17 +70,17 @@ class Learnt:
         """Number of hypotheses."""
         return len(next(iter(self.hypotheses.values())))
 
-    def own(self, learner: Learner, support: Cohort, clients: Sequence[int], how: str) -> Own:
+    def personalise(self, learner: Learner, support: Cohort, clients: Sequence[int], how: str) -> Predictors:
         """Return clients' own predictors, from their labelled rows; for a model without local parameters."""
         run = self.config
         update = LocalUpdate(_EPOCHS, run.step_size, run.batch_size, descent=descent_of(run.optimizer))
         draws = partial(streams, run.seed, "shuffle", 0, clients)
         return method(how)(Task(learner, self.hypotheses, support, update, draws, self.prior))
 
-    def own_of(self, dataset: Dataset, client: int, how: str = DEFAULT) -> Own:
+    def predictor_of(self, dataset: Dataset, client: int, how: str = DEFAULT) -> Predictors:
         """Return the own predictor of a client of a dataset; for a model without local parameters."""
         learner = try_out(self.model, dataset)
-        return self.own(learner, Cohort.gather(dataset, [client], learner.device), [client], how)
+        return self.personalise(learner, Cohort.gather(dataset, [client], learner.device), [client], how)
 
     def chunks(self, clients: Sequence[int]) -> Iterator[Sequence[int]]:
         """Yield as many clients at a time as there is memory for networks."""
@@ -166,7 +166,7 @@ def predicted(
     """
     if not learnt.model.local_shapes:
         chosen = best_hypothesis(learner.score(learner.tensors(learnt.hypotheses), support)[0])
-        own = learnt.own(learner, support, clients, how)
+        own = learnt.personalise(learner, support, clients, how)
         metrics = own.score(learner, support)[1]
     elif how in (DEFAULT, Personal.NO):
         chosen, metrics, own = _newcomers(learnt, learner, support)
@@ -177,7 +177,9 @@ def predicted(
     return map(Prediction, clients, chosen.tolist(), metrics.tolist(), outputs)
 
 
-def _newcomers(learnt: Learnt, learner: Learner, support: Cohort) -> tuple[NDArray[np.int64], NDArray[np.float64], Own]:
+def _newcomers(
+    learnt: Learnt, learner: Learner, support: Cohort
+) -> tuple[NDArray[np.int64], NDArray[np.float64], Predictors]:
     """Return each client's best hypothesis, its metric, and the predictor that its rows' statistics complete."""
     hypotheses, chosen, metrics, networks = learner.tensors(learnt.hypotheses), [], [], []
     fresh = learner.tensors(learnt.model.initial_local([np.random.default_rng(0)]))
@@ -190,7 +192,7 @@ def _newcomers(learnt: Learnt, learner: Learner, support: Cohort) -> tuple[NDArr
         networks.append(arrays_of(one | learner.fit_local(one, rows, fresh, _NO_STEP)))
     joined = {name: np.stack([network[name] for network in networks]) for name in networks[0]}
     outputs = look(learnt.model, tuple(support.features.shape[1:])).outputs[-1]
-    return np.array(chosen), np.array(metrics), Own.plain(joined, outputs)
+    return np.array(chosen), np.array(metrics), Predictors.plain(joined, outputs)
 
 
 def check_encoding(run: Path, data: Dataset) -> None:

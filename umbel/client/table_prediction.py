@@ -16,8 +16,8 @@ from torch import Tensor
 
 from umbel.client.cohort import Cohort
 from umbel.client.learner import Learner
-from umbel.client.personal import Own
-from umbel.client.personal.own import same_for
+from umbel.client.personal import Predictors
+from umbel.client.personal.predictors import same_for
 from umbel.client.prediction import (
     DEFAULT,
     Learnt,
@@ -191,7 +191,7 @@ def _unlabelled(
         raise DatasetError(f"{text}; fill in the target of a few rows", code="data.no-labels")
     outputs = look(learnt.model, tuple(asked.features.shape[1:])).outputs
     weights = np.tile(shares, (len(clients), 1))
-    own = Own.plain(same_for(len(clients), learnt.hypotheses), outputs[-1], weights)
+    own = Predictors.plain(same_for(len(clients), learnt.hypotheses), outputs[-1], weights)
     for client, rows in zip(clients, own.outputs(learner, asked).cpu().split(asked.lengths.tolist()), strict=True):
         yield Prediction(client, -1, np.nan, rows)
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.learner import Learner, arrays_of, best_hypothesis
-from umbel.client.personal import Own, Task, as_regression, closed_form, method
+from umbel.client.personal import Predictors, Task, as_regression, closed_form, method
 from umbel.client.trial import try_out
 from umbel.data import Dataset
 from umbel.models.fit import look
@@ -107,7 +107,7 @@ def train_alone(
         models, local = ({name: value.to(learner.device) for name, value in one.items()} for one in trained)
         chosen = torch.arange(len(support))
         networks = {name: value[:, None] for name, value in arrays_of(models | local).items()}
-        yield Own.plain(networks, outputs).score(learner, query)[1]
+        yield Predictors.plain(networks, outputs).score(learner, query)[1]
 
 
 def ridge(learner: Learner, support: Cohort, query: Cohort) -> NDArray[np.float64] | None:
@@ -126,7 +126,7 @@ def ridge(learner: Learner, support: Cohort, query: Cohort) -> NDArray[np.float6
     weights = np.stack([_ridge(rows, own) for rows, own in parts])
     outputs = look(model, tuple(query.features.shape[1:])).outputs[-1]
     networks = {name: value[:, None].astype(np.float32) for name, value in unflatten(weights, like).items()}
-    return Own.plain(networks, outputs).score(learner, query)[1]
+    return Predictors.plain(networks, outputs).score(learner, query)[1]
 
 
 def _ridge(rows: NDArray[np.float64], targets: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -19,7 +19,7 @@ from umbel import models
 from umbel.client.cohort import Cohort
 from umbel.client.exports import OwnNetwork
 from umbel.client.learner import Learner
-from umbel.client.personal import Own, Task, method
+from umbel.client.personal import Predictors, Task, method
 from umbel.models import LOSSES, METRICS, Model
 from umbel.privacy.gate.randomness import streams
 from umbel.protocol.arrays import Arrays
@@ -33,12 +33,12 @@ def nearest(keys: list[float], values: list[float], queries: Tensor, leave_out: 
     return memory.nearest(np.array(keys, np.float32)[:, None], np.array(values)[:, None], queries, leave_out)
 
 
-def made(learner: Learner, hypotheses: Arrays, clients: Cohort) -> Own:
+def made(learner: Learner, hypotheses: Arrays, clients: Cohort) -> Predictors:
     draws = partial(streams, 0, "shuffle", 0, range(len(clients)))
     return method("umbel_lab.personal:knn_per")(Task(learner, hypotheses, clients, STEP, draws))
 
 
-def shares(own: Own) -> list[float]:
+def shares(own: Predictors) -> list[float]:
     assert isinstance(own, Remembering)
     return own.shares.tolist()
 

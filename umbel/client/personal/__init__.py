@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping
 
 from umbel.client.personal import auto, bayes, calibrate, tune
 from umbel.client.personal.bayes import as_regression, closed_form
-from umbel.client.personal.own import Generators, Own, Task
+from umbel.client.personal.predictors import Generators, Predictors, Task
 from umbel.privacy.gate.policy import Personal
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.plugins import import_by_name, unknown_name
 
-__all__ = ["Generators", "Own", "Task", "as_regression", "closed_form", "method"]
+__all__ = ["Generators", "Predictors", "Task", "as_regression", "closed_form", "method"]
 
-Method = Callable[[Task], Own]
+Method = Callable[[Task], Predictors]
 
 METHODS: Mapping[str, Method] = {
     Personal.NO: tune.as_it_is,

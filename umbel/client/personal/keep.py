@@ -14,7 +14,7 @@ from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.learner import Learner, best_hypothesis
 from umbel.client.local import LocalParameters
 from umbel.client.node import Node
-from umbel.client.personal import Own, Task, method
+from umbel.client.personal import Predictors, Task, method
 from umbel.client.trial import try_out
 from umbel.models.prior import Prior
 from umbel.privacy.gate.randomness import streams
@@ -27,7 +27,7 @@ def models_to_keep(
 ) -> dict[int, Arrays]:
     r"""Return the arrays to keep for each client of the node, by its number in the data.
 
-    For a model without local parameters they are the client's own predictor (`Own.arrays`), made by the site's
+    For a model without local parameters they are the client's own predictor (`Predictors.arrays`), made by the site's
     ``personalise`` method. For a model with local parameters they are the best hypothesis, and the client's local
     parameters if it has trained any.
 
@@ -68,7 +68,7 @@ def write_models(folder: Path, models: Mapping[int, Arrays]) -> None:
         write_atomically(folder / f"client-{client}.safetensors", safetensors.numpy.save(own), private=True)
 
 
-def _made(node: Node, learner: Learner, hypotheses: Arrays, clients: Sequence[int], prior: Prior | None) -> Own:
+def _made(node: Node, learner: Learner, hypotheses: Arrays, clients: Sequence[int], prior: Prior | None) -> Predictors:
     policy, run = node.site.policy, node.run
     epochs = policy.personal_options.epochs
     update = LocalUpdate(epochs, run.step_size, run.batch_size, max_examples=policy.max_examples, descent=node.descent)

@@ -13,24 +13,24 @@ import torch
 from numpy.typing import NDArray
 
 from umbel.client.learner import arrays_of
-from umbel.client.personal.own import Floats, Own, Task
+from umbel.client.personal.predictors import Floats, Predictors, Task
 from umbel.protocol.arrays import Arrays, all_finite
 
 SHARES = np.linspace(0, 1, 11)
 """Shares of the trained model that a mixture may have."""
 
 
-def as_it_is(task: Task) -> Own:
+def as_it_is(task: Task) -> Predictors:
     """Return the hypotheses that fit best."""
     return task.networks(task.start)
 
 
-def fine_tune(task: Task) -> Own:
+def fine_tune(task: Task) -> Predictors:
     """Return the best hypotheses, trained further; unchanged if that did not end in finite numbers."""
     return task.networks(tuned(task, task.start))
 
 
-def interpolate(task: Task) -> Own:
+def interpolate(task: Task) -> Predictors:
     """Return a mean of the best hypothesis and the tuned one, in the `best_shares`."""
     start = task.start
     return task.networks(between(start, tuned(task, start), best_shares(task)))

@@ -27,7 +27,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Own:
+class Predictors:
     r"""Each client's predictor: ``factor * mixture + offset``.
 
     The mixture is `mixed` of the outputs of m networks. For a loss of classes, factor and offset apply to the logits.
@@ -60,7 +60,7 @@ class Own:
         )
 
     @classmethod
-    def joined(cls, parts: Sequence[Own]) -> Own:
+    def joined(cls, parts: Sequence[Predictors]) -> Predictors:
         """Join the predictors of several cohorts, with as many networks each, to those of one."""
         if len(parts) == 1:
             return parts[0]
@@ -73,7 +73,7 @@ class Own:
         )
 
     @classmethod
-    def chosen(cls, made: Sequence[Own], which: NDArray[np.int64]) -> Self:
+    def chosen(cls, made: Sequence[Predictors], which: NDArray[np.int64]) -> Self:
         """Return, for each client, one of its predictors.
 
         If one has fewer networks, the rest get weight 0.
@@ -118,10 +118,10 @@ class Own:
             return cls.plain({name: value[None] for name, value in networks.items()}, outputs)
         return cls(networks, arrays[WEIGHTS][None], arrays[FACTOR][None], arrays[OFFSET][None])
 
-    def part(self, clients: slice | NDArray[np.int64]) -> Own:
+    def part(self, clients: slice | NDArray[np.int64]) -> Predictors:
         """Return the predictors of some clients."""
         parameters = {name: value[clients] for name, value in self.parameters.items()}
-        return Own(parameters, self.weights[clients], self.factor[clients], self.offset[clients])
+        return Predictors(parameters, self.weights[clients], self.factor[clients], self.offset[clients])
 
     def outputs(self, learner: Learner, cohort: Cohort) -> Tensor:
         """Return each client's predictions for its rows, (rows, \\*output shape)."""
@@ -254,6 +254,6 @@ class Task:
         owner = np.repeat(self.best, self.cohort.lengths)
         return self.outputs[owner, np.arange(len(owner))]
 
-    def networks(self, parameters: Arrays) -> Own:
+    def networks(self, parameters: Arrays) -> Predictors:
         r"""Return one network for each client (clients, \*shape) as the clients' predictors."""
-        return Own.plain({name: value[:, None] for name, value in parameters.items()}, self.outputs.shape[-1])
+        return Predictors.plain({name: value[:, None] for name, value in parameters.items()}, self.outputs.shape[-1])

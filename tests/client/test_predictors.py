@@ -14,7 +14,7 @@ from tests.helpers.models import TINY_CNN, draw_hypotheses
 from umbel import models
 from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.learner import Learner
-from umbel.client.personal import Own, Task, method
+from umbel.client.personal import Predictors, Task, method
 from umbel.models.prior import Prior
 from umbel.privacy.gate.policy import Personal
 from umbel.privacy.gate.randomness import streams
@@ -32,7 +32,7 @@ def made(
     cohort: Cohort,
     clients: list[int] | None = None,
     prior: Prior | None = None,
-) -> Own:
+) -> Predictors:
     """Make hypotheses clients' own; `clients` are their numbers, for what shuffles their rows."""
     draws = partial(streams, 0, "shuffle", 0, clients or range(len(cohort)))
     return method(how)(Task(learner, hypotheses, cohort, STEP, draws, prior))
@@ -136,7 +136,7 @@ def test_classifiers_are_mixed_as_probabilities() -> None:
     weight = sure / (sure + 0.5)
     np.testing.assert_allclose(own.weights, [[weight, 1 - weight]], rtol=1e-6)
     mean = weight * sure + (1 - weight) / 2
-    plain = Own.plain(own.parameters, 2, own.weights).outputs(learner, cohort)
+    plain = Predictors.plain(own.parameters, 2, own.weights).outputs(learner, cohort)
     np.testing.assert_allclose(plain.exp(), [[mean, 1 - mean]], rtol=1e-5)
 
 
@@ -205,5 +205,5 @@ def test_a_predictor_is_read_as_it_was_written(how: Personal) -> None:
     own = made(how, learner, TWO, cohort)
     for c in range(2):
         one = cohort.part(slice(c, c + 1))
-        read = Own.read(own.arrays(c))
+        read = Predictors.read(own.arrays(c))
         assert torch.equal(read.outputs(learner, one), own.part(slice(c, c + 1)).outputs(learner, one))
