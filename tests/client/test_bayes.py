@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.client.test_own import made
+from tests.client.test_predictors import made
 from tests.helpers.cohorts import cohort_of, draw_client, learner_of, linear
 from tests.helpers.models import TINY_CNN, draw_hypotheses
 from umbel import models
