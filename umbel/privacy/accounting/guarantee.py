@@ -18,7 +18,8 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import lru_cache
+from functools import cache, lru_cache
+from typing import Any
 
 from umbel.privacy.accounting.accountant import NO_GRID, Either, Together, compose
 from umbel.privacy.mechanisms import load
@@ -118,8 +119,13 @@ def released_by(by: str, release: Release) -> Release:
 
     The channel is looked up by name, since it prices by this account.
     """
-    priced: Release = import_by_name(CHANNELS[by]).price(release)
+    priced: Release = _channel(by).price(release)
     return priced
+
+
+@cache
+def _channel(name: str) -> Any:
+    return import_by_name(CHANNELS[name])
 
 
 def secure_report(noise_multiplier: float, bound: float = 1.0) -> Release:

@@ -28,6 +28,7 @@ from umbel.protocol.arrays import Arrays, Labels, Matrix
 from umbel.protocol.asked import Asked
 from umbel.protocol.clients import ClientInDataset
 from umbel.protocol.errors import ProtocolError, Refused
+from umbel.protocol.flower import filled
 from umbel.protocol.plugins import import_by_name
 from umbel.protocol.records import record_in
 from umbel.protocol.release import CHANNELS, Release
@@ -208,7 +209,7 @@ def load(name: str) -> type[Channel]:
 
 def released_record(paid: Sequence[int] | Flags, **entries: Any) -> MetricRecord:
     """Return the record that says which of the asked clients are in a reply: 1 for each that is, 0 for another."""
-    return MetricRecord({"clients": np.asarray(paid).astype(int).tolist(), **entries})
+    return filled(MetricRecord(), {"clients": np.asarray(paid).astype(int).tolist(), **entries})
 
 
 def answers_training(content: RecordDict) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from logging import WARNING
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
@@ -45,9 +45,7 @@ from umbel.protocol.log import log
 from umbel.protocol.records import MOST_STEPS, in_steps, pack, record_in, times_step, unpack
 from umbel.protocol.release import Clipping, ClipSchedule, NoisePer, Release
 from umbel.protocol.releases import Releases
-
-if TYPE_CHECKING:
-    from umbel.protocol.tasks import TrainingSpec
+from umbel.protocol.tasks import TrainingSpec
 
 LARGEST_UPDATE = 1e6
 """Maximum norm of an update unless a run sets one: for a model of n parameters, sqrt(n) changes of about 1 are far."""

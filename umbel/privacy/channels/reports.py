@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import Message, MetricRecord, RecordDict
@@ -29,9 +29,7 @@ from umbel.protocol.flower import filled
 from umbel.protocol.records import record_in
 from umbel.protocol.release import Clipping, Release, report_release
 from umbel.protocol.releases import SPREAD, Scores
-
-if TYPE_CHECKING:
-    from umbel.protocol.tasks import EvaluationSpec
+from umbel.protocol.tasks import EvaluationSpec
 
 _SCORES, _NOISE, _BOUND = "scores", "noise-multiplier", "bound"
 _LARGEST = float(np.finfo(np.float32).max)  # squares are finite

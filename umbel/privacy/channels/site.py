@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from logging import WARNING
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
@@ -50,9 +50,7 @@ from umbel.protocol.log import log
 from umbel.protocol.records import pack, record_in, unpack
 from umbel.protocol.release import ClipSchedule, Release
 from umbel.protocol.releases import Sums
-
-if TYPE_CHECKING:
-    from umbel.protocol.tasks import TrainingSpec
+from umbel.protocol.tasks import TrainingSpec
 
 # --- at a site
 

@@ -121,7 +121,7 @@ def test_a_node_that_fails_is_asked_again_once_it_is_forgotten(monkeypatch: pyte
     together = Together(TERMS, network)
     round_of(together, 1)
     together.forget([2])
-    assert not {NAMES[2]} & {*together.keys, *together.announced, *together.listed}
+    assert NAMES[2] not in {one.name for one in together.parties.values()}
     round_of(together, 2)
     assert network.asked == [2]
 

@@ -19,7 +19,7 @@ from umbel.privacy.channels import NOBODY, answers_training, flags_in
 from umbel.privacy.channels.client import concatenated
 from umbel.privacy.channels.secure import seeds
 from umbel.privacy.channels.secure.layout import REPORTS, Layout
-from umbel.privacy.channels.secure.party import Announcement, Masked, key_text
+from umbel.privacy.channels.secure.party import Masked, key_text
 from umbel.privacy.channels.secure.sums import Sum
 from umbel.privacy.channels.secure.terms import LARGEST, Grid, Terms, bits_for, finest_deviation
 from umbel.privacy.channels.secure.wire import (
@@ -41,7 +41,7 @@ from umbel.protocol.log import log
 from umbel.protocol.messages import round_request
 from umbel.protocol.records import pack
 from umbel.protocol.releases import Scores, Sums
-from umbel.protocol.signatures import PublicKey, line_of, public_key, verifies
+from umbel.protocol.signatures import line_of, public_key, verifies
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 from umbel.protocol.words import as_line
 
@@ -77,26 +77,17 @@ class Together:
 
     Attributes
     ----------
-    names : dict
-        The name of each node as a party.
-    announced : dict
-        By name.
-    keys : dict
-        The keys that identify the parties, as they say. A party does not rely on this; the server needs them to see
-        which signatures others will accept.
-    listed : dict
-        By name, the parties with which it adds, each with its key.
+    parties : dict
+        Who each node says it is. A party does not rely on this; the server needs the keys to see which signatures
+        others will accept.
     members : dict
-        The announcements of the latest round's parties.
+        The latest round's parties, by name.
     """
 
     terms: Terms
     nodes: Any
-    names: dict[int, str] = field(default_factory=dict)
-    announced: dict[str, Announcement] = field(default_factory=dict)
-    keys: dict[str, PublicKey] = field(default_factory=dict)
-    listed: dict[str, Mapping[str, str]] = field(default_factory=dict)
-    members: dict[str, Announcement] = field(default_factory=dict)
+    parties: dict[int, Introduction] = field(default_factory=dict)
+    members: dict[str, Introduction] = field(default_factory=dict)
 
     def invite(self, messages: Sequence[Message], round: int) -> list[Message]:
         """Return those of a round's messages whose nodes are parties, each with the announcements of all.
@@ -105,11 +96,11 @@ class Together:
         add with it, so it could stop every sum.
         """
         nodes = [message.metadata.dst_node_id for message in messages]
-        self._introduce([node for node in nodes if node not in self.names])
-        names = self._listing_each_other(sorted(self.names[node] for node in nodes if node in self.names))
-        self.members = {name: self.announced[name] for name in names}
-        record = Request(Stage.MASK, self.terms, round, self.members).to_record()
-        invited = [message for message in messages if self.names.get(message.metadata.dst_node_id) in self.members]
+        self._introduce([node for node in nodes if node not in self.parties])
+        self.members = self._listing_each_other([self.parties[node] for node in nodes if node in self.parties])
+        announced = {name: one.announcement for name, one in self.members.items()}
+        record = Request(Stage.MASK, self.terms, round, announced).to_record()
+        invited = [message for message, node in zip(messages, nodes, strict=True) if self._name(node) in self.members]
         for message in invited:
             filled(message.content, {RECORD: record})
         return invited
@@ -117,10 +108,7 @@ class Together:
     def forget(self, nodes: Iterable[int]) -> None:
         """Forget nodes that did not take part: one that was started again has another key."""
         for node in nodes:
-            name = self.names.pop(node, "")
-            self.announced.pop(name, None)
-            self.keys.pop(name, None)
-            self.listed.pop(name, None)
+            self.parties.pop(node, None)
 
     def add(self, round: int, masked: Mapping[int, Masked]) -> tuple[Sum, list[int]]:
         """Return the sum of a round after its first exchange, and the nodes whose numbers are in it.
@@ -130,10 +118,12 @@ class Together:
         ProtocolError
             If there are too few.
         """
-        total, inside = Sum(self.terms, round, self.members, self.keys), []
+        announced = {name: one.announcement for name, one in self.members.items()}
+        keys = {name: public_key(name, one.key) for name, one in self.members.items()}
+        total, inside = Sum(self.terms, round, announced, keys), []
         for node, one in masked.items():
             try:
-                total.add(self.names[node], one)
+                total.add(self._name(node), one)
                 inside.append(node)
             except ProtocolError as error:
                 log(WARNING, "dropped the reply of %s: %s", self.nodes.names[node], as_line(error))
@@ -142,7 +132,7 @@ class Together:
 
     def finish(self, total: Sum) -> tuple[NDArray[np.int64], float]:
         """Do the other two exchanges, and return the sum and the deviation of its noise; errors as for `Sum.result`."""
-        nodes = {node: name for node, name in self.names.items() if name in total.survivors}
+        nodes = {node: one.name for node, one in self.parties.items() if one.name in total.survivors}
         agree = Request(Stage.AGREE, self.terms, total.round, survivors=total.survivors)
         for node, signature in self._ask(dict.fromkeys(nodes, agree), total.threshold, signature_in).items():
             total.sign(nodes[node], signature)
@@ -152,39 +142,43 @@ class Together:
             total.opens(nodes[node], opened)
         return total.result()
 
+    def _name(self, node: int) -> str:
+        return self.parties[node].name if node in self.parties else ""
+
     def _introduce(self, nodes: Sequence[int]) -> None:
         """Ask new nodes who they are; a sum can begin without those that do not say so."""
-        asked, known = dict.fromkeys(nodes, Request(Stage.ANNOUNCE, self.terms)), len(self.names)
+        asked, known = dict.fromkeys(nodes, Request(Stage.ANNOUNCE, self.terms)), len(self.parties)
         enough = max(self.terms.least, self.terms.threshold(known + len(nodes))) - known
         for node, one in self._ask(asked, enough, self._introduction).items():
-            was = self.keys.get(one.name)
-            if was and self._listing(one.name, one.key) > self._listing(one.name, line_of(was)):
-                # Another node had taken this party's name.
-                self.forget([other for other, name in self.names.items() if name == one.name])
-            if one.name in self.announced or one.announcement.public in {who.public for who in self.announced.values()}:
+            same = {other: known for other, known in self.parties.items() if known.name == one.name}
+            if any(self._listing(one.name, one.key) > self._listing(one.name, known.key) for known in same.values()):
+                self.forget(same)  # another node had taken this party's name
+            others = self.parties.values()
+            if any(one.name == other.name or one.announcement.public == other.announcement.public for other in others):
                 text = "%s says that it is party %s, which is another node; it is not asked"
                 log(WARNING, text, self.nodes.names[node], one.name)
                 continue
-            self.names[node], self.announced[one.name] = one.name, one.announcement
-            self.keys[one.name], self.listed[one.name] = public_key(one.name, one.key), one.listed
+            self.parties[node] = one
 
     def _listing(self, name: str, line: str) -> int:
         """Return how many parties list a name with a key."""
-        return sum(listed.get(name) == line for listed in self.listed.values())
+        return sum(one.listed.get(name) == line for one in self.parties.values())
 
-    def _listing_each_other(self, names: Sequence[str]) -> list[str]:
-        """Return the parties without those that others do not list, or list with another key."""
-        left, lines = {*names}, {name: line_of(self.keys[name]) for name in names}
-        doubts = {name: {other for other in names if self.listed[other].get(name) != lines[name]} for name in names}
+    def _listing_each_other(self, parties: Sequence[Introduction]) -> dict[str, Introduction]:
+        """Return the parties, by name, without those that others do not list, or list with another key."""
+        left = {one.name: one for one in sorted(parties, key=lambda one: one.name)}
+        doubts = {
+            name: {other for other in left if left[other].listed.get(name) != one.key} for name, one in left.items()
+        }
 
         def unlike(name: str) -> int:
-            return len(doubts[name] & left) + sum(name in doubts[other] for other in left)
+            return len(doubts[name] & left.keys()) + sum(name in doubts[other] for other in left)
 
-        while any(doubts[name] & left for name in left):
-            worst = max(sorted(left), key=unlike)
+        while any(doubts[name] & left.keys() for name in left):
+            worst = max(left, key=unlike)
             log(WARNING, "party %s is left out: it and others do not list each other's keys", worst)
-            left.remove(worst)
-        return sorted(left)
+            del left[worst]
+        return left
 
     def _introduction(self, content: RecordDict) -> Introduction:
         """Return who a node says it is; raise if every party would refuse its key, and the sum with it."""
@@ -192,9 +186,9 @@ class Together:
         public = one.announcement.public
         seeds.shared(seeds.private_key(bytes(32)), public)
         text = key_text(self.terms, one.name, public)
-        if not verifies(public_key(one.name, one.key), one.announcement.signature, text):
+        if not verifies(key := public_key(one.name, one.key), one.announcement.signature, text):
             raise ProtocolError(f"the key of party {one.name!r} is not signed", code="protocol.secure-message")
-        return one
+        return replace(one, key=line_of(key))
 
     def _ask(self, requests: Mapping[int, Request], enough: int, read: Callable[[RecordDict], T]) -> dict[int, T]:
         """Send messages, and return what their replies say, by node."""
