@@ -254,7 +254,7 @@ def test_no_reply_of_a_round_does_harm() -> None:
         training = fleet.ask_training(round, sent, task, grid, clients=everyone)
         evaluation = fleet.ask_evaluation(round, sent, task.evaluation, grid)
         replies, _ = fleet.exchange(round, grid, [*training.messages, *evaluation.messages], timeout=0.002)
-        releases, scores = fleet.read(training, replies), fleet.scores(evaluation, replies)
+        releases, scores = fleet.read(training, replies), fleet.read(evaluation, replies)
         assert honest_clients <= set(releases.clients.tolist())
         assert np.isfinite(releases.vectors).all()
         assert np.abs(releases.vectors).max() < 1e8

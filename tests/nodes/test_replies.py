@@ -46,11 +46,11 @@ class Round:
         return self.fleet.read(self.asked, replies)
 
     def scores(self, replies: Iterable[Message]) -> Scores | None:
-        return self.fleet.scores(self.asked, replies)
+        return self.fleet.read(self.asked, replies)
 
 
 def scores_of(asked: Asked, replies: Iterable[Message]) -> Scores | None:
-    return load("reports")(Fleet()).scores(asked, replies)
+    return load("reports")(Fleet()).read(asked, replies)
 
 
 def training(nodes: int = 1, clients: int = 4, task: TrainingSpec = TASK) -> tuple[Round, PaperGrid, list[Message]]:

@@ -46,7 +46,7 @@ from umbel.protocol.messages import (
 )
 from umbel.protocol.polling import pause
 from umbel.protocol.records import from_array_record, pack, to_array_record, unpack
-from umbel.protocol.releases import Releases, Scores, Sums
+from umbel.protocol.releases import Releases, Sums
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import EvaluationSpec, Hosting, TrainingSpec
 from umbel.protocol.words import as_line, at_time, in_time
@@ -339,22 +339,22 @@ class Fleet:
 
     # --- reading
 
-    def read(self, asked: Asked, replies: Iterable[Message]) -> Releases | Sums:
-        """Return what the replies to `ask_training` release, and count participations, also of what is left out."""
-        found = self.channel(asked.task).read(asked, replies, self.run.limits.update_norm)
-        self.dropped += len(found.outside)
-        for clients in (found.clients, found.outside):
-            self.participations[clients] += 1
+    def read(self, asked: Asked, replies: Iterable[Message]) -> Any:
+        """Return what came back of the clients that were asked: `Releases`, `Sums`, or `Scores`; None without these.
+
+        Participations are counted, also those of clients whose releases are left out.
+        """
+        found = self.channel(asked.task).read(asked, replies)
+        if isinstance(found, Releases | Sums):
+            self.dropped += len(found.outside)
+            for clients in (found.clients, found.outside):
+                self.participations[clients] += 1
         return found
 
     def evaluation(self, asked: Asked, replies: Iterable[Message]) -> MetricRecord | None:
-        """Return the fields of `scores` as metrics; None without valid replies."""
-        scores = self.scores(asked, replies)
+        """Return the fields of the scores in the replies to `ask_evaluation` as metrics; None without valid replies."""
+        scores = self.read(asked, replies)
         return None if scores is None else MetricRecord(asdict(scores))
-
-    def scores(self, asked: Asked, replies: Iterable[Message]) -> Scores | None:
-        """Return the scores in the replies to `ask_evaluation`; None without valid replies."""
-        return self.channel(asked.task).scores(asked, replies, self.run.validate_by, self.metric_is_share)
 
     # --- as channels see it
 

@@ -82,7 +82,7 @@ def initial_hypotheses(setup: Setup, grid: Grid, name: str = "") -> Arrays:
     losses = []
     for r in range(len(sets)):
         mine = [reply for reply in replies if reply.metadata.group_id == f"restart-{r}"]
-        scores = setup.fleet.scores(asked[r], mine)
+        scores = setup.fleet.read(asked[r], mine)
         losses.append(scores.loss if scores else math.inf)
     if messages and losses == [math.inf] * len(sets):
         raise FleetError(

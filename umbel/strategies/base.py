@@ -421,7 +421,7 @@ class HypothesisStrategy(Strategy):
         The counts are ``asked``, ``releases``, ``lost-nodes``, and ``groups``: releases for each hypothesis. Metrics
         that clients sent along are beside them.
         """
-        releases: Any = self.nodes.read(self.asked[MessageType.TRAIN], replies)
+        releases = self.nodes.read(self.asked[MessageType.TRAIN], replies)
         return self.conclude(self.learn(server_round, releases), releases.metrics)
 
     def conclude(

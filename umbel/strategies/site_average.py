@@ -71,8 +71,7 @@ class SiteAverage(HypothesisStrategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Return the next hypotheses and the round's counts, from the sums in the replies."""
-        found: Any = self.nodes.read(self.asked[MessageType.TRAIN], replies)
-        return self.conclude(self.learn_sums(server_round, found))
+        return self.conclude(self.learn_sums(server_round, self.nodes.read(self.asked[MessageType.TRAIN], replies)))
 
     def learn_sums(self, round: int, found: Sums) -> Outcome:
         """Move each hypothesis by the mean of its clients' updates; one with (nearly) no clients stays unchanged."""

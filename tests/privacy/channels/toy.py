@@ -75,7 +75,7 @@ class Means(channels.Channel):
     def rows(k: int, clients: int) -> int:
         return 1
 
-    def read(self, asked: Asked, replies: Iterable[Message], update_norm: float = 0.0) -> Sums:
+    def read(self, asked: Asked, replies: Iterable[Message]) -> Sums:
         def part(node: int, reply: Message) -> tuple[Any, Any]:
             mean = np.array(reply.content.metric_records[NAME]["update"])
             mine = asked.positions[node]

@@ -168,12 +168,8 @@ class Channel:
     def invite(self, round: int, asked: Asked, options: Mapping[str, Any]) -> None:
         """Add to a round's messages what the channel needs; `options` are the strategy's (`channel_options`)."""
 
-    def read(self, asked: Asked, replies: Iterable[Message], update_norm: float = 0.0) -> Releases | Sums:
-        """Return what came back of training clients; `update_norm` is the maximum norm of an update, 0 for none."""
-        raise NotImplementedError
-
-    def scores(self, asked: Asked, replies: Iterable[Message], by: str = "mean", share: bool = False) -> Scores | None:
-        """Return what came back of reporting clients; None without valid replies."""
+    def read(self, asked: Asked, replies: Iterable[Message]) -> Releases | Sums | Scores | None:
+        """Return what came back of a task's clients; None if it is scores, and there are no valid replies."""
         raise NotImplementedError
 
     @staticmethod

@@ -371,18 +371,14 @@ class Client(channels.Channel):
 
     sanitiser = ClientSanitiser
 
-    def read(self, asked: Asked, replies: Iterable[Message], update_norm: float = 0.0) -> Releases:
+    def read(self, asked: Asked, replies: Iterable[Message]) -> Releases:
         """Return the releases in nodes' replies, except those too far from the hypotheses.
 
         With several replies, each drops its arrays once they are copied.
-
-        Parameters
-        ----------
-        update_norm : float
-            Maximum norm of an update, as for `furthest`.
         """
         taken = list(contents(asked, replies, partial(_releases_in, asked)).values())
-        sent, reach, outside = flatten(asked.hypotheses), furthest(asked.task, asked.hypotheses.matrix, update_norm), []
+        sent, outside = flatten(asked.hypotheses), []
+        reach = furthest(asked.task, asked.hypotheses.matrix, self.nodes.run.limits.update_norm)
         for one in taken:
             inside = near(one.matrix, sent, reach)
             if not inside.all():

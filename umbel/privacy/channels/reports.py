@@ -172,7 +172,7 @@ class Reports(channels.Channel):
 
     sanitiser = ReportSanitiser
 
-    def scores(self, asked: Asked, replies: Iterable[Message], by: str = "mean", share: bool = False) -> Scores | None:
+    def read(self, asked: Asked, replies: Iterable[Message]) -> Scores | None:
         """Return the mean, or the median, of loss and metric in nodes' replies; None without valid replies.
 
         A metric that is a share, such as an accuracy, is clipped to 0 to 1.
@@ -193,14 +193,14 @@ class Reports(channels.Channel):
         # An infinite loss counts as the largest finite one: if it were left out, a model that diverged for most clients
         # would be the best for the rest. A loss that no model has would make the mean infinite.
         scores = np.clip(scores, -_LARGEST, _LARGEST)
-        if share:
+        if self.nodes.metric_is_share:
             scores[1] = np.clip(scores[1], 0, 1)
         if not answered.any():
             return None
         # In client order, so that rounding does not depend on the nodes.
         there, told_exactly = scores[:, answered], exact[answered]
         ordered = np.sort(there)
-        if by == "median":
+        if self.nodes.run.validate_by == "median":
             loss, metric = np.median(there, axis=1)
         else:
             loss, metric = (pulled_in(*values).mean() for values in zip(there, ordered, strict=True))

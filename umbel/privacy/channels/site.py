@@ -251,21 +251,15 @@ class SiteSums(channels.Channel):
         mechanism = mechanism_of(task)
         return 0.0 if mechanism is None else mechanism.deviation(1) * mechanism.count_radius(task.choice_epsilon)
 
-    def read(self, asked: Asked, replies: Iterable[Message], update_norm: float = 0.0) -> Sums:
-        """Return the sums in nodes' replies, in the order of the sites' first clients, except those that are too long.
-
-        Parameters
-        ----------
-        update_norm : float
-            Maximum norm of an update, as for `furthest_sum`.
-        """
+    def read(self, asked: Asked, replies: Iterable[Message]) -> Sums:
+        """Return the sums in nodes' replies, in the order of the sites' first clients, except those that are too long."""
         found = contents(asked, replies, partial(_checked, asked))
         k, n = asked.hypotheses.matrix.shape
         sums, counts, inside, outside = [], [], [], []
         for node in sorted(found, key=lambda node: int(asked.positions[node][0])):
             matrix, count, mine = found[node]
             longest = float(distances(matrix, np.zeros(n)).max())
-            most = furthest_sum(asked.task, k, n, len(mine), update_norm)
+            most = furthest_sum(asked.task, k, n, len(mine), self.nodes.run.limits.update_norm)
             if not longest <= most:
                 text = (
                     "left out the sums of %s: one has norm %.3g, above the %.3g that %d clients can have; if its "

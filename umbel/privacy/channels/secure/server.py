@@ -291,21 +291,16 @@ class SecureSums(channels.Channel):
         nobody = replace(asked, clients=asked.clients[:0], positions={}, messages=[], task=last)
         return Round(round, nobody, reports, asked)
 
-    def read(self, asked: Asked, replies: Iterable[Message], update_norm: float = 0.0) -> Sums:
-        """Return the round's sums as those of one site; if it failed, its clients were charged and are outside."""
-        return self._result(replies)[0]
+    def read(self, asked: Asked, replies: Iterable[Message]) -> Sums | Scores | None:
+        """Return the round's sums as those of one site, or the mean of its reports.
 
-    def scores(self, asked: Asked, replies: Iterable[Message], by: str = "mean", share: bool = False) -> Scores | None:
-        """Return the mean of the reports in the sum."""
-        return self._result(replies)[1]
-
-    def _result(self, replies: Iterable[Message]) -> tuple[Sums, Scores | None]:
-        """Return what is in the sum, which is read once: it takes two more exchanges."""
+        The sum is read once, since it takes two more exchanges. If it failed, its clients were charged and are outside.
+        """
         assert self._round is not None
         assert self._together is not None
         if self._round.result is None:
             self._round.result = summed(self._together, self._round, replies)
-        return self._round.result
+        return self._round.result[isinstance(asked.task, EvaluationSpec)]
 
 
 def summed(together: Together, joint: Round, replies: Iterable[Message]) -> tuple[Sums, Scores | None]:
