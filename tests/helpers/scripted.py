@@ -98,7 +98,7 @@ class ScriptedFleet(Fleet):
         self.participations = np.array([0, 0, 0])
         self._strategy = strategy
 
-    def scores(self, asked: Asked, replies: Iterable[Message]) -> Scores | None:
+    def read(self, asked: Asked, replies: Iterable[Message]) -> Scores | None:
         strategy = self._strategy
         if not strategy.losses:
             return None

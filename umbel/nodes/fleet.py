@@ -29,7 +29,7 @@ from umbel.nodes.transport import transport_of
 from umbel.nodes.words import code_in
 from umbel.privacy.channels import Channel, load
 from umbel.protocol.arrays import Arrays
-from umbel.protocol.asked import Asked, Names
+from umbel.protocol.asked import Asked
 from umbel.protocol.clients import ClientInRun
 from umbel.protocol.errors import FleetError
 from umbel.protocol.flower import ErrorCode
@@ -359,26 +359,10 @@ class Fleet:
     # --- as channels see it
 
     @property
-    def count(self) -> int:
-        """Number of nodes of the run."""
-        return 0 if self._roster is None else len(self._roster)
-
-    @property
-    def names(self) -> Names:
-        """The nodes' names in the log."""
-        return Names() if self._exchange is None else self._exchange.names
-
-    @property
-    def clients_per_round(self) -> tuple[int, int]:
-        """How many clients a round asks to train, and to report."""
-        everybody = 0 if self._roster is None else self._roster.validation
-        return self.run.clients_per_round, self.run.validation_clients_per_round or everybody
-
-    def present(self, round: int) -> list[int]:
-        """Return the nodes that a round can ask, in order."""
+    def known(self) -> Roster:
+        """The nodes and their clients, once they were asked."""
         assert self._roster is not None
-        gone = self._roster.gone(round)
-        return [node for node, _ in self._roster.nodes if node not in gone]
+        return self._roster
 
     def stage(self, contents: Mapping[int, RecordDict], enough: int) -> dict[int, RecordDict]:
         """Ask nodes something besides a round's message; return what they reply, once enough have replied."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -83,24 +83,27 @@ class Left:
         return {}
 
 
-class Sanitiser(Protocol):
-    """A channel at a site, for one task."""
+class Sanitiser:
+    """A channel at a site, for one task.
 
-    @property
-    def release(self) -> Any:
-        """The `Release` with which each client is charged; None for a report that has no price."""
+    Attributes
+    ----------
+    release : Release or None
+        The release with which each client is charged; None for a report that has no price.
+    fewest : int
+        Number of charged clients below which nothing leaves.
+    explore : float
+        Share of clients that train a hypothesis drawn at random.
+    """
 
-    @property
-    def fewest(self) -> int:
-        """Number of charged clients below which nothing leaves."""
-
-    @property
-    def explore(self) -> float:
-        """Share of clients that train a hypothesis drawn at random."""
+    release: Any
+    fewest: Any = 1
+    explore: Any = 0.0
 
     @classmethod
     def of(cls, place: Place, hypotheses: Arrays, task: Any) -> Any:
         """Return the sanitiser of a task; raise `Refused` if the task permits no release."""
+        raise NotImplementedError
 
     def leave(self, clients: Ids, results: Any, chosen: Labels, paid: Flags) -> Left:
         r"""Return what leaves of charged clients.
@@ -112,6 +115,7 @@ class Sanitiser(Protocol):
         chosen : ndarray of int, shape (clients,)
             The hypothesis that each trained.
         """
+        raise NotImplementedError
 
 
 class AtSite:

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from logging import WARNING
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from umbel.privacy import channels, mechanisms
-from umbel.privacy.channels import Flags, Ids, Left, Place, answers_training, flags_in, released_record
+from umbel.privacy.channels import Flags, Ids, Left, Place, Sanitiser, answers_training, flags_in, released_record
 from umbel.privacy.mechanisms.base import Matrix, Mechanism, NoiseSource
 from umbel.privacy.mechanisms.choice import keep_probability
 from umbel.privacy.mechanisms.randomness import noise
@@ -84,7 +84,7 @@ class Released(Left):
 
 
 @dataclass(frozen=True)
-class ClientSanitiser:
+class ClientSanitiser(Sanitiser):
     """A site's sanitisation of the updates for one task.
 
     Attributes
@@ -109,7 +109,6 @@ class ClientSanitiser:
     radius: float
     finest: float
     parts: Sequence[slice] | None
-    fewest: ClassVar[int] = 1
 
     @classmethod
     def of(cls, place: Place, hypotheses: Arrays, task: TrainingSpec) -> Self:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from flwr.app import Message, MetricRecord, RecordDict
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from umbel.privacy import channels
 from umbel.privacy.accounting.guarantee import report_deviation
-from umbel.privacy.channels import Flags, Ids, Left, Place
+from umbel.privacy.channels import Flags, Ids, Left, Place, Sanitiser
 from umbel.privacy.mechanisms.base import Matrix
 from umbel.privacy.mechanisms.laplace import Laplace
 from umbel.privacy.mechanisms.randomness import noise
@@ -54,7 +54,7 @@ class Reported(Left):
 
 
 @dataclass(frozen=True)
-class ReportSanitiser:
+class ReportSanitiser(Sanitiser):
     """A site's sanitisation of loss and metric, which lie in a square whose diagonal is the `radius`.
 
     The guarantee holds between any two reports of one client. Without a `mechanism` they leave exactly.
@@ -64,8 +64,6 @@ class ReportSanitiser:
     round: int
     mechanism: Laplace | None
     radius: float
-    fewest: ClassVar[int] = 1
-    explore: ClassVar[float] = 0.0
 
     @classmethod
     def of(cls, place: Place, hypotheses: Arrays, task: EvaluationSpec) -> ReportSanitiser:

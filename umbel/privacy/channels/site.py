@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from umbel.privacy import channels, mechanisms
 from umbel.privacy.accounting.guarantee import site_release
-from umbel.privacy.channels import Flags, Ids, Left, Place, answers_training, flags_in, released_record
+from umbel.privacy.channels import Flags, Ids, Left, Place, Sanitiser, answers_training, flags_in, released_record
 from umbel.privacy.channels.client import (
     RARE,
     ClientSanitiser,
@@ -67,7 +67,7 @@ class SiteReleased(Left):
 
 
 @dataclass(frozen=True)
-class SiteSanitiser:
+class SiteSanitiser(Sanitiser):
     """A site's sanitisation of its clients' updates together, for a task that asks for sums.
 
     If the clients of a site trust it, the site sums their clipped updates by the hypothesis that each chose, and counts
@@ -252,7 +252,7 @@ class SiteSums(channels.Channel):
         return 0.0 if mechanism is None else mechanism.deviation(1) * mechanism.count_radius(task.choice_epsilon)
 
     def read(self, asked: Asked, replies: Iterable[Message]) -> Sums:
-        """Return the sums in nodes' replies, in the order of the sites' first clients, except those that are too long."""
+        """Return the sums in nodes' replies, in the order of sites' first clients, except those that are too long."""
         found = contents(asked, replies, partial(_checked, asked))
         k, n = asked.hypotheses.matrix.shape
         sums, counts, inside, outside = [], [], [], []

@@ -35,8 +35,7 @@ from umbel.privacy.gate.runs import Runs
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.totals import Totals
 from umbel.privacy.gate.work import Places, Results, Work, computed
-from umbel.privacy.mechanisms import choice
-from umbel.privacy.mechanisms.randomness import noise
+from umbel.privacy.mechanisms import choice, randomness
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientInDataset, ClientOnNode
 from umbel.protocol.errors import Refused
@@ -151,7 +150,7 @@ def train(message: Incoming, task: TrainingSpec, channel: AtSite | None = None) 
         log(INFO, "the operating system draws the noise; the run's seed does not affect it")
     assigned = np.full(len(ids), choice.OWN, np.int64)
     if sanitiser.explore:
-        assigned = choice.at_random(sanitiser.explore, k, noise(seed, task.round, ids, "choice"))
+        assigned = choice.at_random(sanitiser.explore, k, randomness.noise(seed, task.round, ids, "choice"))
     chosen, *arrays = _trained(message, asked, assigned)
     return sanitiser.leave(ids, dict(zip(hypotheses, arrays, strict=True)), chosen, paid)
 

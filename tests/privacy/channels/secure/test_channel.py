@@ -45,7 +45,7 @@ NUMBERS = Part(np.zeros(0, np.int64))
 def sanitiser(hypotheses: Any = BOTH, terms: Terms = TERMS, **changes: Any) -> SecureSanitiser:
     matrix = np.asarray(hypotheses, np.float64)
     layout = {"weight": (matrix.shape[1],)}
-    return SecureSanitiser.of(
+    return SecureSanitiser.of_terms(
         Place(simulated()), stacked(matrix, layout), task_of((0,), **TASK | changes), terms, NUMBERS
     )
 
@@ -211,7 +211,7 @@ REPORTING = EvaluationSpec(1, (0, 1), report_noise_multiplier=4.0)
 
 
 def of_reports(terms: Terms = WITH_REPORTS, entries: dict[str, Any] | None = None, **changes: Any) -> SecureReports:
-    return SecureReports.of(Place(simulated(**entries or {})), replace(REPORTING, **changes), terms, NUMBERS)
+    return SecureReports.of_terms(Place(simulated(**entries or {})), replace(REPORTING, **changes), terms, NUMBERS)
 
 
 def test_the_sums_of_three_reports_by_hand() -> None:

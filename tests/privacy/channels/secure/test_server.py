@@ -30,6 +30,7 @@ class Network:
 
     def __init__(self, silent: Sequence[int], monkeypatch: pytest.MonkeyPatch, timeout: float = 3600.0) -> None:
         self.silent, self.names, self.now, self.timeout = silent, defaultdict(str), 0.0, timeout
+        self.known = self
         self.asked: list[int] = []
         monkeypatch.setattr(exchange.time, "monotonic", lambda: self.now)
 

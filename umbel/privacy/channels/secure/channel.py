@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from umbel.privacy import channels
 from umbel.privacy.accounting.guarantee import secure_release, secure_report
-from umbel.privacy.channels import Channel, Flags, Ids, Left, Place, flags_in
+from umbel.privacy.channels import Channel, Flags, Ids, Left, Place, Sanitiser, flags_in
 from umbel.privacy.channels.client import ClientSanitiser, blocks, updates_in
 from umbel.privacy.channels.secure.layout import REPORTS, Layout, Steps
 from umbel.privacy.channels.secure.party import Party, Turn
@@ -75,10 +75,8 @@ class Part:
 
 
 @dataclass(frozen=True)
-class SecureSanitiser:
+class SecureSanitiser(Sanitiser):
     """A site's numbers for a secure sum: like `umbel.privacy.channels.site.SiteSanitiser`, without the noise."""
-
-    fewest: ClassVar[int] = 1
 
     task: TrainingSpec
     hypotheses: Matrix
@@ -86,7 +84,9 @@ class SecureSanitiser:
     part: Part
 
     @classmethod
-    def of(cls, place: Place, hypotheses: Arrays, task: TrainingSpec, terms: Terms, part: Part) -> SecureSanitiser:
+    def of_terms(
+        cls, place: Place, hypotheses: Arrays, task: TrainingSpec, terms: Terms, part: Part
+    ) -> SecureSanitiser:
         """Return a site's sanitiser for a task; raise `Refused` if the terms do not fit the task."""
         ClientSanitiser.check_hidden(place, task)
         everything = flatten(hypotheses)
@@ -147,17 +147,15 @@ def _add(sums: Steps, chosen: NDArray[np.int64], rows: Steps) -> None:
 
 
 @dataclass(frozen=True)
-class SecureReports:
+class SecureReports(Sanitiser):
     """A site's sums of loss and metric for a secure sum."""
 
     task: EvaluationSpec
     grid: Grid
     part: Part
-    fewest: ClassVar[int] = 1
-    explore: ClassVar[float] = 0.0
 
     @classmethod
-    def of(cls, place: Place, task: EvaluationSpec, terms: Terms, part: Part) -> SecureReports:
+    def of_terms(cls, place: Place, task: EvaluationSpec, terms: Terms, part: Part) -> SecureReports:
         """Return a site's sums of reports for a task; raise `Refused` if the task permits none."""
         noise, least = task.report_noise_multiplier, place.site.policy.report_noise
         if not terms.deviation > 0:
@@ -218,8 +216,8 @@ class AtSite(channels.AtSite):
         if task.round != self._asked.round:
             raise not_in_a_sum()
         if isinstance(task, TrainingSpec):
-            return SecureSanitiser.of(self.place, self.hypotheses, task, self._asked.terms, self._updates)
-        return SecureReports.of(self.place, task, self._asked.terms, self._reports)
+            return SecureSanitiser.of_terms(self.place, self.hypotheses, task, self._asked.terms, self._updates)
+        return SecureReports.of_terms(self.place, task, self._asked.terms, self._reports)
 
     def rest(self) -> Mapping[str, Any]:
         """Return all that was added, with the site's share of the noise, and masks.
@@ -256,7 +254,7 @@ def layout_of(
 
 def party_of(place: Place, terms: Terms) -> Party:
     """Return the party that a site is in a run, with what it remembers."""
-    identity = Identity.of(place)
+    name, keys, sign = _identity(place)
     if not place.site.simulated:
         place.site.policy.check_terms(terms)
     record = place.state.get(_RECORD)
@@ -267,7 +265,7 @@ def party_of(place: Place, terms: Terms) -> Party:
         turn = Turn(kept["round"], members, kept["parties"], kept["turn"], survivors, kept["opened"])
         secret = kept["secret"]
     secret = secret or _random(place, 0)(32)
-    return Party(terms, identity.name, identity.keys, identity.sign, secret, turn, _random(place, turn.round + 1))
+    return Party(terms, name, keys, sign, secret, turn, _random(place, turn.round + 1))
 
 
 def remember(place: Place, party: Party) -> None:
@@ -310,41 +308,29 @@ def _random(place: Place, round: int) -> Callable[[int], bytes]:
     return next(noise(seed, round, [place.site.first], "secure sum")).bytes
 
 
-@dataclass(frozen=True)
-class Identity:
-    """A site among others.
+def _identity(place: Place) -> tuple[str, Mapping[str, PublicKey], Callable[[bytes], bytes]]:
+    """Return a site's name, the listed sites' keys, its own included, and how it signs.
 
-    Attributes
-    ----------
-    name : str
-        Its name in the list.
-    keys : mapping of str to PublicKey
-        The listed sites' keys, its own included.
-    sign : callable
-        Returns the site's signature of a text.
+    Raises
+    ------
+    Refused
+        If the site lists no sites.
+    SiteError
+        If it does not list itself.
     """
-
-    name: str
-    keys: Mapping[str, PublicKey]
-    sign: Callable[[bytes], bytes] = field(repr=False)
-
-    @classmethod
-    def of(cls, place: Place) -> Identity:
-        """Return the identity of a site; `Refused` if it lists no sites, `SiteError` if not itself."""
-        site, policy = place.site, place.site.policy
-        if site.simulated:
-            key = simulated_key(place.seed, site.first)
-            return cls(simulated_name(site.first), simulated_keys(place.seed, site.step), key.sign)
-        if not (policy.parties and policy.party_key):
-            text = "this site lists no sites to work with: set parties and party-key"
-            raise Refused(text, code="refused.secure-parties")
-        keys = {name: public_key(name, line) for name, line in policy.party_keys.items()}
-        path = Path(policy.party_key).expanduser()
-        own = line_of(public_half(path))
-        for name, key_of in keys.items():
-            if line_of(key_of) == own:
-                return cls(name, keys, partial(signed, key=path))
-        raise SiteError(f"parties does not list the key of {path}; add this site itself", code="site.not-a-party")
+    site, policy = place.site, place.site.policy
+    if site.simulated:
+        name, keys = simulated_name(site.first), simulated_keys(place.seed, site.step)
+        return name, keys, simulated_key(place.seed, site.first).sign
+    if not (policy.parties and policy.party_key):
+        text = "this site lists no sites to work with: set parties and party-key"
+        raise Refused(text, code="refused.secure-parties")
+    keys = {name: public_key(name, line) for name, line in policy.party_keys.items()}
+    path = Path(policy.party_key).expanduser()
+    for name, key in keys.items():
+        if line_of(key) == line_of(public_half(path)):
+            return name, keys, partial(signed, key=path)
+    raise SiteError(f"parties does not list the key of {path}; add this site itself", code="site.not-a-party")
 
 
 class Secure(SecureSums):

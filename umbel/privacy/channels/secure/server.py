@@ -126,7 +126,7 @@ class Together:
                 total.add(self._name(node), one)
                 inside.append(node)
             except ProtocolError as error:
-                log(WARNING, "dropped the reply of %s: %s", self.nodes.names[node], as_line(error))
+                log(WARNING, "dropped the reply of %s: %s", self.nodes.known.names[node], as_line(error))
         total.close()
         return total, inside
 
@@ -156,7 +156,7 @@ class Together:
             others = self.parties.values()
             if any(one.name == other.name or one.announcement.public == other.announcement.public for other in others):
                 text = "%s says that it is party %s, which is another node; it is not asked"
-                log(WARNING, text, self.nodes.names[node], one.name)
+                log(WARNING, text, self.nodes.known.names[node], one.name)
                 continue
             self.parties[node] = one
 
@@ -200,7 +200,7 @@ class Together:
             try:
                 found[node] = read(content)
             except Exception as error:  # keep running: one bad node must not stop the round
-                log(WARNING, "%s has no part in the secure sum: %s", self.nodes.names[node], as_line(error))
+                log(WARNING, "%s has no part in the secure sum: %s", self.nodes.known.names[node], as_line(error))
         return found
 
 
@@ -262,17 +262,18 @@ class SecureSums(channels.Channel):
         colluding, least, reports = (options[name] for name in ("colluding", "least", "reports"))
         if not (isinstance(asked.task, TrainingSpec) or asked.messages):
             return
-        if self.nodes.count < least:
-            text = f"a secure sum needs at least {least} sites, and there are {self.nodes.count}; start more"
+        run, roster = self.nodes.run, self.nodes.known
+        if len(roster) < least:
+            text = f"a secure sum needs at least {least} sites, and there are {len(roster)}; start more"
             raise FleetError(f"{text}, in simulation by umbel run --nodes", code="nodes.too-few-parties")
         now = self._round = self._with(round, asked, reports)
-        training, (clients, reporting) = now.training, self.nodes.clients_per_round
-        numbers = clients, self.nodes.count, colluding, least
+        training, reporting = now.training, run.validation_clients_per_round or roster.validation
+        numbers = run.clients_per_round, len(roster), colluding, least
         terms = terms_of(training.task, training.hypotheses, *numbers, reports, reporting)
         if self._together is None or self._together.terms != terms:
             self._together = Together(terms, self.nodes)
-        free = [node for node in self.nodes.present(round) if node not in now.nodes]
-        idle = free[: max(0, least - len(now.nodes))]
+        busy = now.nodes | roster.gone(round)
+        idle = [node for node, _ in roster.nodes if node not in busy][: max(0, least - len(now.nodes))]
         training.positions.update((node, NOBODY) for node in idle)
         packed = pack(asked.hypotheses)
         asked.messages += [Message(round_request(packed), node, "train", group_id=str(round)) for node in idle]
