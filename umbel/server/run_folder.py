@@ -89,7 +89,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # What this object wrote last.
+        # Content that this object wrote last.
         self._best: tuple[Arrays, str] | None = None  # and their digest
         self._written: dict[str, str] = {}  # texts by file, and what stands for latest.safetensors
         self._rounds = 0
