@@ -45,7 +45,7 @@ def run_config(name: str, **changes: Any) -> dict[str, Any]:
     return config
 
 
-def run(config: Mapping[str, Any], nodes: int = 1, observers: Sequence[Callback] = ()) -> Path:
+def run(config: Mapping[str, Any] | Setup, nodes: int = 1, observers: Sequence[Callback] = ()) -> Path:
     """Run the app in this process, with its log, and return its folder.
 
     It learns the same as with ``flwr run``: bit-identical with as many nodes, or with ``engine=loop``, and otherwise
@@ -53,8 +53,8 @@ def run(config: Mapping[str, Any], nodes: int = 1, observers: Sequence[Callback]
 
     Parameters
     ----------
-    config : mapping
-        Missing entries have their defaults.
+    config : mapping or Setup
+        Of a mapping, missing entries have their defaults.
     nodes : int
         Number of simulated nodes.
     observers : sequence of Callback
@@ -67,9 +67,9 @@ def run(config: Mapping[str, Any], nodes: int = 1, observers: Sequence[Callback]
     FleetError
         If the nodes refuse; the reason is in the log.
     """
-    config = RunConfig().entries() | RunConfig.current(config)
-    grid = InProcessGrid(umbel.client.app.app, config, nodes)
-    return conduct(grid, config, secrets.randbelow(10**6), observers)
+    setup = config if isinstance(config, Setup) else Setup.parse(config)
+    grid = InProcessGrid(umbel.client.app.app, setup.config.entries(), nodes)
+    return conduct(grid, setup, secrets.randbelow(10**6), observers)
 
 
 def play(
