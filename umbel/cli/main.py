@@ -144,7 +144,7 @@ PANELS = {
 RUNS: Table = {
     "list": ("umbel.cli.commands.runs:list_runs", "Print all runs under $UMBEL_HOME/runs, oldest first."),
     "show": ("umbel.cli.commands.runs:show", "Print a run's settings, results and cost in privacy, or several beside."),
-    "report": ("umbel.simulation.report:app", "Write a run's report."),
+    "report": ("umbel.cli.commands.runs:report", "Write a run's report."),
     "export": ("umbel.cli.commands.runs:export", "Write a run's hypotheses as files for other programs."),
     "rm": ("umbel.cli.commands.runs:rm", "Delete the folders of runs permanently."),
 }

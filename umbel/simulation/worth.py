@@ -1,4 +1,4 @@
-"""Measures the worth of a finished run, if the rows of all clients are here (`umbel.server.worth`).
+"""Measures the worth of a finished run, if the rows of all clients are here (`umbel.server.worth`); its report.
 
 The run is compared with other ways to serve the same clients. One that would take much longer than the run is left out,
 and so is one whose result cannot be trusted.
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from logging import INFO, WARNING
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,9 +35,11 @@ from umbel.protocol.arrays import Arrays, flatten, unflatten
 from umbel.protocol.log import log
 from umbel.protocol.words import count_of
 from umbel.server.history import State, diverged
+from umbel.server.report import View, render
 from umbel.server.report.alarms import why_stuck
 from umbel.server.rounds import Run, draw_hypotheses
-from umbel.server.run_folder import number_of
+from umbel.server.run_folder import RunFolder, number_of
+from umbel.server.runs import find_run, opening
 from umbel.server.setup import Setup
 from umbel.server.summary import Summary
 from umbel.server.worth import LABELS, Arm, LeftOut, Way, Worth
@@ -83,6 +86,40 @@ class Appraisal(Callback):
         run.folder.write_worth(worth)
         for line in worth.lines():
             log(INFO, "%s", line)
+
+
+def write_report(run: str | Path, baselines: bool = True) -> Path:
+    """Write the report of a run, by its name or its folder, and return its path.
+
+    With `baselines`, a missing measurement of the worth of a simulation, whose dataset is on this machine, is made and
+    saved. Raises `ConfigError` if the folder holds no run with a finished round.
+    """
+    path = find_run(str(run))
+    folder = RunFolder(path)
+    with opening(path):
+        config, setup = folder.read_run_config(), Setup.of_run(folder)
+        state, spent, kept = folder.read(setup.model.shapes)
+        folder.check_releases(spent, state.history)
+        participations = np.zeros(setup.manifest.train if setup.manifest else max(spent, default=-1) + 1, np.int64)
+        participations[list(spent)] = list(spent.values())
+    state.stopped = state.stopped or "it was interrupted"
+    worth = folder.read_worth()
+    if worth is None or worth.rounds != len(state.history):
+        worth = None
+        if baselines and _same_data(folder, setup):
+            worth = appraise(setup, state, kept)
+            folder.write_worth(worth)
+    view = View(path.name, Summary.of(setup), state, participations, config, worth)
+    folder.write_report(render(view, folder.read_config()["versions"]))
+    return path / "report.html"
+
+
+def _same_data(folder: RunFolder, setup: Setup) -> bool:
+    """Return whether a simulation's data are here unchanged: another dataset of the same name may be here."""
+    nodes = folder.read_nodes() if (folder.path / "nodes.json").exists() else []
+    if setup.manifest is None or not all(hosting.simulated for _, hosting in nodes):
+        return False
+    return bool(folder.read_config().get("data") == setup.digests["data"])
 
 
 @dataclass(frozen=True)
