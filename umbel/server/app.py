@@ -40,22 +40,10 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def conduct(grid: Grid, setup: Setup, run_id: int, watching: Sequence[Callback] = ()) -> Path:
-    """Conduct a run on the nodes of a grid, and return its folder.
+    """Conduct a run on the nodes of a grid, and return its folder; `watching` has further callbacks.
 
-    Parameters
-    ----------
-    grid : Grid
-    setup : Setup
-    run_id : int
-    watching : sequence of Callback
-        Callbacks in addition to those of the run config.
-
-    Raises
-    ------
-    ConfigError
-        If the run config names something that does not fit.
-    FleetError
-        If the nodes that the run needs are missing, or return nothing.
+    Raises `ConfigError` if the run config names something that does not fit, and `FleetError` if the nodes that the run
+    needs are missing, or return nothing.
     """
     callbacks, roster = named(setup), _announce(setup, grid)
     if not roster.simulated:

@@ -133,16 +133,9 @@ class Row:
 
 
 def appraise(setup: Setup, state: State, kept: Arrays) -> Worth:
-    """Return the worth of a run for validation clients, each measured on half of its rows.
+    """Return the worth of a finished run for validation clients, each measured on half of its rows.
 
-    Parameters
-    ----------
-    setup : Setup
-        Its dataset must be here.
-    state : State
-        The final state of the run.
-    kept : dict of ndarray
-        State that the strategy keeps from round to round, such as the differences between clients.
+    The state that the strategy kept may tell how clients differ.
     """
     dataset, metric, summary = setup.open_dataset(), setup.model.metric, Summary.of(setup)
     assert dataset is not None, "a simulated run names one"
@@ -184,12 +177,7 @@ def judge(gains: Mapping[Way, NDArray[np.float64]]) -> tuple[bool, str]:
     """Return whether a run is better than a constant and than each client alone, and a sentence that compares it.
 
     This judges the predictors that clients would use: the personalised hypotheses, or the plain ones if those were not
-    measured.
-
-    Parameters
-    ----------
-    gains : mapping from Way to ndarray, shape (clients,)
-        The metric of each client, negated if lower is better.
+    measured. A gain is the metric of each client (clients,), negated if lower is better.
     """
     run = gains[Way.OWN if Way.OWN in gains else Way.LAST]
     beside = {way: _compared(run, gains[way]) for way in _OTHERS if way in gains}
@@ -401,12 +389,7 @@ def fit_pooled(learner: Learner, rows: Cohort, seed: int, others: Arrays) -> tup
 
     A fit may stop early, or end where no small step helps, such as at a network whose units are all off. So there are
     several, from different starts. The lowest loss is believed if two fits reach it, and if no hypothesis of the run
-    fits the same rows better.
-
-    Parameters
-    ----------
-    others : dict of ndarray, each (k, \\*shape)
-        The run's hypotheses, with which it is compared.
+    fits the same rows better: these are the `others`, each (k, \\*shape).
     """
     from scipy.optimize import minimize  # the import takes a third of a second
 

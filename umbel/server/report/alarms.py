@@ -33,17 +33,8 @@ class Alarm:
 def alarms(history: Sequence[Round], hypotheses: int, validate_every: int, validators: int | None) -> list[Alarm]:
     """Return warnings that people need before they use the result, worst first.
 
-    Rounds with another number of hypotheses say nothing about these.
-
-    Parameters
-    ----------
-    history : sequence of Round
-    hypotheses : int
-        k.
-    validate_every : int
-        Rounds from one validation to the next.
-    validators : int or None
-        Number of validation clients, if it is known.
+    Rounds with another number of hypotheses say nothing about these. The numbers are k, that of rounds from one
+    validation to the next, and that of validation clients, if it is known.
     """
     history = [entry for entry in history if fits(entry, hypotheses)]
     empty = _empty(history, hypotheses) if hypotheses > 1 else ()
