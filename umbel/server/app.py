@@ -24,8 +24,7 @@ from umbel.server.report import View, render
 from umbel.server.rounds import Run, initial_hypotheses
 from umbel.server.run_folder import RunFolder, versions
 from umbel.server.runs import home_of_runs, run_named
-from umbel.server.saved import Saved
-from umbel.server.setup import Setup
+from umbel.server.setup import Saved, Setup
 from umbel.server.summary import Summary
 from umbel.strategies import Callback
 

@@ -17,8 +17,7 @@ from umbel.server.callbacks import Checkpoints, named
 from umbel.server.history import State
 from umbel.server.rounds import Run, initial_hypotheses
 from umbel.server.run_folder import RunFolder
-from umbel.server.saved import Saved
-from umbel.server.setup import Setup
+from umbel.server.setup import Saved, Setup
 from umbel.simulation.grid import InProcessGrid
 from umbel.strategies import Callback
 

@@ -176,8 +176,7 @@ def check(values: Mapping[str, Any]) -> Setup:
     # They import PyTorch; a wrong name is reported before.
     from umbel.client.trial import try_out
     from umbel.server.callbacks import named
-    from umbel.server.saved import Saved
-    from umbel.server.setup import Setup
+    from umbel.server.setup import Saved, Setup
 
     setup = Setup.parse(values)
     named(setup)
