@@ -50,7 +50,7 @@ MOST_CLIENTS, LEAST_CLIENTS = 1000, 10
 """Maximum number of measured clients, and the least for which a network is not too large to train by each."""
 MOST, STEP = 2**25, 2**16
 """The most that one pass of clients over their rows may take, in numbers that their network holds or computes, and what
-a step adds to it. A fit to all rows, of which there is one, may take four times as much."""
+a step takes at least. A fit to all rows, of which there is one, may take four times as much."""
 SMALL = 10_000
 """Numbers of a row up to which clients try all step sizes, and personalise by the method of predictions, if they can
 train together."""
@@ -232,7 +232,7 @@ class Ways:
         """Whether the network is small enough for each client's own training."""
         longest, batch = int(self.support.lengths.max()), self.run.batch_size
         steps = -(-longest // batch) if batch else 1
-        return len(self.support.features) * self.numbers + steps * STEP <= MOST
+        return max(len(self.support.features) * self.numbers, steps * STEP) <= MOST
 
     @property
     def small(self) -> bool:
