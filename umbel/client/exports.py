@@ -23,7 +23,7 @@ from umbel.client.personal.predictors import mixed
 from umbel.client.prediction import class_names
 from umbel.data import Column, Dataset, Manifest, Schema
 from umbel.data.table import encode, seen
-from umbel.models.fit import Look, look, one_line
+from umbel.models.fit import Traits, one_line, traits_of
 from umbel.models.model import Model
 from umbel.protocol.errors import ConfigError, DatasetError, ModelError
 from umbel.protocol.home import write_atomically
@@ -144,7 +144,7 @@ def to_onnx(network: nn.Module, model: Model, dataset: Dataset | None, said: Map
     if dataset.manifest.layout is None:
         text = f"dataset {dataset.manifest.name} has no schema, whose columns an ONNX file takes; export safetensors"
         raise DatasetError(f"{text}, and write the network by torch.onnx", code="data.no-schema")
-    graph = _Graph(network, look(model, dataset.features.shape[1:]), dataset.manifest.layout)
+    graph = _Graph(network, traits_of(model, dataset.features.shape[1:]), dataset.manifest.layout)
     try:
         content = graph.written({**_said(dataset.manifest, graph.schema), **said})
         session, differs = onnxruntime.InferenceSession(content), False
@@ -163,7 +163,7 @@ def to_onnx(network: nn.Module, model: Model, dataset: Dataset | None, said: Map
 class _Graph(nn.Module):
     """The module to export, from the columns of a schema to its target: ``column_0, column_1, ...`` in, results out."""
 
-    def __init__(self, network: nn.Module, seen: Look, schema: Schema) -> None:
+    def __init__(self, network: nn.Module, seen: Traits, schema: Schema) -> None:
         super().__init__()
         self.network = network
         self.schema, self.columns = schema, [Input(one) for one in schema.features]

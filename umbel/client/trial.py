@@ -22,7 +22,7 @@ from umbel.client.dp_sgd import AT_ONCE
 from umbel.client.learner import BATCHED, LOOP, SITE, Learner, arrays_of, engine_asked, learner_for, one_thread
 from umbel.data import Dataset
 from umbel.models import load
-from umbel.models.fit import look, misfit, one_line
+from umbel.models.fit import misfit, one_line, traits_of
 from umbel.models.losses import SLOPES, Score
 from umbel.models.model import Kind, Model, Parameters
 from umbel.models.optimizers import Adam, descent_of
@@ -290,7 +290,7 @@ def _unlike_alone(learner: Learner, cohort: Cohort, expected: Arrays) -> str:
     `expected` is the loop's step. Where several clients are exact, not a bit may differ from a client alone.
     """
     model, told = learner.model, "is computed differently in batches than alone, as seen in"
-    if look(model, tuple(cohort.features.shape[1:])).draws:
+    if traits_of(model, cohort.shape).draws:
         return "draws in training, as in dropout, and batches would mix the clients' draws"
     if model.batch_dependent:
         return "uses statistics of its batch, which would include padding"
@@ -342,7 +342,7 @@ def _made_up(form: Form, model: Model) -> Cohort:
     """Return clients with rows of a form, tokens 0 and 1 or numbers between them."""
     (shape, kind, target), generator, count = form, np.random.default_rng(0), sum(_LENGTHS)
     features = torch.from_numpy(generator.uniform(size=(count, *shape)).astype(np.float32))
-    if look(model, shape).tokens:
+    if traits_of(model, shape).tokens:
         features = features.round().long()
     if model.hooks.misfit is not None:
         features = torch.zeros_like(features)  # the network only takes rows that it has seen before

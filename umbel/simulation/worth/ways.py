@@ -22,7 +22,7 @@ from umbel.client.learner import LOOP, Learner, best_hypothesis
 from umbel.client.personal.bayes import closed_form
 from umbel.client.prediction import DEFAULT
 from umbel.data import Dataset
-from umbel.models.fit import look
+from umbel.models.fit import traits_of
 from umbel.models.losses import SLOPES
 from umbel.models.model import Model
 from umbel.models.prior import Prior
@@ -160,7 +160,7 @@ class Ways:
         """Measure one model of all training clients' rows, if it is likely to be the best."""
         model = self.setup.model
         why = _LOCAL if model.local_shapes else "" if self._fits(self.rows, MOST_POOLED) else _LARGE
-        if look(model, tuple(self.rows.features.shape[1:])).draws or model.batch_dependent:
+        if traits_of(model, self.rows.shape).draws or model.batch_dependent:
             why = why or "since its loss of all rows at once is not that of training"
         if not why:
             fitted, why = fit_pooled(self.learner, self.rows, self.setup.config.seed, self.state.hypotheses)
@@ -189,7 +189,7 @@ class Ways:
     def _constants(self, cohort: Cohort) -> tuple[Tensor, str]:
         """Return the best constant outputs for the rows of each client (clients, outputs), and their description."""
         model, targets = self.setup.model, cohort.targets
-        shape = look(model, tuple(cohort.features.shape[1:])).outputs
+        shape = traits_of(model, cohort.shape).outputs
         lengths = torch.from_numpy(cohort.lengths).to(targets.device)
         owners = torch.arange(len(cohort), device=targets.device).repeat_interleave(lengths)
 
@@ -248,7 +248,7 @@ class Ways:
 def numbers_of_a_row(model: Model, dataset: Dataset) -> int:
     """Return how many numbers a network holds, and computes for a row."""
     parameters = sum(one.numel() for one in model.module.parameters())
-    return parameters + look(model, dataset.features.shape[1:]).activations
+    return parameters + traits_of(model, dataset.features.shape[1:]).activations
 
 
 def _row(way: Way, metrics: NDArray[np.float64], remark: str = "") -> Row:
