@@ -42,8 +42,7 @@ from umbel.protocol.plugins import trust
 from umbel.server.history import shares_of
 from umbel.server.summary import Summary
 from umbel.simulation.in_process import play
-from umbel.simulation.start import check, values_of
-from umbel.simulation.wanted import Wanted
+from umbel.simulation.start import Wanted, check, values_of
 
 __all__ = ["FederatedClassifier", "FederatedRegressor"]
 

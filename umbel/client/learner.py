@@ -119,7 +119,7 @@ class Learner:
     ) -> tuple[Parameters, Parameters]:
         """Train each client from its chosen hypothesis (Algorithm 1, line 6); return shared and local parameters.
 
-        All parameters are trained, or `only` those named. The results are in the CPU's memory.
+        All parameters are trained, or `only` those named. Trained parameters are in the CPU's memory.
 
         There is one generator for each client, which shuffles its rows: a client's result does not depend on the other
         clients of the cohort. A slice of `umbel.privacy.gate.randomness.streams` has its generators at their
