@@ -61,12 +61,12 @@ def _what(policy: Policy) -> Iterator[str]:
         alone = ", unless its training hides rows" if policy.protect is Protect.ROWS else ""
         yield (
             f"The noise multiplier (noise per clip norm) is at least {policy.min_noise_multiplier:g}, by "
-            f"{policy.mechanisms}{alone}; the clip norm is at least {policy.clip_norm_floor:g}."
+            f"{policy.mechanisms}{alone}; the clip norm is at least {policy.clipping.floor:g}."
         )
         if policy.protect.rows:
             must = "must hide" if policy.protect is Protect.BOTH else "may hide just"
-            least = f"noise of at least {policy.min_row_noise_multiplier:g} clip norms"
-            yield f"Training {must} each row, with {least}. No client has more than {policy.max_rows:,} rows."
+            least = f"noise of at least {policy.rows.noise:g} clip norms"
+            yield f"Training {must} each row, with {least}. No client has more than {policy.rows.largest:,} rows."
         if math.isfinite(policy.max_choice_epsilon):
             most = f"{policy.max_choice_epsilon:g}"
             yield f"A client's choice of a hypothesis is random, with an epsilon of at most {most}."
@@ -106,7 +106,7 @@ def _gaps(policy: Policy) -> Iterator[str]:
             yield "There is no budget: nothing bounds what a client's releases show together."
         else:
             yield "There is no budget for a client: what its rows have in common may show."
-    if policy.clipping is AcceptedRadius.ANY:
+    if policy.clipping.mode is AcceptedRadius.ANY:
         yield "The paper's clipping depends on the data: such a release has no epsilon."
     if math.isinf(policy.max_choice_epsilon):
         yield "The choice of a hypothesis may be open: it shows which group a client fits."

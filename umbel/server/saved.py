@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flwr.serverapp import Grid
@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientInRun
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.run_config import RunConfig
+from umbel.protocol.run_config import RunConfig, Validation
 from umbel.protocol.tasks import Hosting
 from umbel.server.history import State
 from umbel.server.run_folder import RunFolder
@@ -20,8 +20,8 @@ from umbel.server.setup import Setup
 
 # Settings that may change when a run resumes.
 _FREE = {
-    "resume", "rounds", "patience", "validate-every", "observers", "min-releases", "device", "min-nodes",
-    "node-wait", "round-timeout", "pause", "quorum", "per-node", "track",
+    "resume", "rounds", "patience", "observers", "min-releases", "device", "wait", "round-timeout", "quorum",
+    "per-node",
 }  # fmt: skip
 
 
@@ -98,6 +98,8 @@ def _check_the_same(setup: Setup, saved: Mapping[str, Any], name: str) -> None:
     """Raise unless the run has the same settings, rows and frozen parameters as before."""
     config, data = setup.config.entries(), saved.get("data", "")
     for key, value in RunConfig.current(saved["config"]).items():
+        if key == "validation":  # how often may change
+            value = str(replace(Validation.read(str(value), key), every=setup.config.validation.every))
         if key not in _FREE and config.get(key) != value:
             raise ConfigError(
                 f"resume: {key} was {value!r} and is {config.get(key)!r}; restore the old value",

@@ -117,7 +117,7 @@ def status_of(
     return Status(
         round=round,
         rounds=run.rounds,
-        pause_below=run.pauses.below,
+        pause_below=run.wait.below,
         written=time.time(),
         paused=paused,
         ends=ends,

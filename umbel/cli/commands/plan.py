@@ -18,7 +18,7 @@ from umbel.privacy.accounting.guarantee import DELTA, amount, gap, guarantee, in
 from umbel.privacy.accounting.plan import Plan
 from umbel.protocol.cli import errors_in_one_line
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.plugins import parse_options
+from umbel.protocol.options import parse_options
 from umbel.protocol.release import ReleaseBy
 
 app = typer.Typer(add_completion=False)

@@ -108,7 +108,7 @@ def _validation(history: Sequence[Round], validate_every: int, validators: int |
     if bound := at_bound(history):
         text = (
             f"Sites clip each client's loss at {bound:g}, and the mean of the reports lies there. So they do not tell "
-            "which round is better. Ask the sites for a larger report-bound."
+            "which round is better. Ask the sites for a larger bound in reports."
         )
         yield Alarm("Validation reports lie at their bound", text)
 

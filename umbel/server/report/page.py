@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined, Template
 
 from umbel.privacy.accounting.guarantee import MEANINGFUL, stated
-from umbel.protocol.run_config import RunConfig
+from umbel.protocol.run_config import RunConfig, Validation
 from umbel.protocol.words import count_of
 from umbel.server.history import MIN_ROUNDS, RELEASES_EACH, last_rounds
 from umbel.server.report import pictures, tables
@@ -40,7 +40,12 @@ def render(view: View, versions: Mapping[str, str]) -> str:
         view=view,
         summary=view.summary,
         release=view.summary.release,
-        alarms=alarms(view.state.history, view.k, int(view.config.get("validate-every", 1)), view.summary.validators),
+        alarms=alarms(
+            view.state.history,
+            view.k,
+            Validation.read(str(view.config.get("validation", "")), "validation").every,
+            view.summary.validators,
+        ),
         judged=len(last_rounds(view.history)),
         worth=view.worth,
         worth_table=tables.worth(view.worth) if view.worth else None,
