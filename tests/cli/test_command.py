@@ -128,7 +128,7 @@ def test_no_help_has_raw_markup(columns: int) -> None:
         (["predict"], {"run", "rows"}),
         (["data", "import"], {"file"}),
         (["runs", "show"], {"runs"}),
-        (["plan"], {"words"}),
+        (["price"], {"words"}),
         (["site", "approve"], {"digest"}),
     ],
 )

@@ -196,7 +196,7 @@ def test_a_run_without_its_table_names_nothing(kept: Path, planted: Path, tmp_pa
     assert not planted.exists()
 
 
-@pytest.mark.parametrize("command", ["run", "plan"])
+@pytest.mark.parametrize("command", ["run", "price"])
 def test_a_file_of_settings_names_only_code_that_lies_where_the_person_works(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,3 +122,15 @@ def test_rows_are_checked_once_and_again_after_each_change(folder: Path, monkeyp
     os.utime(folder.parent / "other.npy", (0, 0))
     os.replace(folder.parent / "other.npy", folder / "features.npy")
     assert opened() == 1, "of the same size and time, and yet another file"
+
+
+def test_a_dataset_of_another_user_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a site whose data were made by another user than that of its process; nobody else may read them."""
+
+    def denied(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "scandir", denied)
+    monkeypatch.setattr(umbel.data.find, "open_folder", denied)
+    with raises(DatasetError, "data.unreadable"):
+        open_dataset(folder)

@@ -62,7 +62,7 @@ def held(tmp_path: Path) -> Path:
 
 def importing(held: Path) -> list[str]:
     """The beginning of a command whose program imports until someone writes to a file, and then fails."""
-    return [sys.executable, "-c", f"open({str(held)!r}).read(); raise SystemExit(3)"]
+    return [sys.executable, "-c", f"open({str(held)!r}).read(); import sys; sys.stderr.write('why\\n\\n'); exit(3)"]
 
 
 def only(executor: Programs) -> subprocess.Popen[bytes]:
@@ -88,7 +88,7 @@ def test_a_claim_is_kept_while_its_process_imports(held: Path, lines: Any, monke
     executor.keep()
     executor.keep()
     assert heard.calls[4:] == ["close"], "and no heartbeat of a process that has ended"
-    assert lines() == ["The process of task 7 ended with exit code 3"]
+    assert lines() == ["The process of task 7 ended with exit code 3: why"]
 
 
 def test_the_first_heartbeat_leaves_before_the_process_starts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,6 +96,7 @@ def test_the_first_heartbeat_leaves_before_the_process_starts(monkeypatch: pytes
 
     def start(*_: Any, **__: Any) -> Any:
         heard.calls.append("start")
+        return SimpleNamespace(stderr=())
 
     monkeypatch.setattr(programs.subprocess, "Popen", start)
     Programs(claim=heard.claim).launch(SimpleNamespace(**TASK))
@@ -126,6 +127,27 @@ def test_a_task_has_one_process_and_fails_after_five_expired_claims(held: Path, 
     assert reason.endswith("[server.not-started]")
     assert [line.endswith("[server.not-started]") for line in lines()] == [False] * 5 + [True]
     assert heard.calls.count("close") == 6
+
+
+def test_a_process_finds_this_umbel_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As in the image, which has the source alone; without site-packages, only the environment can lead there."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('umbel.deploy') is None)"
+    executor = Programs([sys.executable, "-S", "-P", "-c", look], Heard().claim)
+    executor.launch(SimpleNamespace(**TASK))
+    assert only(executor).wait() == 0
+
+
+def test_a_run_that_no_process_could_begin_says_why(lines: Any) -> None:
+    heard = Heard()
+    executor = Programs([sys.executable, "-c", "raise SystemExit('no such module')"], heard.claim)
+    for _ in range(5):
+        executor.launch(SimpleNamespace(**TASK))
+        only(executor).wait()
+        executor.keep()
+    executor.launch(SimpleNamespace(**TASK))
+    assert "ended with exit code 1: no such module" in heard.calls[-2]
 
 
 def test_claims_to_other_tasks_are_counted_by_themselves(held: Path) -> None:

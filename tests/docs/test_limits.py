@@ -26,8 +26,7 @@ from umbel.protocol.tasks import LEAST_ROW_RATE, ROW_CLIP_NORMS
 from umbel.simulation.baselines import LOCAL_EPOCHS
 from umbel.simulation.client_planner import DROWNED
 from umbel.simulation.client_planner import SMALL as FEW_PARAMETERS
-from umbel.simulation.worth import MOST_CLIENTS
-from umbel.simulation.worth.ways import _FEWEST, _STARTS, SMALL, SMALLER
+from umbel.simulation.worth import _FEWEST, _STARTS, MOST_CLIENTS, SMALL, SMALLER
 from umbel_lab.attacks.defences import probes, report
 
 

@@ -54,7 +54,7 @@ def test_a_site_makes_it_no_longer_by_its_name_or_by_codes_that_it_makes_up(rost
 
 
 def test_it_is_read_as_it_was_written(roster: Roster, tmp_path: Path) -> None:
-    status, folder = status_of(RunConfig(), roster, 1, np.zeros(3, int), 10.0, 20.0), RunFolder(tmp_path)
+    status, folder = status_of(RunConfig(), roster, 1, np.zeros(3, int), paused=10.0, ends=20.0), RunFolder(tmp_path)
     folder.write_status(status)
     assert folder.read_status() == status
 

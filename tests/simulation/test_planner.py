@@ -32,9 +32,7 @@ from umbel.simulation.client_planner import Goal, schedule
 from umbel.simulation.facts import Span, feature_spans, made_up, target_span
 from umbel.simulation.in_process import play
 from umbel.simulation.local_training import step_size
-from umbel.simulation.planner import PlannedRun
-from umbel.simulation.start import read_values, values_of
-from umbel.simulation.wanted import Wanted
+from umbel.simulation.start import PlannedRun, Wanted, read_values, values_of
 
 ROWS = 6
 HIDDEN: dict[str, Any] = {

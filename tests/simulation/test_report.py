@@ -73,7 +73,6 @@ def test_it_is_the_report_that_the_run_itself_writes(kind: str, request: pytest.
     assert done.exit_code == 0, done.output
     assert done.stdout.strip() == str(run / "report.html")
     assert (run / "report.html").read_bytes() == written
-    assert ("What I saw" in written.decode()) == (kind == "run")
 
 
 @pytest.mark.usefixtures("blank_figures")
@@ -110,7 +109,6 @@ def test_a_run_that_names_more_clients_than_its_data_have_is_damaged(run: Path) 
     done = report(run)
     assert done.exit_code == 2
     assert "[config.run-damaged]" in done.stderr
-    assert "client 99999" in done.stderr
 
 
 @pytest.mark.usefixtures("blank_figures")

@@ -21,8 +21,7 @@ from umbel.protocol.options import parse_options
 from umbel.protocol.run_config import RowSettings, RunConfig
 from umbel.server.setup import Setup
 from umbel.simulation.in_process import play
-from umbel.simulation.start import values_of
-from umbel.simulation.wanted import Wanted
+from umbel.simulation.start import Wanted, values_of
 
 DELTA = 1e-5
 

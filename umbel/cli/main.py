@@ -114,7 +114,8 @@ def _runs() -> None:
 
 COMMANDS: Table = {
     "run": ("umbel.cli.commands.run:app", "Run an experiment in simulation, in this process."),
-    "plan": ("umbel.cli.commands.plan:app", "Print a run's cost in privacy, or the noise for a guarantee."),
+    "plan": ("umbel.cli.commands.plan:plan", "Plan a whole run for a guarantee."),
+    "price": ("umbel.cli.commands.plan:price", "Print a run's cost in privacy, or the noise for a guarantee."),
     "predict": ("umbel.cli.commands.predict:app", "Predict with a run, for clients old and new."),
     "runs": ("umbel.cli.main:runs", "List, show, compare, export and remove runs."),
     "data": ("umbel.cli.commands.data:app", "List and show datasets, and make more from recipes and tables."),
@@ -132,7 +133,9 @@ COMMANDS: Table = {
     "sign": ("umbel.cli.commands.config:sign_config", "Sign a run's settings, for sites that list their researchers."),
 }
 PANELS = {
-    **dict.fromkeys(("run", "plan", "predict", "runs", "data", "config", "init", "doctor", "demo"), "Everyday"),
+    **dict.fromkeys(
+        ("run", "plan", "price", "predict", "runs", "data", "config", "init", "doctor", "demo"), "Everyday"
+    ),
     **dict.fromkeys(("site", "bundle"), "Site"),
     **dict.fromkeys(("server", "certs", "sign"), "Server"),
     **dict.fromkeys(LAB, "Lab"),

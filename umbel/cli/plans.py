@@ -18,11 +18,10 @@ from umbel.privacy.mechanisms.discrete_gaussian import DiscreteGaussian
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import LAPLACE, Protect, ReleaseBy
 from umbel.protocol.run_config import RunConfig
-from umbel.simulation.start import check, read_values, values_of
-from umbel.simulation.wanted import Wanted
+from umbel.simulation.start import Wanted, check, read_values, values_of
 
 if TYPE_CHECKING:
-    from umbel.simulation.planner import PlannedRun
+    from umbel.simulation.start import PlannedRun
 
 ReleaseName = Literal["client", "site", "secure"]
 _STRATEGIES: Mapping[ReleaseName, dict[str, Any]] = {
@@ -40,34 +39,18 @@ def as_toml(planned: PlannedRun) -> str:
 
 @dataclass(frozen=True)
 class Figures:
-    """Numbers of a run.
+    """Numbers of a run. Where no configuration tells the first five, they are needed."""
 
-    Attributes
-    ----------
-    parameters, hypotheses, clients, clients_per_round : int
-        n, k, training clients and U, where no configuration tells them.
-    mechanism : str
-        By default "laplace".
-    noise_multiplier, rounds : float, int
-        nu and the number of rounds, to compute the cost; by default the configuration's.
-    target_epsilon : float
-        The wanted guarantee, between any two data sets of a client, to compute nu.
-    participations : int
-        With `target_epsilon`: maximum participations of a client.
-    choice_epsilon : float
-        Epsilon of the randomised choice; by default open, or a quarter of the target a participation.
-    """
-
-    parameters: int | None = None
-    hypotheses: int | None = None
-    clients: int | None = None
-    clients_per_round: int | None = None
-    mechanism: str | None = None
-    noise_multiplier: float | None = None
+    parameters: int | None = None  # n
+    hypotheses: int | None = None  # k
+    clients: int | None = None  # training clients
+    clients_per_round: int | None = None  # U
+    mechanism: str | None = None  # by default laplace
+    noise_multiplier: float | None = None  # nu, to compute the cost; by default the configuration's
     rounds: int | None = None
-    target_epsilon: float | None = None
-    participations: Annotated[int, Field(ge=1)] = 1
-    choice_epsilon: float | None = None
+    target_epsilon: float | None = None  # the wanted guarantee, between any two data sets of a client, to compute nu
+    participations: Annotated[int, Field(ge=1)] = 1  # at most, with a target
+    choice_epsilon: float | None = None  # of the random choice; by default open, or a quarter of the target each time
 
 
 def plan(

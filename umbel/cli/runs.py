@@ -29,8 +29,7 @@ from umbel.protocol.plugins import distrust, trust
 from umbel.server.result import Result
 from umbel.server.run_folder import RunFolder
 from umbel.server.runs import find_run, reading
-from umbel.simulation.start import in_this_process, values_of
-from umbel.simulation.wanted import Wanted
+from umbel.simulation.start import Wanted, in_this_process, values_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -275,7 +274,7 @@ def export(
         text = "the client's rows are in the run's dataset, which is not on this machine"
         raise ConfigError(text, code="config.no-dataset")
     number = client_in(data, client)
-    own = read_run(run.path, data, run.prior).own_of(data, number, personalise)
+    own = read_run(run.path, data, run.prior).predictor_of(data, number, personalise)
     said |= {"client": data.names[number] if data.names else str(number), "personalise": personalise}
     said["guarantee"] = "None: the client's rows made this file, which must stay where they are."
     networks = {f"client-{number}": OwnNetwork(run.model, own)}

@@ -213,7 +213,7 @@ def prices(request: Request) -> list[tuple[str, str]]:
     each = [("a participation", 1), (f"the run, at most {count_of(most, 'participation')} of a client", most)]
     rows = [(f"price of {what}", _cost(release, times)) for what, times in each]
     if release.by_rows:
-        rows += [(f"price of {what}, for a row", _cost_of_row(release, times)) for what, times in each]
+        rows += [(f"price of {what}, for a row", _cost(release, times, of_row=True)) for what, times in each]
     if noise := asks.get("report-noise"):
         noise = 0.0 if "insecure-seed" in asks else noise
         kinds = {"": report_release(noise)}
@@ -275,16 +275,9 @@ _OF_ROWS: Mapping[str, Callable[[str], Any]] = {
 
 
 @lru_cache(maxsize=1024)  # some take seconds, and requests may ask the same
-def _cost_of_row(release: Release, times: int) -> str:
-    pure, at_delta = in_words(row_guarantee({release: times}))
-    return f"epsilon for one row added or removed: {pure}; at delta {DELTA:g}: {at_delta}"
-
-
-@lru_cache(maxsize=1024)
-def _cost(release: Release, times: int) -> str:
+def _cost(release: Release, times: int, of_row: bool = False) -> str:
     account = {release: times}
-    pure, at_delta = in_words(guarantee(account))
-    paper = amount(paper_spent(account))
-    return (
-        f"epsilon between any two data sets: {pure}; at delta {DELTA:g}: {at_delta}; paper's budget, heuristic: {paper}"
-    )
+    pure, at_delta = in_words((row_guarantee if of_row else guarantee)(account))
+    between = "for one row added or removed" if of_row else "between any two data sets"
+    paper = "" if of_row else f"; paper's budget, heuristic: {amount(paper_spent(account))}"
+    return f"epsilon {between}: {pure}; at delta {DELTA:g}: {at_delta}{paper}"

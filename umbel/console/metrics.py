@@ -25,7 +25,7 @@ from umbel.privacy.gate.journal import Journal
 from umbel.privacy.gate.refusals import PUBLIC
 from umbel.privacy.gate.runs import Status
 from umbel.privacy.gate.totals import Head
-from umbel.protocol.cli import command_line, errors_in_one_line
+from umbel.protocol.cli import command_line
 from umbel.protocol.errors import UmbelError
 from umbel.protocol.metrics import machine, metric, publish, watched
 
@@ -117,7 +117,8 @@ def _kind(message: str) -> str:
     return message if message in _MESSAGES else _OTHER
 
 
-def main(
+@command_line
+def app(
     node_config: Annotated[
         str, typer.Argument(metavar="NODE_CONFIG", help="The node's configuration, as for umbel site check.")
     ] = "",
@@ -127,12 +128,8 @@ def main(
     certificate: Annotated[list[Path], typer.Option(help="A certificate to watch. May be repeated.")] = [],  # noqa: B006
 ) -> None:
     """Print a site's metrics for Prometheus, or serve them."""
-    with errors_in_one_line():
-        reading = Reading(lambda: Books.of(node_config))
-        readiness = Readiness.of(entries_of(node_config))
-        assert readiness is not None, "a site with books has a ledger's path"
-        certificates = watched(certificate)
-        publish(lambda: series(reading, readiness, certificates), listen)
-
-
-app = command_line(main)
+    reading = Reading(lambda: Books.of(node_config))
+    readiness = Readiness.of(entries_of(node_config))
+    assert readiness is not None, "a site with books has a ledger's path"
+    certificates = watched(certificate)
+    publish(lambda: series(reading, readiness, certificates), listen)

@@ -96,7 +96,11 @@ def open_dataset(path: Path) -> Dataset:
         rows, or a number is not finite. The text names the file, the client and the fix.
     """
     version = _version(path)
-    dataset = open_folder(path) if path.is_dir() else open_leaf(path)
+    try:
+        dataset = open_folder(path) if path.is_dir() else open_leaf(path)
+    except OSError as error:
+        text = f"{path} cannot be read: {error.strerror}; let the user of this process read it"
+        raise DatasetError(text, code="data.unreadable") from None
     # A run opens its dataset many times, and checking reads all rows, which may not fit into memory.
     if version is None or version not in _checked or version != _version(path):
         check(dataset, path)
@@ -106,19 +110,21 @@ def open_dataset(path: Path) -> Dataset:
 
 
 def stats_of(path: Path) -> list[os.stat_result]:
-    """Return the stat of a file, or those of a folder's files by name; called for every message of a run."""
-    if os.path.isdir(path):
-        with os.scandir(path) as entries:
-            return [entry.stat() for entry in sorted(entries, key=lambda entry: entry.name)]
-    return [os.stat(path)] if os.path.exists(path) else []
+    """Return the stat of a file, or those of a folder's files by name; called for every message of a run.
+
+    A file that cannot be read has none: opening it says why.
+    """
+    with suppress(OSError):
+        if os.path.isdir(path):
+            with os.scandir(path) as entries:
+                return [entry.stat() for entry in sorted(entries, key=lambda entry: entry.name)]
+        return [os.stat(path)]
+    return []
 
 
 def _version(path: Path) -> Version | None:
     """Return what changes whenever a dataset's files do; None while a change might leave it the same."""
-    try:
-        stats = stats_of(path)
-    except OSError:  # opening it says why
-        return None
+    stats = stats_of(path)
     recent = time.time_ns() - _SETTLED_NS  # later changes may get the same time
     found = [(one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns, one.st_ctime_ns) for one in stats]
     return None if any(one.st_mtime_ns >= recent for one in stats) else (str(path), *found)

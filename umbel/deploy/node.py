@@ -42,6 +42,7 @@ from umbel.client.checks import ahead_of, clock_fault, connection_fault, entries
 from umbel.client.readiness import Readiness
 from umbel.deploy.flower import run_supernode
 from umbel.deploy.listening import check_port, check_validity, option
+from umbel.deploy.programs import environment
 from umbel.deploy.ready import Fault
 from umbel.privacy.gate.policy_file import POLICY_FILE
 from umbel.privacy.gate.site import NODE_CONFIG, SERVER_CA, Site
@@ -50,7 +51,6 @@ from umbel.protocol.cli import PASSES_ON, command_line, errors_in_one_line, prin
 from umbel.protocol.errors import SiteError
 from umbel.protocol.log import log
 from umbel.protocol.polling import Pace
-from umbel.protocol.project import PACKAGE
 from umbel.protocol.words import in_time
 
 _LOOK_S = 1.0
@@ -306,10 +306,8 @@ def _executor_ended(_number: int, _frame: FrameType | None) -> NoReturn:
 
 def _executor(options: list[str], **how: Any) -> subprocess.Popen[Any]:
     """Start the executor with installed modules only, never those in the working folder."""
-    places = filter(None, [*os.environ.get("PYTHONPATH", "").split(os.pathsep), str(PACKAGE.parent)])
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(places)}
     command = [sys.executable, "-P", "-m", "umbel.cli.parts", "executor", *options]
-    return subprocess.Popen(command, env=environment, **how)
+    return subprocess.Popen(command, env=environment(), **how)
 
 
 def _wait(executor: subprocess.Popen[bytes], parent: int) -> None:

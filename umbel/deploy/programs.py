@@ -8,11 +8,14 @@ module.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from logging import ERROR, WARNING
+from threading import Thread
 from typing import Any
 
 import typer
@@ -22,9 +25,11 @@ from umbel.protocol import logs
 from umbel.protocol.cli import PASSES_ON, command_line
 from umbel.protocol.errors import ServerError
 from umbel.protocol.log import log
+from umbel.protocol.project import PACKAGE
 
 THROUGH = (sys.executable, "-P", "-m", __spec__.name)
-"""The beginning of a command that runs a program of Flower's, with its name and options behind it."""
+"""The beginning of a command that runs a program of Flower's, with its name and options behind it; it needs
+`environment`."""
 
 _BEAT_S = 10.0
 """Seconds between heartbeats. Without one, a claim lasts 30 seconds at first, and later 60."""
@@ -32,28 +37,46 @@ _BEAT_S = 10.0
 _CLAIMS = 5
 """Number of claims to a task that may expire."""
 
+_LAST_LINE_S = 1.0
+"""Longest wait for the last line of a process that has ended."""
+
+
+def environment() -> dict[str, str]:
+    """Return the environment for another process of umbel's, which finds this umbel but no module in its folder."""
+    places = filter(None, [*os.environ.get("PYTHONPATH", "").split(os.pathsep), str(PACKAGE.parent)])
+    return os.environ | {"PYTHONPATH": os.pathsep.join(places)}
+
 
 class _Process:
     """A task's process, and the claim that lasts while the process lives."""
 
-    def __init__(self, claim: Claim, command: Sequence[str], **how: Any) -> None:
+    def __init__(self, claim: Claim, command: Sequence[str], quiet: bool) -> None:
         self._claim = claim
         self._beat()  # before the process starts: on a busy machine it imports for longer than a claim lasts
-        self._popen = subprocess.Popen(command, **how)
+        how: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE} if quiet else {}
+        self._popen = subprocess.Popen(command, env=environment(), text=True, errors="replace", **how)
+        self._last: deque[str] = deque(maxlen=1)
+        self._reader = Thread(target=self._read, daemon=True)
+        self._reader.start()
 
-    def keep(self) -> int | None:
-        """Send the heartbeat if one is due; return the exit code of a process that has ended."""
-        if (code := self._popen.poll()) is not None:
-            self._claim.close()
-        elif time.monotonic() >= self._due:
-            self._beat()
-        return code
+    def keep(self) -> str | None:
+        """Send the heartbeat if one is due; say how a process has ended, with its last line if that was kept."""
+        if (code := self._popen.poll()) is None:
+            if time.monotonic() >= self._due:
+                self._beat()
+            return None
+        self._claim.close()
+        self._reader.join(_LAST_LINE_S)  # a child of the process may keep its output open
+        return f"ended with exit code {code}: {''.join(self._last)}".rstrip(": ") if code else ""
 
     def end(self) -> None:
         """End the process at once."""
         self._popen.kill()
         self._popen.wait()
         self._claim.close()
+
+    def _read(self) -> None:
+        self._last.extend(line.strip() for line in self._popen.stderr or () if line.strip())
 
     def _beat(self) -> None:
         self._claim.beat()
@@ -75,6 +98,7 @@ class Programs:
         self._through, self._claim = through, claim
         self._processes: dict[int, _Process] = {}
         self._claims: dict[int, int] = {}
+        self._ends: dict[int, str] = {}
 
     def launch(self, task: Any) -> None:
         """Start the process of a task; end the task if too many claims to it have expired."""
@@ -87,12 +111,14 @@ class Programs:
             log(WARNING, text, task.task_id, expired, _CLAIMS, task.task_type)
         claim = self._claim(task)
         if expired < _CLAIMS:
-            how = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL} if task.suppress_output else {}
-            self._processes[task.task_id] = _Process(claim, self._command(task), **how)
+            self._processes[task.task_id] = _Process(claim, self._command(task), task.suppress_output)
             return
+        end = self._ends.get(task.task_id)
+        why = f"and the last {end}" if end else "or had no answer from the server"
+        fix = "mend that" if end else "give the server's machine more processor time or memory"
         fault = ServerError(
-            f"{expired} processes of {task.task_type} ended, or had no answer from the server, before they took their "
-            "task; give the server's machine more processor time or memory, then start the run again",
+            f"{expired} processes of {task.task_type} ended before they took their task, {why}; {fix}, then start the "
+            "run again",
             code="server.not-started",
         )
         log(ERROR, "Task %d fails: %s", task.task_id, fault)
@@ -102,10 +128,11 @@ class Programs:
     def keep(self) -> None:
         """Keep the claims of processes that live, and say which have failed."""
         for number, process in list(self._processes.items()):
-            if (code := process.keep()) is not None:
+            if (end := process.keep()) is not None:
                 del self._processes[number]
-                if code:
-                    log(WARNING, "The process of task %d ended with exit code %d", number, code)
+                self._ends[number] = end
+                if end:
+                    log(WARNING, "The process of task %d %s", number, end)
 
     def _command(self, task: Any) -> list[str]:
         command = [*self._through, str(task.task_type), "--runtime-api-address", task.runtime_api_address]

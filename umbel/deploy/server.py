@@ -33,7 +33,7 @@ from starlette.exceptions import HTTPException
 from umbel.deploy.flower import SUPEREXEC, run_superlink
 from umbel.deploy.guard import Guard, Rules, look_up, parse_networks, read_secret
 from umbel.deploy.listening import check_port, check_validity, option
-from umbel.deploy.programs import THROUGH
+from umbel.deploy.programs import THROUGH, environment
 from umbel.deploy.ready import Asgi
 from umbel.nodes.words import told
 from umbel.protocol import logs
@@ -235,7 +235,7 @@ def _start_executor(arguments: list[str]) -> None:
         command += [_EXECUTORS_SECRET, secret]
     if "--disable-runtime-dependency-installation" not in arguments and os.environ.get(_NO_INSTALLS) != "1":
         command += ["--allow-runtime-dependency-installation"]
-    atexit.register(subprocess.Popen(command, start_new_session=True).terminate)
+    atexit.register(subprocess.Popen(command, env=environment(), start_new_session=True).terminate)
 
 
 def _in_one_line(record: logging.LogRecord) -> bool:

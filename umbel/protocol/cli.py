@@ -33,22 +33,28 @@ def errors_in_one_line(*others: type[Exception]) -> Iterator[None]:
         fail(str(error), error.exit_code if isinstance(error, UmbelError) else 1)
 
 
+class _Commands(typer.Typer):
+    """Commands that report errors in one line. Their tracebacks, which may end up in a log, show no values."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(add_completion=False, pretty_exceptions_show_locals=False, **settings)
+
+    def command(self, name: str | None = None, **settings: Any) -> Callable[[Any], Any]:
+        """Return the decorator of a command."""
+        add = super().command(name, **settings)
+        return lambda main: add(errors_in_one_line()(main))
+
+
 def command_line(main: Callable[..., None], **settings: Any) -> typer.Typer:
-    """Return the command for a function. Its tracebacks, which may end up in a log, show no values."""
-    command = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
+    """Return the command for a function; also a decorator."""
+    command = _Commands()
     command.command(**settings)(main)
     return command
 
 
 def command_group(told: str) -> typer.Typer:
     """Return a group of commands with the description `told`."""
-    return typer.Typer(
-        add_completion=False,
-        suggest_commands=False,
-        no_args_is_help=True,
-        pretty_exceptions_show_locals=False,
-        help=told,
-    )
+    return _Commands(suggest_commands=False, no_args_is_help=True, help=told)
 
 
 def console() -> Console:

@@ -73,7 +73,7 @@ class ClipSchedule(Options):
 
 @dataclass(frozen=True)
 class Validation(Options):
-    """Who validates when, of the key ``validation``."""
+    """Validations of a run, of the key ``validation``."""
 
     clients: Annotated[int, Field(ge=0)] = 0
     every: Annotated[int, Field(ge=1)] = 1

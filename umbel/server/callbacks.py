@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from logging import ERROR, INFO, WARNING
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord
@@ -119,18 +120,18 @@ class Sites(Callback):
     def at_end(self) -> None:
         """Save whether all rounds were done."""
         over = self.run.state.history[-1].number >= self.run.setup.config.rounds
-        self._write(RunState.COMPLETED if over else RunState.STOPPED)
+        self._write(state=RunState.COMPLETED if over else RunState.STOPPED)
 
     def on_error(self, error: BaseException) -> None:
         """Save that the run failed, or that it was stopped; a status that cannot be saved hides no other error."""
         with suppress(UmbelError, OSError):  # Flower ends a stopped run by `SystemExit`
-            self._write(RunState.FAILED if isinstance(error, Exception) else RunState.STOPPED)
+            self._write(state=RunState.FAILED if isinstance(error, Exception) else RunState.STOPPED)
 
-    def _write(self, state: RunState = RunState.RUNNING, paused: float = 0.0, ends: float = 0.0) -> None:
+    def _write(self, **more: Any) -> None:
         run, roster = self.run, self.run.roster
         if run.folder is not None and not roster.simulated:
-            number, participations = len(run.state.history) + 1, run.fleet.participations
-            run.folder.write_status(status_of(run.setup.config, roster, number, participations, paused, ends, state))
+            number = len(run.state.history) + 1
+            run.folder.write_status(status_of(run.setup.config, roster, number, run.fleet.participations, **more))
 
 
 class Log(Callback):
@@ -259,11 +260,18 @@ class Checkpoints(Callback):
             run.folder.write_round(run.state, run.fleet.participations, run.setup.release, run.strategy.state)
 
     def on_error(self, error: BaseException) -> None:
-        """Wait for the last write, and say how to resume a run for which the disk has no room."""
+        """Wait for the last write, and say how to resume a run that was stopped or for which the disk has no room."""
         try:
             self.wait()
         except Exception as failure:
             log(ERROR, "the last round could not be saved: %s", failure)
+        folder, name = self.run.folder, self.run.name
+        if isinstance(error, KeyboardInterrupt) and folder is not None and name:
+            if (folder.path / "latest.safetensors").is_file():
+                log(INFO, "Stopped. The finished rounds are kept in %s", folder.path)
+                log(INFO, "Resume it with: umbel run %s --resume", name)
+            else:
+                log(INFO, "Stopped before the first round was over; nothing is kept.")
         if isinstance(error, DiskError):
             log(ERROR, "%s", error)
             text = "The run ends with its last saved round. Resume it once there is room: resume=%r"

@@ -27,65 +27,37 @@ _ROUNDING = 1e-5  # of the highest loss; below it, losses differ by rounding err
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """The result of a round.
+    """The result of a round: a line of ``history.jsonl``."""
 
-    Attributes
-    ----------
-    number : int
-        From 1. A run's last entry evaluates the hypotheses from its last training round.
-    loss, metric : float or None
-        For the hypotheses at the start of the round, over the validation clients that replied.
-    asked, releases, lost_nodes : int
-        Clients asked to train, clients that released, nodes without a valid reply.
-    groups : list of int
-        Number of releases for each hypothesis.
-    nearest : list of float
-        Distance of each hypothesis at the start of the round to the nearest other one; empty for k = 1.
-    moved : bool
-        Whether there were enough releases to move the hypotheses.
-    best_round : int
-        The round whose initial hypotheses had the lowest loss so far.
-    median_participations, max_participations : float
-        Over all training clients, up to this round.
-    seconds : float
-    dropped : int
-        Late, repeated or unexpected replies, and releases too far from the hypotheses.
-    loss_spread, metric_spread : list of float
-        Quantiles over validation clients (`umbel.protocol.releases.SPREAD`); empty without validation.
-    ratio : list of float
-        The ratio of both sides of the group privacy paper's Eq. 9, which assumes that it is far below 1: the longest
-        sanitised update assigned to each hypothesis, relative to its distance to the nearest other one. 0 without
-        releases; empty for k = 1, and if releases were not assigned.
-    exact_reports : int
-        Number of validation clients that reported without noise. No guarantee covers these.
-    report_noise, report_bound : float
-        Standard deviation of the noise in loss and metric, and the bound to which reports were clipped; 0 for neither.
-    stages : dict of str to float
-        Seconds of each stage: ``pause`` for lack of sites, ``sites`` from the first message to the last reply,
-        ``validation`` and ``aggregation``.
-    """
-
-    number: int
+    number: int  # from 1; a run's last entry evaluates the hypotheses from its last training round
+    # For the hypotheses at the start of the round, over the validation clients that replied.
     loss: float | None = None
     metric: float | None = None
-    asked: int = 0
-    releases: int = 0
-    lost_nodes: int = 0
-    groups: list[int] = field(default_factory=list)
+    asked: int = 0  # clients asked to train
+    releases: int = 0  # clients that released
+    lost_nodes: int = 0  # nodes without a valid reply
+    groups: list[int] = field(default_factory=list)  # releases for each hypothesis
     nearest: list[float]
-    moved: bool
-    best_round: int
-    median_participations: float
+    """Distance of each hypothesis at the start of the round to the nearest other one; empty for k = 1."""
+    moved: bool  # whether there were enough releases to move the hypotheses
+    best_round: int  # the round whose initial hypotheses had the lowest loss so far
+    median_participations: float  # over all training clients, up to this round
     max_participations: int
     seconds: float
-    dropped: int = 0
+    dropped: int = 0  # late, repeated or unexpected replies, and releases too far from the hypotheses
+    # Quantiles over validation clients (`umbel.protocol.releases.SPREAD`); empty without validation.
     loss_spread: list[float] = field(default_factory=list)
     metric_spread: list[float] = field(default_factory=list)
     ratio: list[float] = field(default_factory=list)
-    exact_reports: int = 0
-    report_noise: float = 0.0
-    report_bound: float = 0.0
+    """The ratio of both sides of the group privacy paper's Eq. 9, which assumes that it is far below 1: the longest
+    sanitised update assigned to each hypothesis, relative to its distance to the nearest other one. 0 without releases;
+    empty for k = 1, and if releases were not assigned."""
+    exact_reports: int = 0  # validation clients that reported without noise; no guarantee covers these
+    report_noise: float = 0.0  # standard deviation of the noise in loss and metric
+    report_bound: float = 0.0  # to which reports were clipped; 0 for neither
     stages: dict[str, float] = field(default_factory=dict)
+    """Seconds of each stage: ``pause`` for lack of sites, ``sites`` from the first message to the last reply,
+    ``validation`` and ``aggregation``."""
 
     @property
     def undefined(self) -> bool:
@@ -100,30 +72,15 @@ class Round:
 
 @dataclass
 class State:
-    """The state of a run; it suffices to resume the run.
+    """The state of a run; it suffices to resume the run."""
 
-    Attributes
-    ----------
-    hypotheses : dict of ndarray, each (k, \\*shape)
-        The hypotheses for the next round.
-    best : dict of ndarray, each (k, \\*shape)
-        The hypotheses of lowest validation loss so far, or the latest without validation.
-    best_loss : float
-    best_round : int
-    stale : int
-        Number of validations since the best one.
-    history : list of Round
-    stopped : str
-        Why the run ended; empty while it runs.
-    """
-
-    hypotheses: Arrays
-    best: Arrays
+    hypotheses: Arrays  # for the next round, each (k, *shape)
+    best: Arrays  # of lowest validation loss so far, or the latest without validation
     best_loss: float = math.inf
     best_round: int = 0
-    stale: int = 0
+    stale: int = 0  # validations since the best one
     history: list[Round] = field(default_factory=list)
-    stopped: str = ""
+    stopped: str = ""  # why the run ended; empty while it runs
 
 
 def fits(entry: Round, k: int) -> bool:

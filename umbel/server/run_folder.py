@@ -12,11 +12,12 @@ import math
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import lru_cache, partial
 from hashlib import blake2b
 from importlib.metadata import version
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast
 
@@ -88,11 +89,9 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # Content that this object wrote last.
+        # The latest files of this object.
         self._best: tuple[Arrays, str] | None = None  # and their digest
-        self._stopped: str | None = None
-        self._latest = ""
-        self._nodes: list[tuple[int, Hosting]] | None = None
+        self._written: dict[str, str] = {}  # texts by file, and what stands for latest.safetensors
         self._rounds = 0
         self._counts = np.zeros(0, np.int64)
         self._rows = 0  # of ledger.csv
@@ -102,15 +101,17 @@ class RunFolder:
     @classmethod
     def make(cls, parent: Path, name: str) -> RunFolder:
         """Make a folder called `name`, with a number appended if another run has that name."""
-        make_folder(parent)
-        path, number = parent / name, 1
-        while True:
-            try:
-                path.mkdir(mode=_MODE)
-                return cls(path)
-            except FileExistsError:
-                number += 1
-                path = parent / f"{name}-{number}"
+        try:
+            make_folder(parent)
+            for number in count(1):
+                path = parent / (name if number == 1 else f"{name}-{number}")
+                with suppress(FileExistsError):
+                    path.mkdir(mode=_MODE)
+                    break
+        except (PermissionError, NotADirectoryError, FileExistsError) as error:
+            text = f"{error.filename} cannot be made: {error.strerror}; set UMBEL_HOME to a folder of yours"
+            raise ConfigError(text, code="config.home") from None
+        return cls(path)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -168,9 +169,7 @@ class RunFolder:
             self._write("hypotheses.safetensors", _to_bytes(state.best))
             self._best = state.best, _digest(state.best, "")
         self._write_new_rounds(state.history, participations)
-        if state.stopped != self._stopped:
-            self._write("outcome.json", json.dumps({"stopped": state.stopped}) + "\n")
-            self._stopped = state.stopped
+        self._write("outcome.json", json.dumps({"stopped": state.stopped}) + "\n")
         # Writing the table whenever it has grown by a tenth costs a constant amount for each release.
         if self._untold * _BEHIND >= self._rows or (state.stopped and self._untold):
             self._write_ledger(participations, release)
@@ -218,9 +217,9 @@ class RunFolder:
         best = self._best[1] if math.isfinite(state.best_loss) else "new"
         # One entry: safetensors writes several in any order, and the same run should give the same bytes.
         standing = f"{rounds} {_digest(latest, rounds)} {best}"
-        if standing != self._latest:
+        if standing != self._written.get("latest"):
             self._write("latest.safetensors", _to_bytes(latest, {"rounds": standing}))
-            self._latest = standing
+            self._written["latest"] = standing
 
     def write_worth(self, worth: Worth | None) -> None:
         """Save the worth of the run; None removes an outdated one."""
@@ -367,16 +366,20 @@ class RunFolder:
 
     def write_nodes(self, nodes: Sequence[tuple[int, Hosting]]) -> None:
         """Save the nodes and their accounts, in the order in which their clients are numbered."""
-        if nodes != self._nodes:
-            self._write("nodes.json", json.dumps([{"node": node, **asdict(hosting)} for node, hosting in nodes]) + "\n")
-            self._nodes = list(nodes)
+        self._write("nodes.json", json.dumps([{"node": node, **asdict(hosting)} for node, hosting in nodes]) + "\n")
 
     def read_nodes(self) -> list[tuple[int, Hosting]]:
         """Return the nodes that `write_nodes` saved."""
         return [(row.pop("node"), Hosting(**row)) for row in json.loads(self._text("nodes.json"))]
 
     def _write(self, name: str, content: str | bytes) -> None:
-        write_atomically(self.path / name, content.encode() if isinstance(content, str) else content, private=True)
+        """Replace a file, unless it holds the text already."""
+        if isinstance(content, str):
+            if self._written.get(name) != content:
+                write_atomically(self.path / name, content.encode(), private=True)
+                self._written[name] = content
+        else:
+            write_atomically(self.path / name, content, private=True)
 
     def _text(self, name: str) -> str:
         return (self.path / name).read_text(encoding="utf-8")

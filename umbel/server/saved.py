@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from flwr.serverapp import Grid
 
@@ -25,30 +25,15 @@ _FREE = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Saved:
-    """The content of a resumed run, after its last finished round.
+class Saved(NamedTuple):
+    """The content of a resumed run, after its last finished round."""
 
-    Attributes
-    ----------
-    setup : Setup
-        Of the run that resumes it.
-    folder : RunFolder
-    state : State
-    spent : dict from ClientInRun to int
-        Number of releases of each client that released.
-    kept : dict of ndarray
-        State that the strategy keeps from round to round.
-    nodes : list of (int, Hosting)
-        In the order in which their clients are numbered.
-    """
-
-    setup: Setup
+    setup: Setup  # of the run that resumes it
     folder: RunFolder
     state: State
-    spent: dict[ClientInRun, int]
-    kept: Arrays
-    nodes: list[tuple[int, Hosting]]
+    spent: dict[ClientInRun, int]  # releases of each client that released
+    kept: Arrays  # state that the strategy keeps from round to round
+    nodes: list[tuple[int, Hosting]]  # in the order in which their clients are numbered
 
     @classmethod
     def of(cls, setup: Setup) -> Saved:

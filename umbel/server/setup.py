@@ -29,24 +29,13 @@ from umbel.strategies import HypothesisStrategy
 
 @dataclass(frozen=True)
 class Setup:
-    """A run config, and the objects that it names.
-
-    Attributes
-    ----------
-    config : RunConfig
-    strategy : HypothesisStrategy
-    fleet : Fleet
-        The clients, which the strategy knows too.
-    model : Model
-    manifest : Manifest or None
-        The dataset's manifest; None if every node serves its own data.
-    """
+    """A run config, and the objects that it names."""
 
     config: RunConfig
     strategy: HypothesisStrategy
-    fleet: Fleet
+    fleet: Fleet  # the clients, which the strategy knows too
     model: Model
-    manifest: Manifest | None
+    manifest: Manifest | None  # the dataset's; None if every node serves its own data
 
     @classmethod
     def parse(cls, run_config: Mapping[str, Any]) -> Setup:

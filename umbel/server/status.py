@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from pydantic import BaseModel, Field
 from umbel.nodes.presence import Presence
 from umbel.nodes.roster import TRAIN, Roster
 from umbel.protocol.run_config import RunConfig
+from umbel.protocol.tasks import Hosting
 
 FILE = "status.json"
 _LONGEST = 300  # of a name
@@ -32,78 +34,38 @@ class RunState(StrEnum):
 
 
 class SiteStatus(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
-    """One site of a run.
+    """One site of a run. Times are in seconds since 1970."""
 
-    Attributes
-    ----------
-    name : str
-        As registered; ``node NUMBER`` without a name.
-    presence : Presence
-    since : float
-        When the presence began, in seconds since 1970; 0 at the start of the run.
-    seen : float
-        Its last reply to a round, in seconds since 1970; 0 for none.
-    training, validation : int
-        Number of clients.
-    releases : int
-        Over all training clients and rounds.
-    refusals : dict from str to int
-        Refused messages by code; the code is empty if the site tells none.
-    """
-
-    name: str = Field(max_length=_LONGEST)
+    name: str = Field(max_length=_LONGEST)  # as registered; ``node NUMBER`` without a name
     presence: Presence
-    since: float
-    seen: float
-    training: int = Field(ge=0)
+    since: float  # when the presence began; 0 at the start of the run
+    seen: float  # its last reply to a round; 0 for none
+    training: int = Field(ge=0)  # clients
     validation: int = Field(ge=0)
-    releases: int = Field(ge=0)
-    refusals: dict[str, int]
+    releases: int = Field(ge=0)  # over all training clients and rounds
+    refusals: dict[str, int]  # refused messages by code; the code is empty if the site tells none
 
 
 class Status(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
-    """A run.
+    """A run. Times are in seconds since 1970."""
 
-    Attributes
-    ----------
-    round, rounds : int
-        The round that is next or under way, and the maximum.
-    pause_below : int
-        Sites without which a round waits.
-    written : float
-        In seconds since 1970.
-    paused, ends : float
-        Start and latest end of the current pause, in seconds since 1970; 0 without one.
-    sites : tuple of SiteStatus
-    state : RunState
-    """
-
-    round: int
-    rounds: int
-    pause_below: int
+    round: int  # next, or under way
+    rounds: int  # at most
+    pause_below: int  # sites without which a round waits
     written: float
-    paused: float = 0.0
-    ends: float = 0.0
+    paused: float = 0.0  # start of the current pause; 0 without one
+    ends: float = 0.0  # its latest end
     sites: tuple[SiteStatus, ...] = ()
     state: RunState = RunState.RUNNING
 
 
-def status_of(
-    run: RunConfig,
-    roster: Roster,
-    round: int,
-    participations: NDArray[np.int64],
-    paused: float = 0.0,
-    ends: float = 0.0,
-    state: RunState = RunState.RUNNING,
-) -> Status:
-    """Return the status of a run before a round, or after its end."""
-    placed = roster.place(TRAIN, np.flatnonzero(participations))
-    released = participations[participations != 0]
-    sites = []
-    for node, hosting in roster.nodes:
+def status_of(run: RunConfig, roster: Roster, round: int, participations: NDArray[np.int64], **more: Any) -> Status:
+    """Return the status of a run before a round, or after its end; more fields are those of `Status`."""
+    placed, released = roster.place(TRAIN, np.flatnonzero(participations)), participations[participations != 0]
+
+    def of_site(node: int, hosting: Hosting) -> SiteStatus:
         at = roster.state(node, round)
-        site = SiteStatus(
+        return SiteStatus(
             name=roster.names[node].removeprefix("site ")[:_LONGEST],
             presence=at.presence,
             since=at.since,
@@ -113,14 +75,6 @@ def status_of(
             releases=int(released[placed.get(node, ([], []))[0]].sum()),
             refusals=dict(roster.refusals.get(node, {})),
         )
-        sites.append(site)
-    return Status(
-        round=round,
-        rounds=run.rounds,
-        pause_below=run.wait.below,
-        written=time.time(),
-        paused=paused,
-        ends=ends,
-        sites=tuple(sites),
-        state=state,
-    )
+
+    sites = tuple(of_site(*each) for each in roster.nodes)
+    return Status(round=round, rounds=run.rounds, pause_below=run.wait.below, written=time.time(), sites=sites, **more)

@@ -31,33 +31,17 @@ _SQUARES = ("mse", "rmse")
 
 @dataclass(frozen=True)
 class Summary:
-    """Describes a run in the units of the data.
-
-    Attributes
-    ----------
-    model : Model
-    manifest : Manifest or None
-        The data's manifest, for units and truth, if there is one.
-    release : Release
-        A client's release in each participation.
-    rounds : int
-        Number of rounds that were planned; 0 if that is not known.
-    most : float
-        Maximum number of a client's releases, fixed before the run.
-    capped : bool
-        Whether the run sets that maximum, which is then what its guarantee counts; otherwise clients are drawn at
-        random, and a maximum of all rounds says little.
-    delta : float
-        Of the stated guarantee; 0 for a pure epsilon.
-    """
+    """Describes a run in the units of the data."""
 
     model: Model
-    manifest: Manifest | None
-    release: Release
-    rounds: int = 0
-    most: float = math.inf
+    manifest: Manifest | None  # the data's, for units and truth, if there is one
+    release: Release  # a client's, in each participation
+    rounds: int = 0  # that were planned; 0 if that is not known
+    most: float = math.inf  # releases of a client, fixed before the run
+    # Whether the run sets that maximum, which is then what its guarantee counts; otherwise clients are drawn at random,
+    # and a maximum of all rounds says little.
     capped: bool = False
-    delta: float = DELTA
+    delta: float = DELTA  # of the stated guarantee; 0 for a pure epsilon
 
     @classmethod
     def of(cls, setup: Setup) -> Self:

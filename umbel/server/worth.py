@@ -59,23 +59,13 @@ _Figure = Annotated[float, Field(allow_inf_nan=False)] | None
 
 @dataclass(frozen=True)
 class Arm:
-    """A row of the table.
-
-    Attributes
-    ----------
-    way : Way
-    label : str
-    mean, worst_decile : float or None
-        Metric over clients, and over the worst tenth of them; None if it is not finite.
-    remark : str
-        How it was made, if the name does not say so.
-    """
+    """A row of the table: the metric over clients, and over the worst tenth of them; None if it is not finite."""
 
     way: Way
     label: _Text
     mean: _Figure
     worst_decile: _Figure
-    remark: _Text = ""
+    remark: _Text = ""  # how it was made, if the label does not say so
 
 
 @dataclass(frozen=True)
@@ -88,35 +78,18 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Worth:
-    """The measured worth of a run.
-
-    Attributes
-    ----------
-    metric, unit : str
-        The measured metric, and its unit; empty for none.
-    higher_is_better : bool
-    clients : int
-        Number of measured validation clients, each on the half of its rows that it used neither to train nor to choose.
-    arms : list of Arm
-    left_out : list of LeftOut
-    worth_it : bool
-        Whether a client is better off with the run than without, as far as was measured.
-    verdict : str
-        The same as a sentence.
-    rounds : int
-        Number of lines of the run's history when this was measured.
-    version : int
-    """
+    """The measured worth of a run."""
 
     metric: _Text
-    unit: _Text
+    unit: _Text  # of the metric; empty for none
     higher_is_better: bool
     clients: Annotated[int, Field(ge=0)]
+    """Measured validation clients, each on the half of its rows that it used neither to train nor to choose."""
     arms: Annotated[list[Arm], Field(max_length=50)]
     left_out: Annotated[list[LeftOut], Field(max_length=50)]
-    worth_it: bool
-    verdict: _Text
-    rounds: int
+    worth_it: bool  # whether a client is better off with the run than without, as far as was measured
+    verdict: _Text  # the same as a sentence
+    rounds: int  # lines of the run's history when this was measured
     version: Literal[1] = 1
 
     @property

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from umbel.client.trial import first_update
 from umbel.privacy.accounting.guarantee import (
@@ -30,8 +30,8 @@ from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import LAPLACE, Clipping, NoisePer, Protect, Release, ReleaseBy
 from umbel.protocol.run_config import ClipSchedule, RunConfig
 from umbel.protocol.words import count_of
-from umbel.simulation.facts import check_declared, estimated_scales, made_up
-from umbel.simulation.wanted import Draft, Wanted, filled
+from umbel.simulation.facts import Draft, check_declared, estimated_scales, filled, made_up
+from umbel.simulation.start import Wanted
 
 PRIVACY = ("noise-multiplier", "mechanism", "choice-epsilon", "clipping")
 """Keys of the noise; a user who sets one decides on the run's privacy."""
@@ -66,42 +66,14 @@ _WHO = {
 
 @dataclass(frozen=True)
 class Goal:
-    """All that decides the noise and the rounds of a run.
-
-    Attributes
-    ----------
-    wanted : Wanted
-    run : RunConfig
-    kept : frozenset of str
-        Keys that the user gave.
-    linear : bool
-        Whether the model is.
-    hypotheses : int
-        k.
-    task : Task
-        Of rounds of one client, with the fewest hypotheses among which a client may choose.
-    """
+    """All that decides the noise and the rounds of a run."""
 
     wanted: Wanted
     run: RunConfig
-    kept: frozenset[str]
-    linear: bool
-    hypotheses: int
-    task: Task
-
-    @classmethod
-    def of(cls, draft: Draft) -> Goal:
-        """Return the goal of a run."""
-        strategy, model = draft.setup.strategy, draft.setup.model
-        task = Task(
-            model.num_parameters,
-            strategy.fewest_hypotheses,
-            draft.dataset.manifest.train,
-            1,
-            by=strategy.release_by,
-            sites=max(1, draft.nodes),
-        )
-        return cls(draft.wanted, draft.setup.config, draft.kept, model.linear, strategy.hypotheses, task)
+    kept: frozenset[str]  # keys that the user gave
+    linear: bool  # whether the model is
+    hypotheses: int  # k
+    task: Task  # of rounds of one client, with the fewest hypotheses among which a client may choose
 
     @property
     def rule(self) -> _Rule:
@@ -124,23 +96,13 @@ class Goal:
         return 1
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """The noise of a participation, and the rounds.
-
-    Attributes
-    ----------
-    plan : Plan
-    rounds, clients : int
-        T and U.
-    left : float
-        The noise in a hypothesis after a round, in clip norms.
-    """
+class Schedule(NamedTuple):
+    """The noise of a participation, and the rounds."""
 
     plan: Plan
-    rounds: int
-    clients: int
-    left: float
+    rounds: int  # T
+    clients: int  # U
+    left: float  # the noise in a hypothesis after a round, in clip norms
 
     @property
     def noise(self) -> float:
@@ -160,7 +122,11 @@ def with_noise(draft: Draft) -> tuple[dict[str, Any], list[str]]:
     """
     _check_given(draft)
     check_declared(draft.setup.model, draft.dataset)
-    goal = Goal.of(draft)
+    setup, train = draft.setup, draft.dataset.manifest.train
+    strategy, model = setup.strategy, setup.model
+    fewest, sites = strategy.fewest_hypotheses, max(1, draft.nodes)
+    task = Task(model.num_parameters, fewest, train, 1, by=strategy.release_by, sites=sites)
+    goal = Goal(draft.wanted, setup.config, draft.kept, model.linear, strategy.hypotheses, task)
     planned = schedule(goal)
     values = filled(draft.values, _entries(goal, planned, draft), draft.kept)
     run = RunConfig.parse(values)
@@ -171,7 +137,7 @@ def with_noise(draft: Draft) -> tuple[dict[str, Any], list[str]]:
         # 0 where its pure epsilon is what was wanted
         pure = pure_spent({release: times}) <= goal.wanted.epsilon * (1 + 1e-9)
         values["delta"] = 0.0 if pure else goal.wanted.delta
-    if "noise-multiplier" not in draft.kept and _in_vain(goal, planned):
+    if "noise-multiplier" not in draft.kept and planned.noise >= goal.drowned:
         raise _refusal(goal, planned, draft)
     have = guarantee({release: times}, values["delta"])
     assert have is not None, "it was checked"
@@ -295,10 +261,6 @@ def _words(goal: Goal, planned: Schedule, run: RunConfig, have: Guarantee) -> li
 # --- the refusal
 
 
-def _in_vain(goal: Goal, planned: Schedule) -> bool:
-    return planned.noise >= goal.drowned
-
-
 def _refusal(goal: Goal, planned: Schedule, draft: Draft) -> ConfigError:
     """Return the error for a run in vain. It proposes a strategy, an epsilon or clients only if that leads to a
     plan."""
@@ -322,7 +284,7 @@ def _refusal(goal: Goal, planned: Schedule, draft: Draft) -> ConfigError:
 
 def _helps(goal: Goal) -> bool:
     with suppress(ConfigError):
-        return not _in_vain(goal, schedule(goal))
+        return schedule(goal).noise < goal.drowned
     return False
 
 

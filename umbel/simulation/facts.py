@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,8 @@ from umbel.models.fit import look
 from umbel.models.losses import SLOPES
 from umbel.models.model import Model
 from umbel.protocol.errors import ConfigError
+from umbel.server.setup import Setup
+from umbel.simulation.start import Wanted
 
 _CLIENTS, _ROWS = 8, 10  # made-up clients, and rows of each
 _NUMBERS = ("number", "integer")
@@ -27,22 +30,30 @@ _FAR = (-3.0, 3.0)  # years and days of a date that counts from the default date
 _MOST_NAMED = 30  # columns that an error lists
 
 
+class Draft(NamedTuple):
+    """A run before its noise is planned."""
+
+    values: dict[str, Any]  # entries of its run config
+    kept: frozenset[str]  # keys that the user gave, whose entries a plan keeps
+    wanted: Wanted
+    setup: Setup  # of these values
+    dataset: Dataset
+    nodes: int  # that release sums of their clients' updates, if the strategy has sites release
+
+
+def filled(values: Mapping[str, Any], entries: Mapping[str, Any], kept: frozenset[str]) -> dict[str, Any]:
+    """Return values with further entries, except for those that are kept."""
+    return {**values, **{key: value for key, value in entries.items() if key not in kept}}
+
+
 @dataclass(frozen=True)
 class Span:
-    """Declared facts about a column's numbers, as a model sees them.
-
-    Attributes
-    ----------
-    low, high : float or None
-        Their range; None if it is not declared.
-    declared : bool
-        Whether a range or a scale is declared.
-    """
+    """Declared facts about a column's numbers, as a model sees them."""
 
     name: str
-    low: float | None = None
+    low: float | None = None  # of their range; None if it is not declared
     high: float | None = None
-    declared: bool = True
+    declared: bool = True  # whether a range or a scale is
 
     @property
     def centre(self) -> float:

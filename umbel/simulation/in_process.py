@@ -5,13 +5,11 @@ from __future__ import annotations
 import secrets
 import tomllib
 from collections.abc import Mapping, Sequence
-from logging import INFO
 from pathlib import Path
 from typing import Any
 
 import umbel.client.app
 from umbel.protocol.errors import ConfigError, FleetError
-from umbel.protocol.log import log
 from umbel.protocol.project import CONFIGS
 from umbel.protocol.run_config import RunConfig
 from umbel.server.app import conduct
@@ -33,17 +31,6 @@ class _NoNodeLost(Callback):
     def after_exchange(self, round: int, stages: dict[str, float]) -> None:
         if self.run.state.history[-1].lost_nodes:
             raise FleetError(f"the simulated node refused in round {round}; the log says why", code="nodes.refused")
-
-
-class _Place(Callback):
-    """Notes the run's folder."""
-
-    run: Run
-    folder: Path | None = None
-
-    def begin(self) -> None:
-        """Note it."""
-        self.folder = self.run.folder.path if self.run.folder else None
 
 
 def run_config(name: str, **changes: Any) -> dict[str, Any]:
@@ -81,16 +68,8 @@ def run(config: Mapping[str, Any], nodes: int = 1, observers: Sequence[Callback]
         If the nodes refuse; the reason is in the log.
     """
     config = RunConfig().entries() | RunConfig.current(config)
-    grid, place = InProcessGrid(umbel.client.app.app, config, nodes), _Place()
-    try:
-        return conduct(grid, config, secrets.randbelow(10**6), [place, *observers])
-    except KeyboardInterrupt:
-        if place.folder and (place.folder / "latest.safetensors").is_file():
-            log(INFO, "Stopped. The finished rounds are kept in %s", place.folder)
-            log(INFO, "Resume it with: umbel run %s --resume", place.folder.name)
-        else:
-            log(INFO, "Stopped before the first round was over; nothing is kept.")
-        raise
+    grid = InProcessGrid(umbel.client.app.app, config, nodes)
+    return conduct(grid, config, secrets.randbelow(10**6), observers)
 
 
 def play(

@@ -8,67 +8,30 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from umbel.protocol.release import Clipping, ReleaseBy
 from umbel.protocol.run_config import ClipSchedule
 from umbel.server.setup import Setup
 from umbel.simulation.client_planner import PRIVACY, PROVISIONAL, with_noise
+from umbel.simulation.facts import Draft, filled
 from umbel.simulation.local_training import local_training
 from umbel.simulation.row_planner import with_row_noise
-from umbel.simulation.wanted import Draft, Wanted, filled
+from umbel.simulation.start import PlannedRun, Wanted
 
 _ROW_ROUNDS = 20
 """Rounds of a run that hides rows and has no configuration."""
 
 
-@dataclass(frozen=True)
-class PlannedRun:
-    """A run config, with lines that describe it.
-
-    Attributes
-    ----------
-    values : dict
-        The run config's entries; others have their defaults.
-    words : list of str
-        Lines.
-    """
-
-    values: dict[str, Any]
-    words: list[str]
-
-
 def plan_run(
-    values: Mapping[str, Any],
-    given: Iterable[str],
-    configured: bool,
-    wanted: Wanted | None,
-    sites: int = 1,
-    name: str = "",
+    values: Mapping[str, Any], given: Iterable[str], configured: bool, wanted: Wanted | None, sites: int, name: str
 ) -> PlannedRun:
-    """Return a run config with the missing entries.
+    """Return a run config with the missing entries; see `umbel.simulation.start.values_of`.
 
-    Parameters
-    ----------
-    values : mapping
-        The entries of a configuration, or only the dataset's name, overridden by `Wanted.settings` and the user's.
-    given : iterable of str
-        The keys that the user gave. They are not changed.
-    configured : bool
-        Whether there is a configuration. Otherwise its entries for training are chosen too.
-    wanted : Wanted, optional
-        Without a guarantee, a run of the user's own data has no noise.
-    sites : int
-        Number of nodes that release sums of their clients' updates, if the strategy has sites release.
-    name : str
-        The user's name for it, for the hint.
-
-    Raises
-    ------
-    ConfigError
-        If the run would learn nothing with the guarantee, the user's entries break it, or it needs ranges that are
-        not declared.
+    The values are those of a configuration, if there is one (`configured`), or only the dataset's name, overridden by
+    `Wanted.settings` and by the user's, whose keys are the given ones. Raises `ConfigError` if the run would learn
+    nothing with the guarantee, the user's entries break it, or it needs ranges that are not declared.
     """
     kept, by_rows = frozenset(given), wanted is not None and wanted.rows is not None
     planned = dict(values)

@@ -8,9 +8,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from umbel.protocol.arrays import Arrays
-from umbel.protocol.cli import command_line, errors_in_one_line
-from umbel.protocol.errors import ConfigError
+from umbel.protocol.cli import command_line
 from umbel.server.report import View, render
 from umbel.server.run_folder import RunFolder
 from umbel.server.runs import find_run, opening, reading
@@ -25,34 +23,24 @@ def write_report(run: str | Path, baselines: bool = True) -> Path:
     With `baselines`, a missing measurement of the worth of a simulation, whose dataset is on this machine, is made and
     saved (`umbel.simulation.worth`). Raises `ConfigError` if the folder holds no run with a finished round.
     """
-    folder, setup, view, kept = _open(run)
-    view.worth = folder.read_worth()
-    if view.worth is None or view.worth.rounds != len(view.state.history):
-        view.worth = None
-        if baselines and _same_data(folder, setup):
-            view.worth = appraise(setup, view.state, kept)
-            folder.write_worth(view.worth)
-    folder.write_report(render(view, folder.read_config()["versions"]))
-    return folder.path / "report.html"
-
-
-def _open(run: str | Path) -> tuple[RunFolder, Setup, View, Arrays]:
-    """Return a run's folder, its setup, the input of its report, and its strategy's state."""
     path = find_run(str(run))
     folder = RunFolder(path)
     with opening(path):
-        config = folder.read_run_config()
-        setup = Setup.of_run(folder)
+        config, setup = folder.read_run_config(), Setup.of_run(folder)
         state, spent, kept = folder.read(setup.model.shapes)
         folder.check_releases(spent, state.history)
+        participations = np.zeros(setup.manifest.train if setup.manifest else max(spent, default=-1) + 1, np.int64)
+        participations[list(spent)] = list(spent.values())
     state.stopped = state.stopped or "it was interrupted"
-    clients = setup.manifest.train if setup.manifest else max(spent, default=-1) + 1
-    if spent and (last := max(spent)) >= clients:
-        text = f"participations.jsonl names client {last}, and the dataset has {clients:,} training clients"
-        raise ConfigError(f"{path} is damaged: {text}; restore an intact copy", code="config.run-damaged")
-    participations = np.zeros(clients, np.int64)
-    participations[list(spent)] = list(spent.values())
-    return folder, setup, View(path.name, Summary.of(setup), state, participations, config), kept
+    worth = folder.read_worth()
+    if worth is None or worth.rounds != len(state.history):
+        worth = None
+        if baselines and _same_data(folder, setup):
+            worth = appraise(setup, state, kept)
+            folder.write_worth(worth)
+    view = View(path.name, Summary.of(setup), state, participations, config, worth)
+    folder.write_report(render(view, folder.read_config()["versions"]))
+    return path / "report.html"
 
 
 def _same_data(folder: RunFolder, setup: Setup) -> bool:
@@ -63,15 +51,13 @@ def _same_data(folder: RunFolder, setup: Setup) -> bool:
     return bool(folder.read_config().get("data") == setup.digests["data"])
 
 
-def main(
+@command_line
+def app(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run: its name, its path, or last.")] = "last",
     baselines: Annotated[
         bool, typer.Option("--baselines/--no-baselines", help="Measure the run's worth, if that was not done.")
     ] = True,
 ) -> None:
     """Write the report.html of a run. Interrupted runs and runs of a sweep have none yet."""
-    with errors_in_one_line(), reading(run):
+    with reading(run):
         typer.echo(write_report(run, baselines))
-
-
-app = command_line(main)

@@ -13,8 +13,7 @@ from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Protect, Release
 from umbel.protocol.run_config import RowSettings, RunConfig
 from umbel.protocol.words import count_of
-from umbel.simulation.facts import check_declared, estimated_scales
-from umbel.simulation.wanted import Draft, filled
+from umbel.simulation.facts import Draft, check_declared, estimated_scales, filled
 
 
 def with_row_noise(draft: Draft) -> tuple[dict[str, Any], list[str]]:

@@ -111,35 +111,11 @@ def sweep(
     for known in (_named_by, _fingerprint, _digest):
         known.cache_clear()  # files may have changed since an earlier sweep in this process
     make_folder(folder)
-    with alone(folder):
-        return _sweep(specs, folder, task, workers, keep)
-
-
-@contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Hold a folder, which only one sweep at a time may write to."""
-    lock = FileLock(folder / ".lock", timeout=0)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise SweepError(f"another sweep is running in {folder}; wait until it ends", code="sweep.running") from None
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def done(specs: Sequence[Spec], folder: Path, task: Task = finish, keep: bool = False) -> list[Result]:
-    """Return the results of finished runs, in the order of `specs`, also while others are running; see `sweep`."""
-    return [result for spec in specs if (result := _read(spec, folder, task, keep)) is not None]
-
-
-def _sweep(specs: Sequence[Spec], folder: Path, task: Task, workers: int | None, keep: bool) -> list[Result]:
-    results = {result.spec.name: result for result in done(specs, folder, task, keep)}
-    missing = [spec for spec in specs if spec.name not in results]
-    console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=console) as progress:
+    progress = Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=Console(stderr=True))
+    with alone(folder), progress:
+        results = {result.spec.name: result for result in done(specs, folder, task, keep)}
+        missing = [spec for spec in specs if spec.name not in results]
         bar = progress.add_task(folder.name, total=len(specs), completed=len(results))
         if missing:
             with closing(_each(missing, task, workers)) as runs:
@@ -149,6 +125,22 @@ def _sweep(specs: Sequence[Spec], folder: Path, task: Task, workers: int | None,
                     if error:
                         progress.console.print(f"[red]{spec.name} failed:[/red] {error.strip().splitlines()[-1]}")
     return [results[spec.name] for spec in specs]
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Hold a folder, which only one sweep at a time may write to."""
+    try:
+        lock = FileLock(folder / ".lock", timeout=0).acquire()
+    except Timeout:
+        raise SweepError(f"another sweep is running in {folder}; wait until it ends", code="sweep.running") from None
+    with lock:
+        yield
+
+
+def done(specs: Sequence[Spec], folder: Path, task: Task = finish, keep: bool = False) -> list[Result]:
+    """Return the results of finished runs, in the order of `specs`, also while others are running; see `sweep`."""
+    return [result for spec in specs if (result := _read(spec, folder, task, keep)) is not None]
 
 
 def _each(specs: Sequence[Spec], task: Task, workers: int | None = None) -> Runs:

@@ -23,8 +23,7 @@ from umbel.protocol.errors import ConfigError
 from umbel.protocol.run_config import RunConfig
 from umbel.simulation import in_process
 from umbel.simulation.in_process import play
-from umbel.simulation.start import read_values, values_of
-from umbel.simulation.wanted import Wanted
+from umbel.simulation.start import Wanted, read_values, values_of
 
 
 def umbel(*words: Any) -> tuple[int, str]:
@@ -246,14 +245,14 @@ def test_categories_are_those_found_or_given(stays: Path) -> None:
         ("", "data.no-client", "--client"),
         ("--client hospital", "data.no-target", "--target 'cost'"),
         ("--client hospita --target cost", "data", "'hospita'"),
-        ("--client hospital --target cost --drop x", "data.unknown-column", "'x'"),
+        ("--client hospital --target cost --drop x", "data", "'x'"),
         ("--client hospital --target cost --set scale=3", "data.bad-set", "COLUMN.ENTRY=VALUE"),
         ("--client hospital --target cost --set age.minimum=30", "data", "from 30"),
         ("--client hospital --target cost --validation h77", "data", "'h77'"),
         ("--client hospital --target cost --missing guess", "data", "refuse, drop"),
         ("--clients 300 --target cost", "data", "1 to 200"),
         ("--client hospital --target cost --alpha 1", "data.alpha-without-clients", "--clients"),
-        ("--schema own.toml --target cost", "data.schema-and-options", "--schema"),
+        ("--schema own.toml --target cost", "data.schema-clash", "schema"),
         ("--client hospital --target cost --set 'model=mlp inputs=9 hidden=2 outputs=1'", "data", "inputs=9"),
         ("--client hospital --target smoker --set loss=cross-entropy", "data", "classes"),
         ("--client hospital --target cost --set model=rose", "model", "'rose'"),

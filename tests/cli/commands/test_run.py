@@ -141,13 +141,14 @@ def test_a_run_that_cannot_go_on_is_told_before_it_is_submitted(
     ended(*umbel("run", *(word.format(run=folder) for word in words)), "config", "resume", part)
 
 
-def test_a_home_that_cannot_be_made_is_told_before_anything_starts(
+def test_a_home_that_cannot_be_made_is_told_before_the_first_round(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setenv("UMBEL_HOME", str(tmp_path / "file" / "home"))
-    monkeypatch.setattr("umbel.simulation.in_process.run", lambda *_: pytest.fail("it was started"))
-    ended(*umbel("run"), "config.home", "UMBEL_HOME")
+    for home in (tmp_path / "file", tmp_path / "file" / "home"):
+        monkeypatch.setenv("UMBEL_HOME", str(home))
+        code, told = umbel("run")
+        assert (code, "[config.home]" in told, "round " in told) == (2, True, False), told
 
 
 # --- was it worth it?

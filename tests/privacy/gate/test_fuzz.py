@@ -132,7 +132,7 @@ class Watched:
     @property
     def least(self) -> tuple[float, float]:
         """The lowest noise multiplier and radius of a release."""
-        return float(self.config.get("min-noise-multiplier", 1.0)), float(self.config.get("clip-norm-floor", 0.01))
+        return float(self.config.get("min-noise-multiplier", 1.0)), 0.01
 
     def check(self, message: Message, reply: Message) -> str:
         """Check a reply, count what left, and return what kind of reply it was."""

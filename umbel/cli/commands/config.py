@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from umbel.protocol.cli import command_line, errors_in_one_line
+from umbel.protocol.cli import command_line
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.home import write_atomically
 from umbel.protocol.rules import Settings
@@ -22,7 +22,8 @@ from umbel.protocol.run_config import RunConfig
 from umbel.protocol.signatures import SIGNATURE, server_of, sign
 
 
-def _explain(
+@command_line
+def explain(
     words: Annotated[
         list[str] | None, typer.Argument(metavar="[WORD...]", help="Only keys with one of these words in name or text.")
     ] = None,
@@ -43,10 +44,8 @@ def _explain(
     if not found:
         near = difflib.get_close_matches((words or [""])[0], kind.names(), 1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        with errors_in_one_line():
-            raise ConfigError(
-                f"no key or meaning contains {' or '.join(map(repr, words or []))}{hint}", code="config.unknown-key"
-            )
+        asked = " or ".join(map(repr, words or []))
+        raise ConfigError(f"no key or meaning contains {asked}{hint}", code="config.unknown-key")
     table = Table("key", "default", "meaning", show_lines=len(found) < len(rows))
     for name, default, rule, meaning in found:
         text = Text(meaning)
@@ -54,9 +53,6 @@ def _explain(
             text.append(f"\n{rule}", style="dim")
         table.add_row(Text(name, style="bold"), Text(default), text)
     Console().print(table)
-
-
-explain = command_line(_explain)
 
 
 def _sign(
@@ -73,15 +69,14 @@ def _sign(
     The signature covers every setting, those with default values too, and is for one run at one server. A site that
     lists your public key answers that run. Change no setting afterwards.
     """
-    with errors_in_one_line():
-        try:
-            given = tomllib.loads(config.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ConfigError(f"{config} is no TOML file: {error}", code="config.unreadable") from None
-        whole = RunConfig.parse(given, str(config))
-        signature = sign(whole.unsigned(), key, datetime.now(UTC) + timedelta(days=days), server_of(root_certificates))
-        path = out or config.with_suffix(".signed.toml")
-        write_atomically(path, tomli_w.dumps(whole.entries() | {SIGNATURE: signature}).encode())
+    try:
+        given = tomllib.loads(config.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{config} is no TOML file: {error}", code="config.unreadable") from None
+    whole = RunConfig.parse(given, str(config))
+    signature = sign(whole.unsigned(), key, datetime.now(UTC) + timedelta(days=days), server_of(root_certificates))
+    path = out or config.with_suffix(".signed.toml")
+    write_atomically(path, tomli_w.dumps(whole.entries() | {SIGNATURE: signature}).encode())
     typer.echo(path)
 
 

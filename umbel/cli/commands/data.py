@@ -31,7 +31,7 @@ from umbel.data import (
 )
 from umbel.data.find import load_recipe, recipes
 from umbel.data.hints import Syntax
-from umbel.protocol.cli import command_group, console, errors_in_one_line
+from umbel.protocol.cli import command_group, console
 from umbel.protocol.errors import DatasetError
 from umbel.protocol.home import umbel_home
 from umbel.protocol.options import options_of
@@ -72,8 +72,7 @@ app.add_typer(_make, name="make")
 @app.command("list")
 def list_() -> None:
     """List the datasets under $UMBEL_HOME/data, and umbel's own."""
-    with errors_in_one_line():
-        home = umbel_home() / "data"
+    home = umbel_home() / "data"
     made = sorted(path.parent for path in home.glob("*/manifest.json")) if home.is_dir() else []
     names = {path.name for path in made}
     found = [*made, *(path for path in sorted(BUNDLED.glob("*.json")) if path.stem not in names)]
@@ -103,15 +102,14 @@ def show(
     ] = False,
 ) -> None:
     """Describe a dataset and its columns."""
-    with errors_in_one_line():
-        path = find_typed(dataset)
-        if schema:
-            layout = read_manifest(path).layout
-            if layout is None:
-                raise DatasetError(f"{path} was not made from a table, and has no schema", code="data.no-schema")
-            typer.echo(tomli_w.dumps(layout.entries()), nl=False)
-            return
-        data = open_dataset(path)
+    path = find_typed(dataset)
+    if schema:
+        layout = read_manifest(path).layout
+        if layout is None:
+            raise DatasetError(f"{path} was not made from a table, and has no schema", code="data.no-schema")
+        typer.echo(tomli_w.dumps(layout.entries()), nl=False)
+        return
+    data = open_dataset(path)
     _show(data)
     typer.echo(path)
 
@@ -125,10 +123,9 @@ def check(
     # The import loads pandas, which a list does not need.
     from umbel.data.table import encode, read_table
 
-    with errors_in_one_line():
-        rows = encode(read_table(table), Schema.read(schema), table)
-        if not rows.clients:
-            raise DatasetError(f"{table}: no rows are left; repair the table or its schema", code="data.no-rows")
+    rows = encode(read_table(table), Schema.read(schema), table)
+    if not rows.clients:
+        raise DatasetError(f"{table}: no rows are left; repair the table or its schema", code="data.no-rows")
     typer.echo(f"{table} fits {schema}; clients: {len(set(rows.clients)):,}, rows: {len(rows.clients):,}")
     for reason, count in rows.left_out.items():
         typer.echo(f"Rows left out: {count:,}, because {reason}.")
@@ -176,58 +173,52 @@ def import_(
     """Make a dataset from a table: one column holds the clients, another the target."""
     from umbel.data.importers import Dirichlet, Partitioner, Uniform, from_dataframe
     from umbel.data.importers.client_data import folder_of
+    from umbel.data.importers.frames import columns_there
     from umbel.data.table import read_table
 
-    with errors_in_one_line():
-        if not file.is_file():
-            raise DatasetError(f"{file} is not a file; give a CSV or parquet file", code="data.no-file")
-        folder = folder_of(name or file.name.split(".")[0])
-        if folder.exists() and not replace:
-            raise DatasetError(f"{folder} exists already; give another --name, or --replace", code="data.exists")
-        check_out(folder)
-        columns, whole = _settings(settings or [])
-        if schema and (client or target or features or drop or columns or missing != "refuse"):
-            raise DatasetError("give --schema FILE or options on columns, not both", code="data.schema-and-options")
-        if not schema and bool(client) == bool(clients):
-            raise DatasetError("give --client COLUMN, --clients NUMBER or --schema FILE", code="data.no-client")
-        if alpha and not clients:
-            raise DatasetError("--alpha needs --clients NUMBER", code="data.alpha-without-clients")
-        who: str | Partitioner | None = client or None
-        if clients:
-            who = Dirichlet(clients, alpha, whole.seed) if alpha else Uniform(clients, whole.seed)
-        frame = read_table(file)
-        taken: dict[str, Any] = {"schema": schema}
-        if schema is None:
-            if not target:
-                text = f"name the column to predict, as --target {frame.columns[-1]!r}"
-                raise DatasetError(text, code="data.no-target")
-            taken = {
-                "target": target,
-                "features": _features(list(frame.columns), features, drop, {client, target}),
-                "columns": columns,
-                "missing": missing,
-                "provenance": f"Made from {file.name} by umbel data import.",
-            }
-        data = from_dataframe(
-            frame,
-            client=who,
-            **taken,
-            standardise=standardise,
-            standardise_epsilon=whole.standardise_epsilon,
-            syntax=Syntax.FLAGS,
-            validation=_share(validation),
-            test=_share(test),
-            seed=whole.seed,
-            source=file,
-            model=whole.model,
-            loss=whole.loss,
-        )
-        if whole.model or whole.loss:
-            from umbel.client.trial import check_fit  # imports PyTorch, which suggested models do not need
+    folder = folder_of(name or file.name.split(".")[0])
+    if folder.exists() and not replace:
+        raise DatasetError(f"{folder} exists already; give another --name, or --replace", code="data.exists")
+    check_out(folder)
+    columns, whole = _settings(settings or [])
+    if not schema and bool(client) == bool(clients):
+        raise DatasetError("give --client COLUMN, --clients NUMBER or --schema FILE", code="data.no-client")
+    if alpha and not clients:
+        raise DatasetError("--alpha needs --clients NUMBER", code="data.alpha-without-clients")
+    who: str | Partitioner | None = client or None
+    if clients:
+        who = Dirichlet(clients, alpha, whole.seed) if alpha else Uniform(clients, whole.seed)
+    frame = read_table(file)
+    columns_there(frame.columns, _words(drop), file)
+    frame = frame.drop(columns=_words(drop))
+    if not (schema or target):
+        text = f"name the column to predict, as --target {frame.columns[-1]!r}"
+        raise DatasetError(text, code="data.no-target")
+    data = from_dataframe(
+        frame,
+        client=who,
+        target=target or None,
+        features=_words(features) or None,
+        columns=columns,
+        schema=schema,
+        missing=missing,
+        standardise=standardise,
+        standardise_epsilon=whole.standardise_epsilon,
+        syntax=Syntax.FLAGS,
+        validation=_share(validation),
+        test=_share(test),
+        seed=whole.seed,
+        source=file,
+        model=whole.model,
+        loss=whole.loss,
+        **({} if schema else {"provenance": f"Made from {file.name} by umbel data import."}),
+    )
+    if whole.model or whole.loss:
+        from umbel.client.trial import check_fit  # imports PyTorch, which suggested models do not need
 
-            check_fit(data.dataset)
-        data.write(folder, replace=replace)
-        written = open_dataset(folder)
+        check_fit(data.dataset)
+    data.write(folder, replace=replace)
+    written = open_dataset(folder)
     known = folder.name if folder.parent == umbel_home() / "data" else str(folder)
     _show(written)
     for note in data.notes:
@@ -238,14 +229,6 @@ def import_(
         typer.echo(hint)
     typer.echo(folder)
     typer.echo(f"Next: umbel run {shlex.quote(known)}")
-
-
-def _features(known: Sequence[str], features: str, drop: str, others: set[str]) -> list[str]:
-    chosen, dropped = _words(features), _words(drop)
-    if strange := [name for name in (*chosen, *dropped) if name not in known]:
-        text = f"there is no column {strange[0]!r}; the table has {', '.join(known)}"
-        raise DatasetError(text, code="data.unknown-column")
-    return [name for name in chosen or known if name not in dropped and (chosen or name not in others)]
 
 
 def _settings(words: Sequence[str]) -> tuple[dict[str, dict[str, Any]], Whole]:

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from umbel.protocol.cli import errors_in_one_line
+from umbel.protocol.cli import command_line
 
 if TYPE_CHECKING:
     from umbel.server.worth import Worth
-
-app = typer.Typer(add_completion=False)
 
 CONFIG = "hospital-services"
 OPEN, ONE, SEVERAL = "one model, no privacy", "one model, pure epsilon 4", "three hypotheses, pure epsilon 4"
@@ -28,8 +26,8 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
 """Changes of `CONFIG`, by the table's name of the run."""
 
 
-@app.command()
-def command() -> None:
+@command_line
+def app() -> None:
     """Learn hospital payments from 2,062 hospitals in several ways, and measure each way on other hospitals."""
     # These imports load PyTorch; --help need not wait for it.
     from umbel.cli.runs import Run
@@ -37,22 +35,21 @@ def command() -> None:
     from umbel.server.run_folder import RunFolder
     from umbel.simulation.start import in_this_process, read_values
 
-    with errors_in_one_line():
-        typer.echo("The data are Medicare's payments to 2,947 hospitals for four services. Each hospital is a client.")
-        found: dict[str, Worth] = {}
-        folders: dict[str, Path] = {}
-        for what, changes in RUNS.items():
-            typer.echo(f"Learning: {what} ...")
-            with printed(lambda _: None):
-                folders[what] = in_this_process(read_values(CONFIG, changes))
-            worth = RunFolder(folders[what]).read_worth()
-            assert worth is not None, "the run measures it at its end"
-            found[what] = worth
-        for line in [*table(found), *Run(folders[ONE]).guarantee]:
-            typer.echo(line)
-        typer.echo("Each run left a folder. Open its report.html:")
-        for folder in folders.values():
-            typer.echo(folder)
+    typer.echo("The data are Medicare's payments to 2,947 hospitals for four services. Each hospital is a client.")
+    found: dict[str, Worth] = {}
+    folders: dict[str, Path] = {}
+    for what, changes in RUNS.items():
+        typer.echo(f"Learning: {what} ...")
+        with printed(lambda _: None):
+            folders[what] = in_this_process(read_values(CONFIG, changes))
+        worth = RunFolder(folders[what]).read_worth()
+        assert worth is not None, "the run measures it at its end"
+        found[what] = worth
+    for line in [*table(found), *Run(folders[ONE]).guarantee]:
+        typer.echo(line)
+    typer.echo("Each run left a folder. Open its report.html:")
+    for folder in folders.values():
+        typer.echo(folder)
 
 
 def table(found: Mapping[str, Worth]) -> list[str]:

@@ -16,11 +16,9 @@ import typer
 from packaging.requirements import Requirement
 
 from umbel.protocol import builds
-from umbel.protocol.cli import errors_in_one_line
+from umbel.protocol.cli import command_line
 from umbel.protocol.home import umbel_home
 from umbel.protocol.project import described
-
-app = typer.Typer(add_completion=False)
 
 GB = 10**9
 PORTS = {8000: "umbel server start", 9094: "umbel site start", 39091: "flwr run"}
@@ -128,11 +126,10 @@ def _taken(port: int) -> bool:
         return sock.connect_ex(("127.0.0.1", port)) == 0
 
 
-@app.command()
-def command() -> None:
+@command_line
+def app() -> None:
     """Check Python, PyTorch, Flower, Ray, Docker, GPU, memory, disk and ports. Exit code 1 if umbel will not work."""
-    with errors_in_one_line():
-        found = list(findings())
+    found = list(findings())
     for state, text in found:
         typer.echo(f"{state:<4}  {text}")
     if any(state is State.BAD for state, _ in found):

@@ -11,18 +11,16 @@ from typing import Annotated
 
 import typer
 
-from umbel.protocol.cli import errors_in_one_line
+from umbel.protocol.cli import command_line
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.project import APP, PACKAGE, described
-
-app = typer.Typer(add_completion=False)
 
 _MAX_LENGTH = 32
 """Of a Flower app's name."""
 
 
-@app.command()
-def command(
+@command_line
+def app(
     folder: Annotated[Path, typer.Argument(help="A new folder, or an empty one. Its name is the project's.")],
     flower: Annotated[
         bool,
@@ -30,21 +28,20 @@ def command(
     ] = False,
 ) -> None:
     """Write a Flower app in a new folder. It runs at once, with a model that you can replace."""
-    with errors_in_one_line():
-        folder = folder.expanduser().absolute()
-        package = package_of(folder.name)
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise ConfigError(f"{folder} exists already; give a new folder", code="config.project-exists")
-        for path, text in (flower_files() if flower else files()).items():
-            file = folder / path.replace("my_project", package)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            filled = text.replace("my_project", package).replace("my-project", folder.name)
-            file.write_text(filled.replace(">=VERSION", f">={described()['version']}"), encoding="utf-8")
-        typer.echo(f"Wrote {folder}. Next:")
-        export = "export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1"  # umbel is on no package index
-        by_flower = "flwr run . --stream" + (' --federation-config "num-supernodes=20"' if flower else "")
-        for line in (f"cd {folder.name}", *([] if flower else ["umbel run ."]), export, by_flower):
-            typer.echo(f"  {line}")
+    folder = folder.expanduser().absolute()
+    package = package_of(folder.name)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} exists already; give a new folder", code="config.project-exists")
+    for path, text in (flower_files() if flower else files()).items():
+        file = folder / path.replace("my_project", package)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        filled = text.replace("my_project", package).replace("my-project", folder.name)
+        file.write_text(filled.replace(">=VERSION", f">={described()['version']}"), encoding="utf-8")
+    typer.echo(f"Wrote {folder}. Next:")
+    export = "export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1"  # umbel is on no package index
+    by_flower = "flwr run . --stream" + (' --federation-config "num-supernodes=20"' if flower else "")
+    for line in (f"cd {folder.name}", *([] if flower else ["umbel run ."]), export, by_flower):
+        typer.echo(f"  {line}")
 
 
 def files() -> dict[str, str]:

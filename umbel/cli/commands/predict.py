@@ -11,17 +11,15 @@ import typer
 
 from umbel.cli.runs import Run
 from umbel.client.prediction import DEFAULT
-from umbel.protocol.cli import csv_cell, errors_in_one_line, printable
+from umbel.protocol.cli import command_line, csv_cell, errors_in_one_line, printable
 from umbel.protocol.errors import DatasetError
 from umbel.protocol.home import write_atomically
 from umbel.protocol.words import count_of
 from umbel.server.runs import find_run
 
-app = typer.Typer(add_completion=False)
 
-
-@app.command()
-def command(
+@command_line
+def app(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run: its name, its path, or last.")],
     rows: Annotated[
         str,
@@ -50,17 +48,16 @@ def command(
     A client's labelled rows choose its predictor. They come from the run's dataset if it has a client of that name,
     otherwise from the table. A client without labelled rows gets the mean of the hypotheses.
     """
+    if out is not None:
+        out = out.expanduser().absolute()
+        # Before the work, in case its result could not be written.
+        if not out.parent.is_dir():
+            text = f"{out} cannot be written: its folder is missing; make it first"
+            raise DatasetError(text, code="data.no-folder")
+        if (out.exists() and not out.is_file()) or not os.access(out.parent, os.W_OK):
+            raise DatasetError(f"{out} cannot be written; give a file in a writable folder", code="data.not-writable")
+    path = find_run(run)
     with errors_in_one_line(ValueError):
-        if out is not None:
-            file = out.expanduser().absolute()
-            # Before the work, in case its result could not be written.
-            if not file.parent.is_dir():
-                text = f"{file} cannot be written: its folder is missing; make it first"
-                raise DatasetError(text, code="data.no-folder")
-            if (file.exists() and not file.is_file()) or not os.access(file.parent, os.W_OK):
-                text = f"{file} cannot be written; give a file in a writable folder"
-                raise DatasetError(text, code="data.not-writable")
-        path = find_run(run)
         made = Run(path).predict_with_notes(rows, client or None, personalise, schema)
     found, notes = made.rows, [*made.notes, *([f"Warning: {made.warning}"] if made.warning else [])]
     for column in found.columns.intersection(_NUMBERS):
@@ -71,8 +68,7 @@ def command(
     if out is None:
         typer.echo(printable(text), nl=False)
     else:
-        with errors_in_one_line():
-            write_atomically(out.expanduser().absolute(), text.encode())
+        write_atomically(out, text.encode())
         typer.echo(f"{count_of(len(found), 'row')} predicted by {path.name}: {out}", err=True)
     for note in notes:
         typer.echo(printable(note), err=True)

@@ -11,14 +11,11 @@ from typing import Annotated, Any
 import typer
 
 from umbel.privacy.accounting.guarantee import DELTA
-from umbel.protocol.cli import errors_in_one_line
+from umbel.protocol.cli import command_line
 from umbel.protocol.errors import ConfigError, WorthError
 from umbel.protocol.logs import printed
 from umbel.server.run_folder import RunFolder
-from umbel.simulation.start import in_this_process, resumed, values_of
-from umbel.simulation.wanted import Wanted
-
-app = typer.Typer(add_completion=False)
+from umbel.simulation.start import Wanted, in_this_process, resumed, values_of
 
 Epsilon = Annotated[
     float | None,
@@ -47,8 +44,8 @@ Rows = Annotated[
 ]
 
 
-@app.command()
-def command(
+@command_line
+def app(
     what: Annotated[
         list[str] | None,
         typer.Argument(
@@ -76,20 +73,19 @@ def command(
     ] = False,
 ) -> None:
     """Run an experiment in simulation, in this process. For Flower's simulation, use flwr run."""
-    with errors_in_one_line():
-        if strict and not baselines:
-            text = "--strict needs the run's worth; leave out --no-baselines"
-            raise ConfigError(text, code="config.strict-alone")
-        values, words = asked(what or [], resume, (epsilon, delta, row_epsilon, rows), nodes)
-        for line in words:
-            typer.echo(line)
-        try:
-            with printed(typer.echo):
-                folder = in_this_process(values, nodes, baselines)
-        except KeyboardInterrupt:
-            raise typer.Exit(130) from None
-        if strict:
-            demand(folder)
+    if strict and not baselines:
+        text = "--strict needs the run's worth; leave out --no-baselines"
+        raise ConfigError(text, code="config.strict-alone")
+    values, words = asked(what or [], resume, (epsilon, delta, row_epsilon, rows), nodes)
+    for line in words:
+        typer.echo(line)
+    try:
+        with printed(typer.echo):
+            folder = in_this_process(values, nodes, baselines)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    if strict:
+        demand(folder)
 
 
 def demand(folder: Path) -> None:

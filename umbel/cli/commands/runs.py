@@ -17,7 +17,7 @@ from rich.text import Text
 
 from umbel.data import find_dataset, read_manifest
 from umbel.nodes.presence import Presence
-from umbel.protocol.cli import command_line, console, errors_in_one_line, printable
+from umbel.protocol.cli import command_line, console, printable
 from umbel.protocol.errors import ConfigError, UmbelError
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.words import at_time, count_of, in_time
@@ -28,7 +28,8 @@ from umbel.server.status import SiteStatus, Status
 _COLUMNS = ("rounds", "last loss", "best loss", "ended")
 
 
-def _list() -> None:
+@command_line
+def list_runs() -> None:
     """Print all runs under $UMBEL_HOME/runs, oldest first."""
     found = all_runs()
     if not found:
@@ -46,13 +47,14 @@ def _list() -> None:
     console().print(table)
 
 
-def _show(
+@command_line
+def show(
     runs: Annotated[
         list[str], typer.Argument(metavar="RUN...", help="A run: its name, its path, or last. Several are compared.")
     ],
 ) -> None:
     """Print a run's settings, its results, and its cost in privacy; of several, those settings that differ."""
-    with errors_in_one_line(), reading(runs[0] if len(runs) == 1 else "one of the runs"):
+    with reading(runs[0] if len(runs) == 1 else "one of the runs"):
         paths = list(dict.fromkeys(map(find_run, runs)))
         console().print(_table_of(paths))
 
@@ -88,12 +90,13 @@ def _table_of(paths: list[Path]) -> Table:
     return table
 
 
-def _remove(
+@command_line
+def rm(
     runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Names or paths.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Delete the folders of runs permanently."""
-    with errors_in_one_line(), ExitStack() as held:
+    with ExitStack() as held:
         paths = list(dict.fromkeys(map(find_run, runs)))
         for path in paths:
             # A run is a folder of files, and of what followed it. A folder with others holds more, which umbel must not
@@ -152,14 +155,12 @@ def _outcome(path: Path) -> tuple[int, str]:
     return sum(1 for entry in entries if entry.asked), stopped
 
 
-list_runs, show, rm = command_line(_list), command_line(_show), command_line(_remove)
-
-
 Format = StrEnum("Format", {"SAFETENSORS": "safetensors", "ONNX": "onnx"})
 """File format of a hypothesis; see `umbel.cli.runs.export`."""
 
 
-def _export(
+@command_line
+def export(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run: its name, its path, or last.")],
     folder: Annotated[Path, typer.Argument(help="Folder to write to.")],
     format: Annotated[
@@ -181,7 +182,7 @@ def _export(
     ] = "",
 ) -> None:
     """Write a run's best hypotheses, one file each: hypothesis-0, hypothesis-1, ..."""
-    with errors_in_one_line(), reading(run):
+    with reading(run):
         if personalise and not client:
             raise ConfigError("--personalise needs --client; name one", code="config.no-client")
         path = find_run(run)
@@ -195,19 +196,17 @@ def _export(
             typer.echo(file)
 
 
-export = command_line(_export)
-
-
 def _state(site: SiteStatus) -> Text:
     since = f" since {at_time(site.since)}" if site.since else ""
     return Text(f"{site.presence}{since}", style="" if site.presence is Presence.ONLINE else "bold")
 
 
-def _status(
+@command_line
+def status(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run: its name, its path, or last.")] = LAST,
 ) -> None:
     """Print a run's round, the time left, and its sites: who is there, what they released, and why they refused."""
-    with errors_in_one_line(), reading(run):
+    with reading(run):
         folder = RunFolder(find_run(run))
         status = folder.read_status()
         table = Table("", "", title=Text(printable(folder.path.name)), show_header=False)
@@ -244,6 +243,3 @@ def _lines(folder: RunFolder, status: Status) -> list[tuple[str, str]]:
         left = (status.rounds - len(history)) * sum(one.seconds for one in history) / len(history)
         lines.append(("time left", f"about {in_time(max(0.0, left - (time.time() - status.written)))}"))
     return lines
-
-
-status = command_line(_status)

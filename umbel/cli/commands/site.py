@@ -28,7 +28,7 @@ from umbel.privacy.gate.policy_file import read_policy
 from umbel.privacy.gate.runs import SHOWN, Request, Runs, Status
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.totals import Line
-from umbel.protocol.cli import command_line, console, csv_cell, errors_in_one_line, fail, printable
+from umbel.protocol.cli import command_line, console, csv_cell, fail, printable
 from umbel.protocol.errors import ConfigError, LedgerError
 from umbel.protocol.home import umbel_home, write_atomically
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
@@ -44,7 +44,8 @@ Kept = StrEnum("Kept", ["charges", "clients", "evaluations", "sent", "ended", "r
 """Kinds of lines that can be exported."""
 
 
-def _journal(
+@command_line
+def journal(
     path: LedgerPath = None,
     delta: Annotated[float, typer.Option(min=0, max=0.999, help="Delta of the (epsilon, delta) guarantee.")] = DELTA,
     to_date: Annotated[
@@ -80,23 +81,22 @@ def _journal(
 ) -> None:
     """Check that a site's journal is intact, and print what each client has spent."""
     path = _path(path)
-    with errors_in_one_line():
-        if sum(map(bool, (as_json, html, table, create))) > 1:
-            text = "choose one of --json, --html, --csv and --create"
-            raise ConfigError(text, code="config.both-ways")
-        if create:
-            if path.exists():
-                raise LedgerError(f"{path} exists already", code="ledger.exists")
-            Journal.create(path)
-        books = Books(path, Site.of(entries_of(node_config)) if node_config else None, delta, to_date=to_date)
-        if html:
-            write_atomically(html, render(books).encode(), private=True)
-        if table:
-            _export(books.opened, table)
-        elif html or as_json:
-            typer.echo(html or json.dumps(books.as_json(), indent=1, default=str))
-        else:
-            _show(books)
+    if sum(map(bool, (as_json, html, table, create))) > 1:
+        text = "choose one of --json, --html, --csv and --create"
+        raise ConfigError(text, code="config.both-ways")
+    if create:
+        if path.exists():
+            raise LedgerError(f"{path} exists already", code="ledger.exists")
+        Journal.create(path)
+    books = Books(path, Site.of(entries_of(node_config)) if node_config else None, delta, to_date=to_date)
+    if html:
+        write_atomically(html, render(books).encode(), private=True)
+    if table:
+        _export(books.opened, table)
+    elif html or as_json:
+        typer.echo(html or json.dumps(books.as_json(), indent=1, default=str))
+    else:
+        _show(books)
 
 
 def _show(books: Books) -> None:
@@ -173,17 +173,14 @@ def _plain(line: Line) -> dict[str, Any]:
     return dict(own.get("request", own))
 
 
-def _backup(
+@command_line
+def backup(
     path: Annotated[Path, typer.Argument(metavar="PATH", envvar="UMBEL_LEDGER_PATH", help="The journal.")],
     copy: Annotated[Path, typer.Argument(metavar="COPY", help="A new file.")],
 ) -> None:
     """Copy the journal, also while the site runs, and check the copy."""
-    with errors_in_one_line():
-        lines = Journal(path).copy_to(copy)
+    lines = Journal(path).copy_to(copy)
     typer.echo(f"{copy} is a copy of {path}, with {count_of(lines, 'line')}")
-
-
-journal, backup = command_line(_journal), command_line(_backup)
 
 
 _Ledger = Annotated[
@@ -197,35 +194,36 @@ _Reason = Annotated[str, typer.Option("--reason", help="Why, for the record.")]
 _Digest = Annotated[str, typer.Argument(metavar="REQUEST", help="The request's name, as in the list.")]
 
 
-def _requests(
+@command_line
+def requests(
     ledger: _Ledger = None,
     decided: Annotated[bool, typer.Option("--all", help="Also print approved and refused requests.")] = False,
     whole: Annotated[bool, typer.Option("--whole", help="Print every entry of the run config.")] = False,
 ) -> None:
     """List the requests that wait for approval at a site with approve = "ask", oldest first."""
-    with errors_in_one_line():
-        found = [one for one in Runs(_path(ledger)).requests() if decided or one.status is Status.WAITING]
-        terminal = console()
-        for request in found:
-            terminal.print(_table(request, whole))
-        if not found:
-            typer.echo("no request waits" if not decided else "there are no requests")
+    found = [one for one in Runs(_path(ledger)).requests() if decided or one.status is Status.WAITING]
+    terminal = console()
+    for request in found:
+        terminal.print(_table(request, whole))
+    if not found:
+        typer.echo("no request waits" if not decided else "there are no requests")
 
 
-def _approve(digest: _Digest, ledger: _Ledger = None, by: _By = None, reason: _Reason = "") -> None:
+@command_line
+def approve(digest: _Digest, ledger: _Ledger = None, by: _By = None, reason: _Reason = "") -> None:
     """Approve exactly this request for all runs, now and later, within the site's limits."""
     _decide(digest, Status.APPROVED, ledger, by, reason)
 
 
-def _refuse(digest: _Digest, ledger: _Ledger = None, by: _By = None, reason: _Reason = "") -> None:
+@command_line
+def refuse(digest: _Digest, ledger: _Ledger = None, by: _By = None, reason: _Reason = "") -> None:
     """Refuse this request for all runs, even if it was approved before."""
     _decide(digest, Status.REFUSED, ledger, by, reason)
 
 
 def _decide(digest: str, status: Status, ledger: Path | None, by: str | None, reason: str) -> None:
-    with errors_in_one_line():
-        request = Runs(_path(ledger)).decide(digest, status, by or getpass.getuser(), reason)
-        typer.echo(f"{request.digest[:SHOWN]} is {request.status}")
+    request = Runs(_path(ledger)).decide(digest, status, by or getpass.getuser(), reason)
+    typer.echo(f"{request.digest[:SHOWN]} is {request.status}")
 
 
 def _path(ledger: Path | None) -> Path:
@@ -257,9 +255,6 @@ def _cell(value: Any) -> Text:
     return Text(printable(str(value)))
 
 
-requests, approve, refuse = command_line(_requests), command_line(_approve), command_line(_refuse)
-
-
 _DEFAULTS = {
     name: {entry.name: entry.default for entry in fields(kind)}
     for name, kind in (("training", TrainingSpec), ("evaluation", EvaluationSpec))
@@ -267,7 +262,8 @@ _DEFAULTS = {
 """Of the entries of a message's parts."""
 
 
-def _log(
+@command_line
+def log(
     path: LedgerPath = None,
     since: Annotated[datetime | None, typer.Option(help="Only messages from this time on (UTC).")] = None,
     refused: Annotated[bool, typer.Option(help="Only messages that were refused completely or in part.")] = False,
@@ -312,19 +308,13 @@ def _cells(line: Line, full: bool) -> list[Text]:
     return [Text(printable(text)) for text in texts]
 
 
-log = command_line(_log)
-
-
-def _policy(file: Annotated[Path, typer.Argument(metavar="POLICY", help="The policy file.")]) -> None:
+@command_line
+def policy(file: Annotated[Path, typer.Argument(metavar="POLICY", help="The policy file.")]) -> None:
     """Check a policy file; print what it allows, what it promises, and whom it does not cover."""
-    with errors_in_one_line():
-        policy = Policy.parse(read_policy(file.absolute()), str(file))
-        # Where the file names no data, the node's configuration does.
-        Site.serving(policy.model_copy(update={"data_path": policy.data_path or "/"}))
+    policy = Policy.parse(read_policy(file.absolute()), str(file))
+    # Where the file names no data, the node's configuration does.
+    Site.serving(policy.model_copy(update={"data_path": policy.data_path or "/"}))
     table = Table("", "", title=Text(printable(str(file))), show_header=False, show_lines=True)
     for what, text in [("digest", policy.digest), *explained(policy)]:
         table.add_row(what, Text(printable(text)))
     console().print(table)
-
-
-policy = command_line(_policy)

@@ -1,6 +1,5 @@
 """The report of a run: `page` combines the figures of `figures` and the warnings of `alarms`."""
 
-from umbel.server.report.page import render
-from umbel.server.report.view import View
+from umbel.server.report.page import View, render
 
 __all__ = ["View", "render"]

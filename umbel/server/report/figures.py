@@ -128,10 +128,13 @@ def number(value: float) -> str:
     return f"{value:.4g}".replace("-", "\N{MINUS SIGN}")
 
 
-def curve(
-    name: str, alt: str, rounds: Sequence[int], values: Sequence[float], label: str, marked: int | None = None
-) -> Markup:
+def curve(name: str, rounds: Sequence[int], values: Sequence[float], label: str, marked: int | None = None) -> Markup:
     """Draw a value over rounds, with a mark at the round `marked`."""
+    alt = ""
+    if len(values):
+        ends = f"{number(values[0])} in round {rounds[0]}, {number(values[-1])} in round {rounds[-1]}"
+        least, most = number(min(values)), number(max(values))
+        alt = f"Line of the {label} over rounds: {ends}, minimum {least}, maximum {most}."
 
     def draw(axes: Axes) -> None:
         keep = np.isfinite(values)
@@ -156,8 +159,10 @@ def curve(
     return svg(name, alt, draw)
 
 
-def bands(name: str, alt: str, rounds: Sequence[int], quantiles: NDArray[np.float64], label: str) -> Markup:
+def bands(name: str, rounds: Sequence[int], quantiles: NDArray[np.float64], label: str) -> Markup:
     """Draw quantiles of clients over rounds: `quantiles` (T, 5) are the 10th, 25th, 50th, 75th and 90th percentile."""
+    last = ", ".join(number(value) for value in quantiles[-1])
+    alt = f"Bands of the {label} over clients; 10th, 25th, 50th, 75th and 90th percentile at last {last}."
 
     def draw(axes: Axes) -> None:
         finite = np.isfinite(quantiles).all(axis=1)
@@ -172,9 +177,11 @@ def bands(name: str, alt: str, rounds: Sequence[int], quantiles: NDArray[np.floa
     return svg(name, alt, draw)
 
 
-def releases(name: str, alt: str, rounds: Sequence[int], groups: NDArray[np.int64], shown: Sequence[int]) -> Markup:
+def releases(name: str, rounds: Sequence[int], groups: NDArray[np.int64], shown: Sequence[int]) -> Markup:
     """Draw the releases (T, k) of each hypothesis: one strip for each, and one for all that are not `shown`."""
-    rest = np.setdiff1d(np.arange(groups.shape[1]), shown)
+    rest, totals = np.setdiff1d(np.arange(groups.shape[1]), shown), groups.sum(axis=0)
+    went = ", ".join(f"hypothesis {j} {totals[j]:,}" for j in shown)
+    alt = f"Releases a round for each hypothesis. In total: {went}."
     columns = np.hstack([groups[:, shown], *([groups[:, rest].sum(axis=1, keepdims=True)] if len(rest) else [])])
     labels = [f"hypothesis {j}" for j in shown] + ([f"{len(rest)} others"] if len(rest) else [])
     colours, bases = [*SERIES[: len(shown)], REST], np.arange(len(labels))[::-1]
@@ -196,8 +203,10 @@ def releases(name: str, alt: str, rounds: Sequence[int], groups: NDArray[np.int6
     return svg(name, alt, draw, max(HEIGHT, 70 + 27 * len(labels)))
 
 
-def distances(name: str, alt: str, rounds: Sequence[int], nearest: NDArray[np.float64], shown: Sequence[int]) -> Markup:
+def distances(name: str, rounds: Sequence[int], nearest: NDArray[np.float64], shown: Sequence[int]) -> Markup:
     """Draw the distance (T, k) from each hypothesis to the nearest other one."""
+    ends = ", ".join(f"hypothesis {j} {number(nearest[0, j])} and {number(nearest[-1, j])}" for j in shown)
+    alt = f"Distance from each hypothesis to the nearest other one, at first and at last: {ends}."
     rest, pair = np.setdiff1d(np.arange(nearest.shape[1]), shown), nearest.shape[1] == 2
 
     def draw(axes: Axes) -> None:
@@ -222,8 +231,11 @@ def distances(name: str, alt: str, rounds: Sequence[int], nearest: NDArray[np.fl
     return svg(name, alt, draw)
 
 
-def spending(name: str, alt: str, participations: NDArray[np.int64], marks: Sequence[tuple[str, float]]) -> Markup:
-    """Draw how many clients took part how often; `marks` are labels with a number of participations."""
+def spending(name: str, participations: NDArray[np.int64], often: tuple[float, int]) -> Markup:
+    """Draw how many clients took part how often, with marks at the median and the maximum."""
+    marks = [(f"median {number(often[0])}", often[0]), (f"maximum {number(often[1])}", often[1])]
+    words = ", ".join(words for words, _ in marks)
+    alt = f"Histogram over {len(participations):,} training clients: {words}."
 
     def draw(axes: Axes) -> None:
         step, counts = tally(participations)
@@ -232,8 +244,7 @@ def spending(name: str, alt: str, participations: NDArray[np.int64], marks: Sequ
         axes.set_xlim(-0.6 * step, max(len(counts) * step, 4))
         for row, (words, times) in enumerate(marks):
             axes.axvline(times, color=INK, linewidth=1.4, linestyle=DASHES[1 + row], label=words)
-        if marks:
-            _legend(axes)
+        _legend(axes)
         axes.grid(axis="y")
         _ticks(axes.xaxis, 6, integer=True)
         _ticks(axes.yaxis, 5, integer=True)
