@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from umbel.protocol.release import Clipping, ReleaseBy
+from umbel.protocol.run_config import ClipSchedule
 from umbel.server.setup import Setup
 from umbel.simulation.client_planner import PRIVACY, PROVISIONAL, with_noise
 from umbel.simulation.facts import Draft, filled
@@ -36,7 +38,9 @@ def plan_run(
     if wanted and not configured:
         planned.setdefault("hypotheses", 1)
     if wanted and not by_rows:
-        planned = filled(planned, PROVISIONAL, kept)
+        clipping = ClipSchedule.read(str(planned.get("clipping", Clipping.PUBLIC)), "clipping")
+        public = str(replace(clipping, mode=Clipping.PUBLIC))
+        planned = filled(planned, {**PROVISIONAL, "clipping": public}, kept)
     setup = Setup.parse(planned)
     dataset = setup.open_dataset()
     assert dataset is not None, "a simulated run names one"
@@ -77,5 +81,5 @@ def _without_noise(setup: Setup, clients: int, validates: bool) -> dict[str, Any
         "clients-per-round": clients,
     }
     if setup.strategy.release_by is not ReleaseBy.CLIENT:
-        entries |= {"clipping": str(Clipping.PUBLIC), "clip-norm": 1e6, "clip-norm-decay": 1.0}
+        entries["clipping"] = str(ClipSchedule(Clipping.PUBLIC, norm=1e6, decay=1.0))
     return {**entries, "patience": 15} if validates else entries

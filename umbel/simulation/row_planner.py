@@ -34,7 +34,7 @@ def with_row_noise(draft: Draft) -> tuple[dict[str, Any], list[str]]:
     if "choice-epsilon" not in draft.kept:
         values["choice-epsilon"] = usual_choice(wanted.epsilon, times) if setup.strategy.hypotheses > 1 else 0.0
     run = RunConfig.parse(values)
-    release, settings = run.release(model.num_parameters, fewest), run.of_rows
+    release, settings = run.release(model.num_parameters, fewest), run.rows
     assert settings is not None, "they are those of the wanted guarantee"
 
     def with_noise(sigma: float) -> Release:
@@ -77,7 +77,7 @@ def _words(run: RunConfig, release: Release, settings: RowSettings, have: Guaran
         f"the noise is {noise:.2g} row clip norms long if clients have {count_of(rows, 'row')}.",
         "It hides each single row, and not what the rows of a client have in common. No row was read.",
         f'A site\'s policy: protect="rows" budget="inf" row-budget="{allowed:.4g} delta={have.delta:g}" '
-        f"min-row-noise-multiplier={sigma} max-row-rate={release.row_rate} max-local-steps={release.row_steps} "
+        f'rows="noise={sigma} rate={release.row_rate}" max-work="steps={release.row_steps}" '
         f"max-hypotheses={release.hypotheses}{chosen}",
     ]
     if have.epsilon > MEANINGFUL:

@@ -176,8 +176,7 @@ def check(values: Mapping[str, Any]) -> Setup:
     # They import PyTorch; a wrong name is reported before.
     from umbel.client.trial import try_out
     from umbel.server.callbacks import named
-    from umbel.server.saved import Saved
-    from umbel.server.setup import Setup
+    from umbel.server.setup import Saved, Setup
 
     setup = Setup.parse(values)
     named(setup)
@@ -186,9 +185,12 @@ def check(values: Mapping[str, Any]) -> Setup:
         Saved.of(setup)
     dataset = setup.open_dataset()
     assert dataset is not None, "the run config names it"
-    for key, kind in ("clients-per-round", "train"), ("validation-clients-per-round", "validation"):
-        if (asked := run.entries()[key]) > (there := dataset.manifest.split[kind]):
-            text = f"{key} = {asked}, but dataset {run.dataset!r} has only {there}; set {key}={there}"
+    for key, asked, kind, at_most in (
+        ("clients-per-round", run.clients_per_round, "train", "clients-per-round={}"),
+        ("validation: clients", run.validation.clients, "validation", 'validation="clients={}"'),
+    ):
+        if asked > (there := dataset.manifest.split[kind]):
+            text = f"{key} = {asked}, but dataset {run.dataset!r} has only {there}; set {at_most.format(there)}"
             raise ConfigError(text, code="config.too-few-clients")
     try_out(setup.model, dataset, run.device, hypotheses=setup.strategy.hypotheses)
     return setup
@@ -203,15 +205,12 @@ def in_this_process(values: Mapping[str, Any], nodes: int = 1, baselines: bool =
         log(WARNING, "umbel run works in this process and ignores RAY_ADDRESS; flwr run uses the Ray cluster")
     if nodes < 1:
         raise ConfigError(f"a simulation has at least 1 node, not {nodes}", code="config.nodes")
-    check(values)
+    setup = check(values)
     # Errors are reported before these imports.
     from umbel.simulation import in_process
-
-    if not baselines:
-        return in_process.run(values, nodes)
     from umbel.simulation.worth import Appraisal
 
-    return in_process.run(values, nodes, [Appraisal()])
+    return in_process.run(setup, nodes, [Appraisal()] if baselines else [])
 
 
 def _dataset_of(name: str) -> str | None:

@@ -43,7 +43,7 @@ from umbel.protocol.errors import ProtocolError, Refused
 from umbel.protocol.hypotheses import Hypotheses
 from umbel.protocol.log import log
 from umbel.protocol.records import MOST_STEPS, in_steps, pack, record_in, times_step, unpack
-from umbel.protocol.release import Clipping, ClipSchedule, NoisePer, Release
+from umbel.protocol.release import LEAST_CLIP_NORM, Clipping, NoisePer, Release
 from umbel.protocol.releases import Releases
 from umbel.protocol.tasks import TrainingSpec
 
@@ -118,7 +118,7 @@ class ClientSanitiser(Sanitiser):
         everything = flatten(hypotheses)
         finest, n = resolution(everything), everything.shape[1]
         parts = columns_of(task.noise_per, {name: value.shape[1:] for name, value in hypotheses.items()})
-        radius, mechanism = max(task.clip_norm, site.policy.clip_norm_floor), None
+        radius, mechanism = max(task.clip_norm, site.policy.clipping.floor), None
         if task.noise_multiplier > 0:
             mechanism = mechanisms.load(task.mechanism)(task.noise_multiplier)
             if not site.simulated:
@@ -315,7 +315,7 @@ def furthest(task: TrainingSpec, hypotheses: Vectors, most: float = 0.0) -> floa
     public, whole_vector = task.clipping is Clipping.PUBLIC, task.noise_per is NoisePer.VECTOR
     # A site raises a clip norm to its own floor, which is this where it sets none, and until the noise spans enough
     # steps of 32-bit numbers.
-    clip_norm = max(task.clip_norm, ClipSchedule.floor)
+    clip_norm = max(task.clip_norm, LEAST_CLIP_NORM)
     largest = float(max(hypotheses.max(), -hypotheses.min()))
     step = spacing(largest)
     if mechanism is not None:
@@ -377,12 +377,12 @@ class Client(channels.Channel):
         """
         taken = list(contents(asked, replies, partial(_releases_in, asked)).values())
         sent, outside = flatten(asked.hypotheses), []
-        reach = furthest(asked.task, asked.hypotheses.matrix, self.nodes.run.limits.update_norm)
+        reach = furthest(asked.task, asked.hypotheses.matrix, self.nodes.run.per_node.update_norm)
         for one in taken:
             inside = near(one.matrix, sent, reach)
             if not inside.all():
                 text = (
-                    "left out %d of %d releases of %s, further than %.3g from the hypotheses; if its clip-norm-floor "
+                    "left out %d of %d releases of %s, further than %.3g from the hypotheses; if its floor of clipping "
                     "or its data explain such long updates, raise the update-norm of per-node"
                 )
                 name = asked.names[one.reply.metadata.src_node_id]

@@ -71,7 +71,7 @@ class ReportSanitiser(Sanitiser):
         policy = place.site.policy
         if policy.reports_exactly and not policy.trainers_report:
             return cls(place, task.round, None, 0.0)
-        mechanism, radius = Laplace(policy.report_noise), math.sqrt(2) * policy.report_bound
+        mechanism, radius = Laplace(policy.report_noise), math.sqrt(2) * policy.reports.bound
         check_noise(mechanism, 2, radius)
         return cls(place, task.round, mechanism, radius)
 
@@ -80,21 +80,21 @@ class ReportSanitiser(Sanitiser):
         """The release with which each reporting client is charged."""
         if self.mechanism is None:
             return None
-        return report_release(self.mechanism.noise_multiplier, self.place.site.policy.report_bound)
+        return report_release(self.mechanism.noise_multiplier, self.place.site.policy.reports.bound)
 
     def leave(self, clients: Ids, results: Matrix, chosen: Labels, paid: Flags) -> Reported:
         """Return the loss and metric of charged clients, clipped and with noise."""
         policy, scores = self.place.site.policy, np.full((2, len(paid)), np.nan)
         if len(clients):
             scores[:, paid] = self._sanitised(clients, results).T
-        return Reported(paid, {}, scores, policy.report_noise, policy.report_bound)
+        return Reported(paid, {}, scores, policy.report_noise, policy.reports.bound)
 
     def _sanitised(self, clients: Ids, scores: Matrix) -> Matrix:
         """Return loss and metric (m, 2)."""
         if self.mechanism is None:
             return scores
         site, seed = self.place.site, self.place.seed
-        bound, many = site.policy.report_bound, 1
+        bound, many = site.policy.reports.bound, 1
         clipped = np.clip(np.nan_to_num(scores, nan=bound), 0, bound)
         if site.policy.trainers_report:
             sources = noise(seed, self.round, clients, "report")
@@ -198,7 +198,7 @@ class Reports(channels.Channel):
         # In client order, so that rounding does not depend on the nodes.
         there, told_exactly = scores[:, answered], exact[answered]
         ordered = np.sort(there)
-        if self.nodes.run.validate_by == "median":
+        if self.nodes.run.validation.by == "median":
             loss, metric = np.median(there, axis=1)
         else:
             loss, metric = (pulled_in(*values).mean() for values in zip(there, ordered, strict=True))

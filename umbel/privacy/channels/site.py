@@ -48,7 +48,7 @@ from umbel.protocol.asked import read as contents
 from umbel.protocol.errors import ProtocolError, Refused
 from umbel.protocol.log import log
 from umbel.protocol.records import pack, record_in, unpack
-from umbel.protocol.release import ClipSchedule, Release
+from umbel.protocol.release import LEAST_CLIP_NORM, Release
 from umbel.protocol.releases import Sums
 from umbel.protocol.tasks import TrainingSpec
 
@@ -90,7 +90,7 @@ class SiteSanitiser(Sanitiser):
         """See `umbel.privacy.channels.Sanitiser.of`."""
         ClientSanitiser.check_hidden(place, task)
         everything = flatten(hypotheses)
-        (k, n), radius = everything.shape, max(task.clip_norm, place.site.policy.clip_norm_floor)
+        (k, n), radius = everything.shape, max(task.clip_norm, place.site.policy.clipping.floor)
         mechanism, count_radius = None, 0.0
         if task.noise_multiplier > 0:
             mechanism = mechanisms.load(task.mechanism)(task.noise_multiplier)
@@ -219,7 +219,7 @@ def furthest_sum(task: TrainingSpec, k: int, n: int, clients: int, most: float =
         Maximum norm of an update; 0 for the clip norm.
     """
     mechanism = mechanism_of(task)
-    clip_norm = max(task.clip_norm, ClipSchedule.floor, most)
+    clip_norm = max(task.clip_norm, LEAST_CLIP_NORM, most)
     reach = clients * clip_norm
     step = spacing(reach)
     if mechanism is not None:
@@ -259,11 +259,11 @@ class SiteSums(channels.Channel):
         for node in sorted(found, key=lambda node: int(asked.positions[node][0])):
             matrix, count, mine = found[node]
             longest = float(distances(matrix, np.zeros(n)).max())
-            most = furthest_sum(asked.task, k, n, len(mine), self.nodes.run.limits.update_norm)
+            most = furthest_sum(asked.task, k, n, len(mine), self.nodes.run.per_node.update_norm)
             if not longest <= most:
                 text = (
                     "left out the sums of %s: one has norm %.3g, above the %.3g that %d clients can have; if its "
-                    "clip-norm-floor explains such long sums, raise the update-norm of per-node"
+                    "floor of clipping explains such long sums, raise the update-norm of per-node"
                 )
                 log(WARNING, text, asked.names[node], longest, most, len(mine))
                 outside.append(mine)

@@ -169,7 +169,7 @@ def report(message: Incoming, task: EvaluationSpec, channel: AtSite | None = Non
         Runs.of(site).count_evaluation(message.run, policy)
     numbers = message.clients.check(task, hypotheses)
     if policy.role is Role.TRAIN and not policy.trainers_report:
-        text = "training clients of this site do not report; set report-noise-multiplier to let them"
+        text = "training clients of this site do not report; give reports a noise to let them"
         raise Refused(text, code="refused.no-reports")
     sanitiser: Sanitiser = (channel or message.opened(task.channel)).sanitiser(task)
     paid, asked, ids = _charged(message, "evaluate", sanitiser, task, numbers, message.most_reports)

@@ -95,9 +95,9 @@ class SecureSanitiser(Sanitiser):
         if task.clipping is not Clipping.PUBLIC or task.mechanism != DiscreteGaussian.name:
             text = f'a secure sum needs a public clip norm, and mechanism "{DiscreteGaussian.name}"'
             raise Refused(text, code="refused.secure-terms")
-        if task.clip_norm < (floor := place.site.policy.clip_norm_floor):
+        if task.clip_norm < (floor := place.site.policy.clipping.floor):
             # All parties have the same grid, so no site can raise its own clip norm.
-            text = f"a secure sum has clip norm {task.clip_norm:g}; this site's clip-norm-floor is"
+            text = f"a secure sum has clip norm {task.clip_norm:g}; the floor of this site's clipping is"
             raise Refused(f"{text} {floor:g}", code="refused.secure-terms")
         if (terms.deviation > 0) is not (task.noise_multiplier > 0):
             raise Refused("terms and task of the secure sum differ in noise", code="refused.secure-terms")

@@ -267,7 +267,7 @@ class SecureSums(channels.Channel):
             text = f"a secure sum needs at least {least} sites, and there are {len(roster)}; start more"
             raise FleetError(f"{text}, in simulation by umbel run --nodes", code="nodes.too-few-parties")
         now = self._round = self._with(round, asked, reports)
-        training, reporting = now.training, run.validation_clients_per_round or roster.validation
+        training, reporting = now.training, run.validation.clients or roster.validation
         numbers = run.clients_per_round, len(roster), colluding, least
         terms = terms_of(training.task, training.hypotheses, *numbers, reports, reporting)
         if self._together is None or self._together.terms != terms:
