@@ -165,7 +165,8 @@ def a_cohort(times: int, device: torch.device) -> None:
 
     def train(engine: str) -> Reading:
         learner, begin = Learner(model, device, engine), time.perf_counter()
-        learner.train(start, np.zeros(CLIENTS, np.int64), cohort, update, row_sources(0, 1, range(CLIENTS)))
+        shared, chosen = learner.tensors(start), torch.zeros(CLIENTS, dtype=torch.int64)
+        learner.train(shared, chosen, cohort, update, row_sources(0, 1, range(CLIENTS)))
         return Reading(time.perf_counter() - begin)
 
     readings = interleave({"together": partial(train, "batched"), "a loop": partial(train, "loop")}, times)

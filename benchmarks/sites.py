@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 import umbel.client.app
 from benchmarks.measure import Out, Ratio, Reading, benchmark, interleave, show
 from umbel import models
-from umbel.client import crew, learner, trial
+from umbel.client import learner, trial
 from umbel.privacy.gate import releases
 from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.messages import round_request
@@ -101,7 +101,7 @@ def answered(scratch: Path, model: str, clients: int, k: int, rounds: count[int]
 def in_a_loop(answer: Callable[[], Reading]) -> Reading:
     """Return the same of a site that computes one client after the other."""
     one_thread = mock.patch.object(releases, "cores", return_value=1)
-    with without(learner, "is_exact"), without(crew, "_one_thread_each"), one_thread:
+    with without(learner, "is_exact"), without(learner, "_one_thread_each"), one_thread:
         forget()
         try:
             return answer()

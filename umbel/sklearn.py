@@ -28,7 +28,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from umbel.client.cohort import Cohort
 from umbel.client.learner import learner_for
 from umbel.client.personal import method
-from umbel.client.personal.own import Own, same_for
+from umbel.client.personal.predictors import Predictors, same_for
 from umbel.client.prediction import DEFAULT, Learnt
 from umbel.client.trial import try_out
 from umbel.data import open_dataset
@@ -119,14 +119,14 @@ class _Federated(BaseEstimator):
         dataset = open_dataset(path)
         outputs = look(setup.model, dataset.features.shape[1:]).outputs[-1]
         # For rows of no known client.
-        self._mean = Own.plain(same_for(1, state.best), outputs, shares_of(state.history, 0, k)[None])
-        self._own: list[tuple[NDArray[np.int64], Own]] = []
+        self._mean = Predictors.plain(same_for(1, state.best), outputs, shares_of(state.history, 0, k)[None])
+        self._own: list[tuple[NDArray[np.int64], Predictors]] = []
         if len(self.clients_):
             learner = try_out(setup.model, dataset)
             numbers = np.array([int(name) for name in dataset.names])
             for some in self._learnt.chunks(range(len(numbers))):
                 support = Cohort.gather(dataset, some, learner.device)
-                self._own.append((numbers[some], self._learnt.own(learner, support, some, self.personalise)))
+                self._own.append((numbers[some], self._learnt.personalise(learner, support, some, self.personalise)))
 
     def _outputs(self, X: ArrayLike, groups: ArrayLike | None) -> NDArray[np.float64]:
         """Return the outputs of the clients' own predictors, (rows, outputs)."""

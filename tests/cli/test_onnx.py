@@ -152,7 +152,7 @@ def test_a_clients_predictor_as_a_network_is_what_predicts(tmp_path: Path, how: 
     best = {name: draw.normal(size=(2, *shape)).astype(np.float32) for name, shape in model.shapes.items()}
     found = Learnt(model, best, RunConfig())
     (told,) = predictions(found, data, [1], how=how)
-    network = OwnNetwork(model, found.own_of(data, 1, how))
+    network = OwnNetwork(model, found.predictor_of(data, 1, how))
     with torch.inference_mode():
         both = (torch.log_softmax(one, 1) for one in (network(torch.tensor(data.client(1)[0])), told.outputs))
         torch.testing.assert_close(*both, rtol=1e-5, atol=1e-6)

@@ -13,7 +13,7 @@ from flwr.app import Message, RecordDict
 from numpy.typing import NDArray
 
 import umbel.client.app
-from tests.helpers.cohorts import CPU, learner_of
+from tests.helpers.cohorts import CPU, ByArrays, learner_of
 from tests.helpers.datasets import manifest, save_plane
 from tests.helpers.ledgers import forget, spent
 from tests.helpers.messages import asked, refused, releases, scores, task_of, wire
@@ -187,7 +187,9 @@ def test_newcomers_report_how_well_the_items_suit_them(factors_config: Config) -
     hypotheses = {"items": np.stack([ITEMS["items"], FACTORS.initial(1)["items"]])}
     reply = ask(grid, asked(hypotheses, evaluation=EvaluationSpec(1, (60, 66))), "evaluate")
     cohort = Cohort.gather(PREFERENCES, [60, 66], CPU)
-    losses, metrics = learner_of("batched", FACTORS).score_newcomers(hypotheses, cohort, kept(grid, [60, 66]), 0.1)
+    losses, metrics = ByArrays(learner_of("batched", FACTORS)).score_newcomers(
+        hypotheses, cohort, kept(grid, [60, 66]), 0.1
+    )
     best = losses.argmin(axis=0)
     assert scores(reply)[0] == pytest.approx(losses.min(axis=0).tolist())
     assert scores(reply)[1] == pytest.approx(np.take_along_axis(metrics, best[None], 0)[0].tolist())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.client.test_own import made, rows
+from tests.client.test_predictors import made, rows
 from tests.helpers.cohorts import Rows, cohort_of, draw_client, learner_of, linear
 from tests.helpers.models import TINY_CNN, draw_hypotheses
 from umbel import models

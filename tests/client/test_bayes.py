@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.client.test_own import made
+from tests.client.test_predictors import made
 from tests.helpers.cohorts import cohort_of, draw_client, learner_of, linear
 from tests.helpers.models import TINY_CNN, draw_hypotheses
 from umbel import models
 from umbel.client.cohort import LocalUpdate
-from umbel.client.personal import bayes, make_own
+from umbel.client.personal import Task, bayes, method
 from umbel.models.prior import Prior
 from umbel.privacy.gate.policy import Personal
 
@@ -30,8 +30,8 @@ def test_of_one_hypothesis_and_ratio_it_is_the_formula(one_ratio: float, servers
     generator, centre = np.random.default_rng(1), np.array([1.0, 2.0])
     features, targets = generator.normal(size=(3, 2)), generator.normal(size=3)
     cohort, learner = cohort_of((features, targets)), learner_of("batched", LINEAR)
-    own = make_own(
-        Personal.BAYES, learner, linear(centre), cohort, LocalUpdate(1, 0.1, 0), lambda: [generator], servers
+    own = method(Personal.BAYES)(
+        Task(learner, linear(centre), cohort, LocalUpdate(1, 0.1, 0), lambda: [generator], servers)
     )
     shape = (np.outer(centre, centre) / 5 + 0.03 * np.eye(2) / 2) / 1.03
     if servers is not None:
@@ -87,7 +87,7 @@ def test_elsewhere_parameters_are_drawn_back(monkeypatch: pytest.MonkeyPatch) ->
         # A single epoch: of several, each shuffles further.
         update = LocalUpdate(1, 0.1, 2)
         found, expected = (
-            make_own(how, learner, hypotheses, cohort, update, lambda: [np.random.default_rng(0)])
+            method(how)(Task(learner, hypotheses, cohort, update, lambda: [np.random.default_rng(0)]))
             for how in (Personal.BAYES, like)
         )
         for name, value in expected.parameters.items():

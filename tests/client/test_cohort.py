@@ -98,10 +98,16 @@ def test_a_part_is_a_run_of_clients() -> None:
 # --- passes and minibatches
 
 
+def taken_by(schedule: Schedule, client: int) -> list[int]:
+    """Return the rows that a client by itself takes, in their order."""
+    return [row for rows, _, _ in schedule.of(client).minibatches() for row in rows[0].tolist()]
+
+
 def orders(lengths: list[int], update: LocalUpdate, clients: list[int]) -> list[list[list[int]]]:
     """Return the rows of each client in the order of each pass."""
     schedule = Schedule.draw(np.array(lengths), update, streams(1, "shuffle", 1, clients))
-    return [[order.tolist() for order in schedule.passes(c)] for c in range(len(lengths))]
+    each = [taken_by(schedule, c) for c in range(len(lengths))]
+    return [[rows[i : i + n] for i in range(0, len(rows), n)] for rows, n in zip(each, lengths, strict=True)]
 
 
 def test_each_epoch_has_an_order_of_its_own() -> None:
@@ -116,7 +122,7 @@ def test_each_epoch_has_an_order_of_its_own() -> None:
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=5), st.integers(0, 4), st.integers(0, 3), st.booleans())
-def test_minibatches_take_the_rows_in_the_order_of_the_passes(
+def test_a_client_takes_the_same_rows_alone_and_in_company(
     lengths: list[int], passes: int, batch_size: int, steps: bool
 ) -> None:
     update = LocalUpdate(passes, 0.1, batch_size, passes if steps else 0)
@@ -128,15 +134,13 @@ def test_minibatches_take_the_rows_in_the_order_of_the_passes(
     for rows, shares, _ in schedule().minibatches():
         for c, own in enumerate(taken):
             own += rows[c][shares[c] > 0].tolist()
-    for c, own in enumerate(taken):
-        size = update.size(lengths[c]) if update.local_steps else lengths[c]
-        assert own == [row for order in schedule().passes(c) for row in order[:size].tolist()]
+    assert taken == [taken_by(schedule(), c) for c in range(len(lengths))]
 
 
 def test_no_more_is_drawn_than_the_pass_that_is_gone_through() -> None:
     """Memory for passes times rows would tell the number of rows to a server that names the passes."""
     schedule = Schedule.draw(np.array([5, 3]), LocalUpdate(2**31, 0.1, 2), streams(1, "shuffle", 1, [0, 1]))
-    assert len(next(schedule.passes(0))) == 5
+    assert next(schedule.of(0).minibatches())[0].shape == (1, 2)
     assert next(schedule.minibatches())[0].shape == (2, 2)
 
 
@@ -151,7 +155,6 @@ def test_passes_beyond_so_many_examples_are_left_out() -> None:
         (LocalUpdate(3, 0.1, 2), [3, 3, 3]),
     ):
         schedule = Schedule.draw(lengths, update, streams(1, "shuffle", 1, range(3)))
-        assert [sum(1 for _ in schedule.passes(c)) for c in range(3)] == expected
         counts = [count for _, _, count in schedule.minibatches()]
         assert all(count.any() for count in counts), "and nobody waits for a client that is through"
         examples = np.sum(counts, axis=0) if counts else np.zeros(3)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor, nn
 
+from tests.helpers.cohorts import ByArrays
 from tests.helpers.errors import raises
 from tests.helpers.examples import examples
 from umbel import models
@@ -72,7 +73,7 @@ def trained(
     start = {name: value[None] for name, value in learner.model.initial(0).items()}
     local = learner.model.initial_local([np.random.default_rng(c) for c in range(len(cohort))])
     chosen = np.zeros(len(cohort), np.int64)
-    shared, _ = learner.train(start, chosen, cohort, how, sources or [SILENT] * len(cohort), local)
+    shared, _ = ByArrays(learner).train(start, chosen, cohort, how, sources or [SILENT] * len(cohort), local)
     return {name: value - start[name] for name, value in shared.items()}
 
 
@@ -271,7 +272,7 @@ def test_one_step_of_a_linear_model_by_hand() -> None:
     start = {"1.weight": np.zeros((1, 1, 1), np.float32), "1.bias": np.zeros((1, 1), np.float32)}
     cohort = Cohort(torch.tensor([[1.0], [0.0]]), torch.tensor([3.0, -1.0]), np.array([2]))
     rows = RowPrivacy(4.0, 1e-6, 1.0, 8.0, 1)
-    moved, _ = Learner(model, CPU).train(start, np.zeros(1, np.int64), cohort, update(rows, 0.5), [SILENT])
+    moved, _ = ByArrays(Learner(model, CPU)).train(start, np.zeros(1, np.int64), cohort, update(rows, 0.5), [SILENT])
     kept = 4 * (1 - SLACK) / math.sqrt(2)
     np.testing.assert_allclose(moved["1.weight"].ravel(), [0.5 * kept / 8], rtol=1e-5)
     np.testing.assert_allclose(moved["1.bias"].ravel(), [0.5 * (kept - 2) / 8], rtol=1e-5)
@@ -333,7 +334,7 @@ def test_places_whose_gradients_cancel_hide_no_norm(network: type[nn.Module]) ->
             start["head.weight"] = (head + generator.normal(size=16).astype(np.float32))[None, None]
             features = torch.tensor([1, 1])
         cohort = Cohort(features[None], torch.tensor([-0.5]), np.array([1]))
-        found, _ = Learner(model, CPU).train(start, np.zeros(1, np.int64), cohort, update(), [SILENT])
+        found, _ = ByArrays(Learner(model, CPU)).train(start, np.zeros(1, np.int64), cohort, update(), [SILENT])
         assert math.sqrt(sum(float(np.square(found[name] - start[name]).sum(dtype=np.float64)) for name in found)) <= C
 
 
@@ -432,7 +433,7 @@ def test_the_norm_of_a_tiny_input_and_a_huge_gradient_is_that_of_their_product(e
     start = {name: np.full((1, 1, 1), value, np.float32) for name, value in weights.items()}
     cohort = Cohort(torch.ones(1, 1), torch.tensor([-1.0]), np.array([1]))
     rows = RowPrivacy(1e-6, 1e-12, 1.0, 1.0, 1)  # the gradient is 2e-5
-    found, _ = Learner(model, CPU, engine).train(start, np.zeros(1, np.int64), cohort, update(rows), [SILENT])
+    found, _ = ByArrays(Learner(model, CPU, engine)).train(start, np.zeros(1, np.int64), cohort, update(rows), [SILENT])
     assert 0.5e-6 < abs(found["1.weight"] - start["1.weight"]).item() <= 1e-6
 
 

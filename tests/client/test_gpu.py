@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 import umbel.client.learner
-from tests.helpers.cohorts import CLOSE, CPU, assert_close
+from tests.helpers.cohorts import CLOSE, CPU, ByArrays, assert_close
 from tests.helpers.datasets import manifest
 from tests.helpers.fake_gpu import fake_gpu
 from tests.helpers.models import draw_hypotheses, headed, model_of, tiny_cnn
@@ -24,7 +24,7 @@ from tests.helpers.strangers import TiedWriter, layered_mlp, normalised_mlp
 from umbel import models
 from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.learner import Learner
-from umbel.client.personal import make_own
+from umbel.client.personal import Task, method
 from umbel.client.prediction import Learnt, predictions
 from umbel.client.trial import try_out
 from umbel.data import Dataset, offsets_of
@@ -103,13 +103,16 @@ def everything(learner: Learner, dataset: Dataset, update: LocalUpdate) -> dict[
     cohort = Cohort.gather(dataset, clients, learner.device)
     hypotheses = draw_hypotheses(model, 2)
     local = model.initial_local(streams(0, "local", 0, clients))
-    chosen, scores = learner.choose(hypotheses, cohort, local), learner.score(hypotheses, cohort, local)
-    shared, own = learner.train(
+    chosen, scores = (
+        ByArrays(learner).choose(hypotheses, cohort, local),
+        ByArrays(learner).score(hypotheses, cohort, local),
+    )
+    shared, own = ByArrays(learner).train(
         hypotheses, np.arange(len(cohort)) % 2, cohort, update, streams(0, "shuffle", 1, clients), local
     )
-    newcomers = learner.score_newcomers(hypotheses, cohort, local, 0.1) if local else ()
+    newcomers = ByArrays(learner).score_newcomers(hypotheses, cohort, local, 0.1) if local else ()
     one = {name: value[0] for name, value in (shared | own).items()}
-    outputs = learner.outputs(one, torch.from_numpy(np.asarray(dataset.features, np.float32)))
+    outputs = ByArrays(learner).outputs(one, torch.from_numpy(np.asarray(dataset.features, np.float32)))
     return {"choice": [chosen], "scores": scores, "shared": shared, "local": own, "newcomers": newcomers,
             "outputs": [outputs.cpu()]}  # fmt: skip
 
@@ -163,8 +166,12 @@ def test_a_chunk_that_does_not_fit_is_halved(kind: str, what: str) -> None:
         learner, cohort = Learner(MANY.model, device, kind), Cohort.gather(MANY.dataset, range(12), device)
         if what == "train":
             generators = streams(0, "shuffle", 1, range(12))
-            return [learner.train(hypotheses, np.arange(12) % 2, cohort, update, generators)[0]["1.weight"]]
-        return [*learner.score(hypotheses, cohort)] if what == "score" else [learner.choose(hypotheses, cohort)]
+            return [ByArrays(learner).train(hypotheses, np.arange(12) % 2, cohort, update, generators)[0]["1.weight"]]
+        return (
+            [*ByArrays(learner).score(hypotheses, cohort)]
+            if what == "score"
+            else [ByArrays(learner).choose(hypotheses, cohort)]
+        )
 
     expected = done(CPU)
     with fake_gpu() as gpu:
@@ -225,7 +232,7 @@ def test_a_model_of_ones_own_is_that_of_the_cpu(how: Personal) -> None:
         cohort = Cohort.gather(case.dataset, clients, device)
         learner = Learner(case.model, device, "batched")
         draws = partial(streams, 0, "shuffle", 0, clients)
-        return make_own(how, learner, hypotheses, cohort, update, draws).arrays(0)
+        return method(how)(Task(learner, hypotheses, cohort, update, draws)).arrays(0)
 
     expected = own(CPU)
     with fake_gpu():

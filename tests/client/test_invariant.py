@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from tests.helpers.cohorts import CLOSE, CPU, Rows, assert_close, cohort_of
+from tests.helpers.cohorts import CLOSE, CPU, ByArrays, Rows, assert_close, cohort_of
 from tests.helpers.datasets import manifest, save_plane
 from tests.helpers.examples import examples
 from tests.helpers.models import TINY_CNN, draw_hypotheses, model_of
@@ -25,7 +25,7 @@ from umbel.client import batched, trial
 from umbel.client import learner as module
 from umbel.client.batched import SLOTS
 from umbel.client.cohort import Cohort, LocalUpdate
-from umbel.client.learner import SITE, Learner, learner_for
+from umbel.client.learner import SITE, Learner, Turns, learner_for
 from umbel.client.trial import try_out
 from umbel.data import open_dataset, write_dataset
 from umbel.models import LOSSES, METRICS, Model
@@ -180,13 +180,13 @@ class Crowd:
     def results(self, learner: Learner, clients: list[int]) -> list[tuple[bytes, ...]]:
         """Return the scores, the choice and all parameters of some clients, as bits."""
         model, found = self.kind.model, {}
-        for some in learner.batches(np.array([self.lengths[c] for c in clients])):
+        for some in Turns(learner, [self.lengths[c] for c in clients]).batches:
             asked = np.array(clients)[some].tolist()
             cohort, local = self.cohort(asked), self.local(asked)
-            losses, metrics = learner.score(self.hypotheses, cohort, local)
-            chosen = learner.choose(self.hypotheses, cohort, local)
+            losses, metrics = ByArrays(learner).score(self.hypotheses, cohort, local)
+            chosen = ByArrays(learner).choose(self.hypotheses, cohort, local)
             shuffles = [np.random.default_rng([self.seed, c]) for c in asked]
-            shared, own = learner.train(self.hypotheses, chosen, cohort, self.update, shuffles, local)
+            shared, own = ByArrays(learner).train(self.hypotheses, chosen, cohort, self.update, shuffles, local)
             for i, c in enumerate(asked):
                 values = losses[:, i], metrics[:, i], chosen[i], *(one[i] for one in (shared | own).values())
                 found[c] = tuple(np.asarray(value).tobytes() for value in values)
@@ -258,10 +258,10 @@ def test_other_clients_numbers_may_be_anything() -> None:
     learner = learner_for(MLP.kind.model, "cpu", SITE)
     cohort, shuffles = MLP.cohort([0, 1, 2]), partial(map, np.random.default_rng)
     chosen = np.zeros(3, np.int64)
-    expected, _ = learner.train(MLP.hypotheses, chosen, cohort, MLP.update, [*shuffles(range(3))])
+    expected, _ = ByArrays(learner).train(MLP.hypotheses, chosen, cohort, MLP.update, [*shuffles(range(3))])
     first = int(cohort.starts[1])
     cohort.features[first : first + int(cohort.lengths[1])] = torch.inf
-    found, _ = learner.train(MLP.hypotheses, chosen, cohort, MLP.update, [*shuffles(range(3))])
+    found, _ = ByArrays(learner).train(MLP.hypotheses, chosen, cohort, MLP.update, [*shuffles(range(3))])
     for name, value in found.items():
         assert np.isnan(value[1]).any() or name.startswith("0")
         assert value[[0, 2]].tobytes() == expected[name][[0, 2]].tobytes()
@@ -271,7 +271,7 @@ def test_one_call_for_many_clients_gives_each_its_bits() -> None:
     """Where they have different widths, a learner cuts them itself."""
     crowd = replace(MLP, lengths=(3, 9, 30, 4, 4, 17, 2000, 3, 5000), update=LocalUpdate(1, 0.3, 0))
     learner, clients = learner_for(crowd.kind.model, "cpu", SITE), list(range(9))
-    losses, metrics = learner.score(crowd.hypotheses, crowd.cohort(clients))
+    losses, metrics = ByArrays(learner).score(crowd.hypotheses, crowd.cohort(clients))
     for c, (loss, metric, *_) in enumerate(crowd.results(learner, clients)):
         assert (losses[:, c].tobytes(), metrics[:, c].tobytes()) == (loss, metric)
 
@@ -282,9 +282,9 @@ def test_the_numbers_are_those_of_the_loop_up_to_rounding() -> None:
     scores, trained = [], []
     for engine in (SITE, "loop"):
         learner = learner_for(crowd.kind.model, "cpu", engine)
-        scores.append(learner.score(crowd.hypotheses, cohort))
+        scores.append(ByArrays(learner).score(crowd.hypotheses, cohort))
         chosen, shuffles = np.arange(7) % 2, [np.random.default_rng(c) for c in clients]
-        trained.append(learner.train(crowd.hypotheses, chosen, cohort, crowd.update, shuffles)[0])
+        trained.append(ByArrays(learner).train(crowd.hypotheses, chosen, cohort, crowd.update, shuffles)[0])
     np.testing.assert_allclose(scores[0], scores[1], **CLOSE)
     assert_close(*trained, rtol=1e-4)
 
@@ -295,14 +295,14 @@ def test_the_numbers_are_those_of_the_loop_up_to_rounding() -> None:
 def test_clients_of_similar_numbers_of_rows_are_computed_together() -> None:
     """Rows are padded to 8, 16, 32 and so on; clients beyond 2,048 rows, with six products a row, are alone."""
     learner = Learner(models.load("mlp"), CPU, "site")
-    assert learner.batches(np.array([1, 9, 8, 16, 2049, 2048, 17])) == [
+    assert Turns(learner, [1, 9, 8, 16, 2049, 2048, 17]).batches == [
         [0, 2], [1, 3], [5], [6], slice(4, 5)
     ]  # fmt: skip
-    assert [len(batch) for batch in learner.batches(np.full(150, 3))] == [64, 64, 22]
+    assert [len(batch) for batch in Turns(learner, [3] * 150).batches] == [64, 64, 22]
 
 
 def test_networks_whose_products_fill_a_chunk_are_computed_one_by_one() -> None:
     """With 784 x 10 products a row, eight rows of 64 clients take 16 MB."""
     learner = Learner(models.load("softmax features=784 classes=10"), CPU, "site")
-    assert learner.batches(np.array([1, 2])) == [slice(0, 1), slice(1, 2)]
-    assert Learner(TINY_CNN, CPU).batches(np.array([1, 2])) == [slice(0, 1), slice(1, 2)]
+    assert Turns(learner, [1, 2]).batches == [slice(0, 1), slice(1, 2)]
+    assert Turns(Learner(TINY_CNN, CPU), [1, 2]).batches == [slice(0, 1), slice(1, 2)]

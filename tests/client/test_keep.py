@@ -24,7 +24,7 @@ from umbel.client.cohort import Cohort
 from umbel.client.learner import learner_for
 from umbel.client.local import LocalParameters
 from umbel.client.node import Node
-from umbel.client.personal import Own
+from umbel.client.personal import Predictors
 from umbel.client.personal.keep import models_to_keep
 from umbel.data import offsets_of, write_dataset
 from umbel.models.prior import Prior
@@ -122,7 +122,7 @@ def test_what_is_kept_is_enough_to_predict(how: str, site: Config, tmp_path: Pat
     assert [path.stat().st_mode & 0o777 for path in files] == [0o600] * 4
     for path, slope in zip(files, SLOPES, strict=True):
         rows = Cohort(torch.tensor([[1.0, 0.0], [2.0, 0.0]]), torch.tensor([slope, 2 * slope]), np.array([2]))
-        loss, _ = Own.read(safetensors.numpy.load_file(path)).score(learner, rows)
+        loss, _ = Predictors.read(safetensors.numpy.load_file(path)).score(learner, rows)
         assert loss < 0.5 * 0.2 * abs(slope) * np.sqrt(2.5), "half of the error of the hypothesis"
 
 

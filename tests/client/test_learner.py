@@ -17,6 +17,7 @@ import umbel.client.learner
 from tests.helpers.cohorts import (
     CLOSE,
     CPU,
+    ByArrays,
     InOrder,
     Rows,
     all_engines,
@@ -343,9 +344,9 @@ def test_a_chunk_for_which_memory_is_not_enough_is_computed_again_in_halves(engi
         learner, start = learner_of(engine, model), draw_hypotheses(model, 2)
         if what == "train":
             update, shuffles = LocalUpdate(4, 0.1, 2), streams(0, "shuffle", 1, range(6))
-            found: Any = learner.train(start, np.arange(6) % 2, SIX, update, shuffles)[0]
+            found: Any = ByArrays(learner).train(start, np.arange(6) % 2, SIX, update, shuffles)[0]
         else:
-            found = {what: np.asarray(getattr(learner, what)(start, SIX))}
+            found = {what: np.asarray(getattr(ByArrays(learner), what)(start, SIX))}
         assert loss.tries == 0, "memory ran out as often as it should"
         return found
 
@@ -365,7 +366,7 @@ def test_what_was_too_much_once_is_not_tried_again(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(learner._batched, "descend", three_at_most)
     for _ in range(2):
-        learner.train(linear([1, 2]), np.zeros(8, np.int64), cohort, LocalUpdate(1, 0.1, 0), generators(8))
+        ByArrays(learner).train(linear([1, 2]), np.zeros(8, np.int64), cohort, LocalUpdate(1, 0.1, 0), generators(8))
     assert parts == [8, 4, 2, 2, 2, 2, 2, 2, 2, 2]
 
 
@@ -374,9 +375,9 @@ def test_a_client_for_whom_alone_memory_is_not_enough_is_told(engine: str) -> No
     model, update, chosen = short(Short(99, 0)), LocalUpdate(1, 0.1, 0), np.zeros(6, np.int64)
     learner, start = learner_of(engine, model), draw_hypotheses(model, 2)
     for compute in (
-        lambda: learner.score(start, SIX),
-        lambda: learner.choose(start, SIX),
-        lambda: learner.train(start, chosen, SIX, update, generators(6)),
+        lambda: ByArrays(learner).score(start, SIX),
+        lambda: ByArrays(learner).choose(start, SIX),
+        lambda: ByArrays(learner).train(start, chosen, SIX, update, generators(6)),
     ):
         with raises(ModelError, "model.memory", "'short'", "4 rows", "2 GiB", "batch-size", 'device = "cpu"'):
             compute()
@@ -434,6 +435,8 @@ def test_a_parameter_that_some_rows_do_not_use_stays_where_it_is() -> None:
     model = Model("own", Expert, LOSSES["mse"], METRICS["rmse"])
     learner, hypotheses = learner_for(model, "cpu", "loop"), draw_hypotheses(model, 1)
     cohort = cohort_of((np.full((2, 2), 0.5, np.float32), np.zeros(2, np.float32)))
-    trained, _ = learner.train(hypotheses, np.zeros(1, np.int64), cohort, LocalUpdate(1, 0.1, 0), generators(1))
+    trained, _ = ByArrays(learner).train(
+        hypotheses, np.zeros(1, np.int64), cohort, LocalUpdate(1, 0.1, 0), generators(1)
+    )
     moved = {name for name, value in trained.items() if (value != hypotheses[name]).any()}
     assert moved == {"all.weight", "all.bias"}

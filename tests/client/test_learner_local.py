@@ -18,7 +18,18 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import nn
 
-from tests.helpers.cohorts import ENGINES, InOrder, Rows, cohort_of, draw_client, engines, generators, learner_of, sgd
+from tests.helpers.cohorts import (
+    ENGINES,
+    ByArrays,
+    InOrder,
+    Rows,
+    cohort_of,
+    draw_client,
+    engines,
+    generators,
+    learner_of,
+    sgd,
+)
 from tests.helpers.examples import examples
 from tests.helpers.models import draw_hypotheses, headed
 from umbel import models
@@ -64,7 +75,7 @@ def train(
     learner = learner_of(engine, models.load(f"factors items={items.shape[0]} size={items.shape[1]}", loss))
     chosen = np.zeros(len(users), np.int64)
     own = own or generators(len(users), seed)
-    shared, local = learner.train({"items": items[None]}, chosen, cohort, update, own, {"user": users})
+    shared, local = ByArrays(learner).train({"items": items[None]}, chosen, cohort, update, own, {"user": users})
     assert (list(shared), list(local)) == (["items"], ["user"])
     return shared["items"], local["user"]
 
@@ -219,10 +230,10 @@ def test_each_client_is_scored_with_its_own_vector(engine: str) -> None:
     learner = learner_of(engine, models.load("factors items=2 size=2", "margin"))
     items = {"items": np.array([[[1, 0], [0, 1]], [[0, 0], [0, 0]]], np.float32)}
     users, cohort = {"user": np.array([[1, -2], [2, 1]], np.float32)}, labelled(([0, 1], [1, 1]), ([1], [1]))
-    measured, metrics = learner.score(items, cohort, users)
+    measured, metrics = ByArrays(learner).score(items, cohort, users)
     assert measured.tolist() == [[0.5, -1], [0, 0]]
     assert metrics.tolist() == [[0.5, 1], [0, 0]]
-    assert learner.choose(items, cohort, users).tolist() == [1, 0]
+    assert ByArrays(learner).choose(items, cohort, users).tolist() == [1, 0]
 
 
 # --- clients without local parameters yet: the factors, which fit them their own way
@@ -236,7 +247,7 @@ def newcomers(engine: str, items: Any, *asked: Rows, loss: str = "log") -> tuple
     array = np.asarray(items, np.float32)
     learner = learner_of(engine, models.load(f"factors items={len(array)} size={array.shape[1]}", loss))
     fresh = learner.model.initial_local(generators(len(asked)))
-    measured, metrics = learner.score_newcomers({"items": array[None]}, labelled(*asked), fresh, 0.1)
+    measured, metrics = ByArrays(learner).score_newcomers({"items": array[None]}, labelled(*asked), fresh, 0.1)
     assert measured.shape == metrics.shape == (1, len(asked))
     return measured[0].tolist(), metrics[0].tolist()
 
@@ -293,7 +304,9 @@ def test_shared_and_local_parameters_move_as_in_plain_pytorch_and_frozen_ones_st
     hypotheses, own = draw_hypotheses(model, 2), model.initial_local(generators(3))
     chosen, update = np.array([1, 0, 1]), LocalUpdate(2, 0.1, 3)
     before = {name: value.clone() for name, value in model.frozen_values.items()}
-    shared, kept = learner_of(engine, model).train(hypotheses, chosen, cohort_of(*rows), update, [InOrder()] * 3, own)
+    shared, kept = ByArrays(learner_of(engine, model)).train(
+        hypotheses, chosen, cohort_of(*rows), update, [InOrder()] * 3, own
+    )
     assert (list(shared), list(kept)) == (list(model.shapes), list(model.local_shapes))
     for c, j in enumerate(chosen):
         start = {name: value[j] for name, value in hypotheses.items()} | {n: v[c] for n, v in own.items()}
@@ -312,9 +325,9 @@ def test_hypotheses_and_local_parameters_are_left_as_they_are(engine: str) -> No
     copies = [{name: value.copy() for name, value in arrays.items()} for arrays in (hypotheses, own)]
     cohort = cohort_of(*[draw_client(model, n, np.random.default_rng(n)) for n in (4, 6)])
     learner = learner_of(engine, model)
-    learner.train(hypotheses, np.array([0, 1]), cohort, LocalUpdate(2, 0.1, 3), generators(2), own)
-    learner.score(hypotheses, cohort, own)
-    learner.score_newcomers(hypotheses, cohort, own, 0.1)
+    ByArrays(learner).train(hypotheses, np.array([0, 1]), cohort, LocalUpdate(2, 0.1, 3), generators(2), own)
+    ByArrays(learner).score(hypotheses, cohort, own)
+    ByArrays(learner).score_newcomers(hypotheses, cohort, own, 0.1)
     for arrays, copy in zip((hypotheses, own), copies, strict=True):
         for name, value in arrays.items():
             np.testing.assert_array_equal(value, copy[name])
@@ -328,7 +341,7 @@ def test_a_newcomer_fits_its_local_parameters_alone_and_is_scored_on_every_fifth
     rows = [draw_client(model, n, generator) for n in (11, 5, 3, 1)]
     held_out = [[4, 9], [4], [2], [0]]
     hypotheses, fresh = draw_hypotheses(model, 2), model.initial_local(generators(4))
-    measured, metrics = learner_of(engine, model).score_newcomers(hypotheses, cohort_of(*rows), fresh, 0.2)
+    measured, metrics = ByArrays(learner_of(engine, model)).score_newcomers(hypotheses, cohort_of(*rows), fresh, 0.2)
     assert measured.shape == metrics.shape == (2, 4)
     for c, (x, y) in enumerate(rows):
         seen = np.setdiff1d(np.arange(len(y)), held_out[c])
@@ -391,7 +404,7 @@ def measured(engine: str, model: models.Model, *rows: Any) -> tuple[Any, int]:
     learner._look(cohort)  # which is tried in training too
     network: Any = model.module
     before, fresh = network.passes, model.initial_local(generators(len(rows)))
-    found = learner.fit_local(hypotheses, cohort, fresh, 0.1)
+    found = ByArrays(learner).fit_local(hypotheses, cohort, fresh, 0.1)
     return found, (network.passes - before) // (len(rows) if engine == "loop" else 1)
 
 
@@ -444,7 +457,7 @@ def test_a_prior_of_local_parameters_counts_once_over_a_clients_rows(engine: str
     learner = learner_of(engine, models.load("biased-factors items=4 size=2", "margin"))
     cohort, user = labelled([[0, 1, 2, 3], [1, -1, 1, 1]], [[2], [-1]]), np.array([[1, 2, 3], [1, 2, 3]], np.float32)
     update, chosen = LocalUpdate(1, 0.01, batch_size), np.zeros(2, np.int64)
-    shared, local = learner.train(
+    shared, local = ByArrays(learner).train(
         {"items": np.zeros((1, 4, 3), np.float32)}, chosen, cohort, update, generators(2, 0), {"user": user}
     )
     # In minibatches of two the second half of the prior is of what the first half left.

@@ -13,7 +13,7 @@ from umbel import models
 from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.exports import OwnNetwork
 from umbel.client.learner import learner_for
-from umbel.client.personal import Own, Task, make_own, method
+from umbel.client.personal import Predictors, Task, method
 from umbel.client.personal.tune import best_shares
 from umbel.privacy.gate.policy import Personal, Policy
 from umbel.privacy.gate.randomness import streams
@@ -37,7 +37,7 @@ def cohort(*slopes: list[float]) -> Cohort:
 def own(how: str, clients: Cohort, update: LocalUpdate = STEP) -> list[float]:
     """Return the weight of each client's own model."""
     draws = partial(streams, 0, "shuffle", 0, range(len(clients)))
-    found = make_own(how, LEARNER, HYPOTHESES, clients, update, draws).parameters
+    found = method(how)(Task(LEARNER, HYPOTHESES, clients, update, draws)).parameters
     assert found["weight"].shape == (len(clients), 1, 1, 2)
     assert found["weight"].dtype == np.float32
     return [float(weight) for weight in found["weight"][:, 0, 0, 0]]
@@ -73,7 +73,7 @@ def test_training_that_blows_up_leaves_the_hypothesis(how: Personal) -> None:
     assert own(how, cohort([3.0, 3, 3, 3, 3]), blown) == [1]
 
 
-def doubled(task: Task) -> Own:
+def doubled(task: Task) -> Predictors:
     """Return twice the best hypothesis."""
     return task.networks({name: 2 * value for name, value in task.start.items()})
 
@@ -100,7 +100,7 @@ def test_a_method_of_the_lab_is_named_with_its_place(name: str) -> None:
     assert callable(method(LAB[name]))
 
 
-class Odd(Own):
+class Odd(Predictors):
     """A predictor of another kind."""
 
 

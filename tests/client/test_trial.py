@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.helpers.cohorts import assert_close, cohort_of, generators, sgd
+from tests.helpers.cohorts import ByArrays, assert_close, cohort_of, generators, sgd
 from tests.helpers.datasets import manifest
 from tests.helpers.errors import raises
 from tests.helpers.models import TINY_CNN, draw_hypotheses
@@ -313,9 +313,9 @@ def test_the_next_token_of_each_place_is_a_class() -> None:
     cohort = cohort_of((tokens[:2], (tokens[:2] + 1) % 4), (tokens[2:], (tokens[2:] + 1) % 4))
     even = {"weight": np.zeros((1, 4, 4), np.float32)}
     shifted = {"weight": (100 * np.roll(np.eye(4), 1, axis=1)).astype(np.float32)[None]}
-    losses, accuracies = learner.score(even, cohort)
+    losses, accuracies = ByArrays(learner).score(even, cohort)
     np.testing.assert_allclose(losses, np.log(4), rtol=1e-6)
-    losses, accuracies = learner.score(shifted, cohort)
+    losses, accuracies = ByArrays(learner).score(shifted, cohort)
     assert (losses.tolist(), accuracies.tolist()) == ([[0, 0]], [[1, 1]])
 
 
@@ -324,7 +324,7 @@ def test_images_are_compared_as_vectors() -> None:
     images = np.zeros((3, 1, 2, 2), np.float32)
     learner = tried(lambda: nn.Conv2d(1, 1, 1), data(images, images))
     weights = {"weight": np.zeros((1, 1, 1, 1, 1), np.float32), "bias": np.ones((1, 1), np.float32)}
-    assert learner.score(weights, cohort_of((images, images)))[0].tolist() == [[2]]
+    assert ByArrays(learner).score(weights, cohort_of((images, images)))[0].tolist() == [[2]]
 
 
 def test_a_loss_of_ones_own_sees_the_extremes_of_the_targets() -> None:
@@ -352,7 +352,7 @@ def trained_with(learner: Learner, clients: list[int], seed: int = 0) -> dict[st
     cohort = cohort_of(*((ROWS[2 * c : 2 * c + 2], ROWS[2 * c : 2 * c + 2, 0]) for c in clients))
     own = [np.random.default_rng([seed, c]) for c in clients]
     hypotheses = draw_hypotheses(learner.model, 1)
-    return learner.train(hypotheses, np.zeros(len(clients), np.int64), cohort, UPDATE, own)[0]
+    return ByArrays(learner).train(hypotheses, np.zeros(len(clients), np.int64), cohort, UPDATE, own)[0]
 
 
 def test_nothing_drops_out_where_a_model_is_scored() -> None:
@@ -360,9 +360,9 @@ def test_nothing_drops_out_where_a_model_is_scored() -> None:
     learner = tried(dropping())
     assert torch.equal(torch.random.get_rng_state(), before), "PyTorch's generator is left alone"
     cohort, hypotheses = cohort_of((ROWS, ROWS[:, 0])), draw_hypotheses(learner.model, 2)
-    first, _ = learner.score(hypotheses, cohort)
-    assert (first == learner.score(hypotheses, cohort)[0]).all()
-    assert (first == tried(dropping(0.0), engine="loop").score(hypotheses, cohort)[0]).all()
+    first, _ = ByArrays(learner).score(hypotheses, cohort)
+    assert (first == ByArrays(learner).score(hypotheses, cohort)[0]).all()
+    assert (first == ByArrays(tried(dropping(0.0), engine="loop")).score(hypotheses, cohort)[0]).all()
 
 
 def test_what_drops_out_is_each_clients_own_draw() -> None:
@@ -394,7 +394,7 @@ def test_running_statistics_are_each_clients_own() -> None:
     assert not fresh["1.running_mean"].any()
     hypotheses = draw_hypotheses(model, 1)
     once = LocalUpdate(1, 0.1, 0)
-    _, kept = learner.train(hypotheses, np.zeros(2, np.int64), cohort, once, generators(2), fresh)
+    _, kept = ByArrays(learner).train(hypotheses, np.zeros(2, np.int64), cohort, once, generators(2), fresh)
     for c, rows in enumerate((ROWS[:4], ROWS[4:])):
         hidden = rows @ hypotheses["0.weight"][0].T + hypotheses["0.bias"][0]
         # PyTorch's momentum: a tenth of what the batch says.
@@ -408,7 +408,7 @@ def test_training_is_that_of_pytorch() -> None:
     learner, update = tried(normalised()), LocalUpdate(2, 0.1, 0)
     start, fresh = draw_hypotheses(learner.model, 1), learner.model.initial_local(generators(1))
     cohort = cohort_of((ROWS, ROWS[:, 0]))
-    shared, own = learner.train(start, np.zeros(1, np.int64), cohort, update, generators(1), fresh)
+    shared, own = ByArrays(learner).train(start, np.zeros(1, np.int64), cohort, update, generators(1), fresh)
     first = {name: np.asarray(value[0]) for name, value in (start | fresh).items()}
     expected = sgd(learner.model, first, (ROWS, ROWS[:, 0]), update)
     assert_close({name: value[0] for name, value in (shared | own).items()}, expected)
@@ -428,7 +428,7 @@ def test_a_minibatch_of_one_row_has_no_statistics_and_is_left_out() -> None:
     learner = tried(normalised())
     start, fresh = draw_hypotheses(learner.model, 1), learner.model.initial_local(generators(1))
     cohort = cohort_of((ROWS[:1], ROWS[:1, 0]))
-    shared, own = learner.train(start, np.zeros(1, np.int64), cohort, UPDATE, generators(1), fresh)
+    shared, own = ByArrays(learner).train(start, np.zeros(1, np.int64), cohort, UPDATE, generators(1), fresh)
     assert_close(shared | own, start | fresh)
 
 
@@ -437,8 +437,8 @@ def test_without_running_statistics_each_client_is_scored_by_its_own() -> None:
     learner = try_out(model, data(lengths=(2, 3), features=np.zeros((5, 2)), targets=np.zeros(5)), "cpu")
     assert (learner.engine, model.local_shapes) == ("loop", {})
     hypotheses = draw_hypotheses(model, 1)
-    together = learner.score(hypotheses, cohort_of((ROWS[:4], ROWS[:4, 0]), (ROWS[4:], ROWS[4:, 0])))[0]
-    alone = learner.score(hypotheses, cohort_of((ROWS[4:], ROWS[4:, 0])))[0]
+    together = ByArrays(learner).score(hypotheses, cohort_of((ROWS[:4], ROWS[:4, 0]), (ROWS[4:], ROWS[4:, 0])))[0]
+    alone = ByArrays(learner).score(hypotheses, cohort_of((ROWS[4:], ROWS[4:, 0])))[0]
     assert together[0, 1] == alone[0, 0]
     with raises(ModelError, "model.misfit"):
         try_out(model, data(), "cpu")
@@ -468,7 +468,7 @@ def test_tied_weights_count_once_and_stay_tied() -> None:
     assert set(of(Tied, frozen=("decoder.*",)).frozen_values) == {"encoder.weight"}, "by either name"
     cohort, start = cohort_of((ROWS, ROWS)), draw_hypotheses(model, 1)
     chosen, once = np.zeros(1, np.int64), LocalUpdate(1, 0.1, 0)
-    trained = [learner.train(start, chosen, cohort, once, generators(1))[0] for learner in learners]
+    trained = [ByArrays(learner).train(start, chosen, cohort, once, generators(1))[0] for learner in learners]
     weight = torch.from_numpy(start["encoder.weight"][0].copy()).requires_grad_()
     rows = torch.from_numpy(ROWS)
     (rows @ weight.T @ weight.T - rows).square().sum(1).mean().backward()

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from umbel.client.cohort import Cohort, LocalUpdate
-from umbel.client.learner import SITE, Learner, Scores, learner_for
+from umbel.client.learner import SITE, Learner, Scores, arrays_of, learner_for
 from umbel.models import Model
 from umbel.protocol.arrays import Arrays
 
@@ -29,6 +29,42 @@ Rows = tuple[Any, Any]
 def learner_of(engine: str, model: Model) -> Learner:
     """Return one of the learners of a model, on the CPU."""
     return learner_for(model, "cpu", engine)
+
+
+class ByArrays:
+    """What a learner does, from arrays to arrays."""
+
+    def __init__(self, learner: Learner) -> None:
+        self._learner = learner
+
+    def choose(self, hypotheses: Arrays, cohort: Cohort, local: Arrays | None = None) -> Any:
+        return self._learner.choose(*self._tensors(hypotheses), cohort, *self._tensors(local or {})).numpy()
+
+    def score(self, hypotheses: Arrays, cohort: Cohort, local: Arrays | None = None) -> Scores:
+        return self._learner.score(*self._tensors(hypotheses), cohort, *self._tensors(local or {}))
+
+    def score_newcomers(self, hypotheses: Arrays, cohort: Cohort, fresh: Arrays, step_size: float) -> Scores:
+        return self._learner.score_newcomers(*self._tensors(hypotheses), cohort, *self._tensors(fresh), step_size)
+
+    def fit_local(self, hypothesis: Arrays, cohort: Cohort, fresh: Arrays, step_size: float) -> Arrays:
+        fitted = self._learner.fit_local(*self._tensors(hypothesis), cohort, *self._tensors(fresh), step_size)
+        return arrays_of(fitted)
+
+    def train(
+        self, hypotheses: Arrays, chosen: Any, cohort: Cohort, update: LocalUpdate, generators: Any,
+        local: Arrays | None = None,
+    ) -> tuple[Arrays, Arrays]:  # fmt: skip
+        shared, own = self._tensors(hypotheses, local or {})
+        trained = self._learner.train(shared, torch.as_tensor(chosen), cohort, update, generators, own)
+        return arrays_of(trained[0]), arrays_of(trained[1])
+
+    def outputs(self, network: Arrays, features: torch.Tensor) -> torch.Tensor:
+        """Return the outputs of one network."""
+        rows = Cohort(features.to(self._learner.device), features, np.array([len(features)]))
+        return self._learner.outputs({name: value[None, None] for name, value in network.items()}, rows)[0]
+
+    def _tensors(self, *each: Arrays) -> list[dict[str, torch.Tensor]]:
+        return [self._learner.tensors(arrays) for arrays in each]
 
 
 def cohort_of(*clients: Rows) -> Cohort:
@@ -80,14 +116,14 @@ def train(
     engine: str,
 ) -> Arrays:
     """Return the shared parameters that clients have trained; the model has no local ones."""
-    shared, local = learner_of(engine, model).train(hypotheses, np.asarray(chosen), cohort, update, generators)
+    shared, local = ByArrays(learner_of(engine, model)).train(hypotheses, chosen, cohort, update, generators)
     assert local == {}
     return shared
 
 
 def score(model: Model, hypotheses: Arrays, cohort: Cohort, engine: str) -> Scores:
     """Return loss and metric of every hypothesis on every client."""
-    return learner_of(engine, model).score(hypotheses, cohort)
+    return ByArrays(learner_of(engine, model)).score(hypotheses, cohort)
 
 
 class InOrder(np.random.Generator):

@@ -12,9 +12,10 @@ from scipy import stats
 
 from tests.helpers.errors import raises
 from umbel import models
+from umbel.client.cohort import Cohort
 from umbel.data import Dataset, Manifest, held_out, offsets_of
 from umbel.models import LOSSES
-from umbel.models.factors import INITIAL_SCALE, SHRINKAGE, SLOPES, BiasedFactors, Factors, baselines
+from umbel.models.factors import INITIAL_SCALE, SHRINKAGE, SLOPES, BiasedFactors, Factors, rules
 from umbel.protocol.errors import ModelError
 from umbel.protocol.run_config import RunConfig
 
@@ -170,6 +171,16 @@ def dataset_of(*clients: dict[int, int], train: int) -> Dataset:
     features = np.concatenate([list(one) for one in clients])[:, None]
     targets = np.concatenate([list(one.values()) for one in clients])
     return Dataset(manifest, features, targets, offsets_of(map(len, clients)))
+
+
+def baselines(dataset: Dataset) -> dict[str, float]:
+    """Return the means of the rules over validation clients, each of which holds out every fifth row."""
+    cohort = Cohort.gather(dataset, range(dataset.manifest.clients), torch.device("cpu"))
+    train, rest = (
+        cohort.part(some) for some in (slice(0, dataset.manifest.train), slice(dataset.manifest.train, None))
+    )
+    parts = [(one.features.numpy(), one.targets.numpy(), one.lengths) for one in (train, *rest.split())]
+    return {name: float(values.mean()) for name, values in rules(*parts).items()}
 
 
 def test_every_fifth_row_is_held_out_and_of_fewer_the_last() -> None:

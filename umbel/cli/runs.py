@@ -274,7 +274,7 @@ def export(
         text = "the client's rows are in the run's dataset, which is not on this machine"
         raise ConfigError(text, code="config.no-dataset")
     number = client_in(data, client)
-    own = read_run(run.path, data, run.prior).own_of(data, number, personalise)
+    own = read_run(run.path, data, run.prior).predictor_of(data, number, personalise)
     said |= {"client": data.names[number] if data.names else str(number), "personalise": personalise}
     said["guarantee"] = "None: the client's rows made this file, which must stay where they are."
     networks = {f"client-{number}": OwnNetwork(run.model, own)}

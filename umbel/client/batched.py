@@ -16,6 +16,7 @@ One thread computes a chunk, since several threads would split it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import TypeVar
@@ -24,18 +25,23 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from umbel.client.cohort import ALL_ROWS, Cohort, Schedule, Steps
-from umbel.client.engines import ONE_THREAD_BYTES, Chain, Engine, unfused_attention
+from umbel.client.loop import Engine
 from umbel.models.losses import LOSSES, METRICS, Score
 from umbel.models.model import Model, Parameters
 from umbel.models.networks import Linear, Softmax, Units
 from umbel.privacy.gate.time_limit import check_time
 
+ONE_THREAD_BYTES = 1 << 22
+"""Up to here a single thread computes a chunk: on a busy machine, threads wait far longer than that takes."""
 SLOTS = 64  # clients of an exact chunk: a multiple of the numbers that any processor computes at once
 _NARROWEST = 8  # minimum rows to which an exact engine pads a client, so that few widths occur
 _ELEMENTWISE = (nn.ReLU, nn.Sigmoid, nn.Tanh, nn.Identity, Units)
 
+Chain = list[tuple[str, nn.Module]]
+"""The layers of a plain chain of dense layers and activations, each with the prefix of its parameters' names."""
 Counted = TypeVar("Counted", Cohort, Schedule)
 
 
@@ -52,13 +58,9 @@ class Batched(Engine):
         self._product, self._moved = (_single_products, _rounded_twice) if exact else (_matrix_products, _rounded_once)
 
     @cached_property
-    def _layers(self) -> Chain | None:
+    def layers(self) -> Chain | None:
+        """The layers, if the network is a plain chain of dense layers and activations."""
         return dense_layers(self.model.module)
-
-    @property
-    def chain(self) -> Chain | None:
-        """See `Engine.chain`; its sums are not exact."""
-        return None if self.exact else self._layers
 
     def width(self, rows: int) -> int:
         """Return the power of two to which an exact engine pads so many rows; 0 if that is too much for a chunk."""
@@ -67,7 +69,7 @@ class Batched(Engine):
 
     @cached_property
     def _widest(self) -> int:
-        layers = [layer for _, layer in self._layers or [] if isinstance(layer, nn.Linear)]
+        layers = [layer for _, layer in self.layers or [] if isinstance(layer, nn.Linear)]
         return ONE_THREAD_BYTES // (4 * SLOTS * max((layer.weight.numel() for layer in layers), default=1))
 
     def sums(self, hypotheses: Parameters, cohort: Cohort, local: Parameters) -> Tensor:
@@ -143,7 +145,7 @@ class Batched(Engine):
 
     def forward(self, parameters: Parameters, inputs: Tensor, training: bool = False) -> Tensor:
         """Return the outputs (m, b, ...) of m networks, each with its own parameters and inputs (m, b, ...)."""
-        layers = self._layers  # which builds the module if need be: inside vmap its initialisers could not draw
+        layers = self.layers  # which builds the module if need be: inside vmap its initialisers could not draw
         if layers is None or inputs.ndim != 3 or self.frozen:
             if self.exact:
                 raise NotImplementedError("a client's rows are no vectors")
@@ -232,3 +234,15 @@ def _rounded_twice(value: Tensor, gradient: Tensor, step_size: float) -> Tensor:
 def _wide(numbers: Tensor, like: Tensor) -> Tensor:
     """Return numbers (clients,) in a shape that broadcasts with a client's values."""
     return numbers.reshape(-1, *[1] * (like.ndim - 1))
+
+
+@contextmanager
+def unfused_attention() -> Iterator[None]:
+    """Have PyTorch compute attention in single steps: vmap takes fused ones apart, one client after the other."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)

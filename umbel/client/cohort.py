@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -197,12 +197,11 @@ class Schedule:
         draws = {c: partial(generators[c].permutation, rows[starts[c] : starts[c] + lengths[c]]) for c in longer}
         return cls(update, lengths, rows, draws, tuple(seeds))
 
-    def passes(self, client: int) -> Iterator[NDArray[np.int64]]:
-        """Yield a client's rows in the order of each of its passes."""
-        start, length = int(self.lengths[:client].sum()), int(self.lengths[client])
-        draw = self.draws.get(client)
-        for _ in range(int(self.update.passes_over(self.lengths[client])) if length else 0):
-            yield self.rows[start : start + length] if draw is None else draw()
+    def of(self, client: int) -> Schedule:
+        """Return the schedule of one client."""
+        start, length = int(self.lengths[:client].sum()), self.lengths[client : client + 1]
+        draws = {0: self.draws[client]} if client in self.draws else {}
+        return replace(self, lengths=length, rows=self.rows[start : start + int(length[0])], draws=draws)
 
     def minibatches(self, width: int = 0) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield for each step the rows (clients, b), their weights in the mean, and each client's number of rows.

@@ -81,32 +81,22 @@ def _sums(
     cohort: Cohort,
     drawn: list[NDArray[np.int64]],
     clip_norm: float,
-    dtype: torch.dtype = torch.float32,
 ) -> Parameters:
     """Return the clipped sums of the drawn rows of each client."""
-    most = max(map(len, drawn))
-    if not most:
-        return {name: torch.zeros_like(parameters[name]) for name in gradients.names}
-    if most > AT_ONCE:
-        parts = [[rows[begin : begin + AT_ONCE] for rows in drawn] for begin in range(0, most, AT_ONCE)]
-        total = {name: torch.zeros_like(parameters[name], dtype=torch.float64) for name in gradients.names}
-        for part in parts:
-            for name, value in _sums(gradients, parameters, cohort, part, clip_norm, torch.float64).items():
-                total[name] += value
-        return total
-    index = np.zeros((len(drawn), most), np.int64)
-    real = np.zeros(index.shape, bool)
-    for c, rows in enumerate(drawn):
-        index[c, : len(rows)], real[c, : len(rows)] = rows, True
-    where = torch.from_numpy(index).to(cohort.features.device)
-    return gradients.clipped(
-        parameters,
-        cohort.features[where],
-        cohort.targets[where],
-        torch.from_numpy(real).to(where.device),
-        clip_norm,
-        dtype,
-    )
+    most, size = max(map(len, drawn)), min(AT_ONCE, gradients.rows_at_once)
+    dtype = torch.float32 if most <= AT_ONCE else torch.float64
+    total = {name: torch.zeros_like(parameters[name], dtype=dtype) for name in gradients.names}
+    for begin in range(0, most, size):
+        parts = [rows[begin : begin + size] for rows in drawn]
+        index = np.zeros((len(drawn), max(map(len, parts))), np.int64)
+        real = np.zeros(index.shape, bool)
+        for c, rows in enumerate(parts):
+            index[c, : len(rows)], real[c, : len(rows)] = rows, True
+        where, counts = (torch.from_numpy(each).to(cohort.features.device) for each in (index, real))
+        inputs, targets = cohort.features[where], cohort.targets[where]
+        for name, value in gradients.clipped(parameters, inputs, targets, counts, clip_norm, dtype).items():
+            total[name] += value
+    return total
 
 
 def _samples(

@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from umbel.client.personal import Own
-from umbel.client.personal.own import mixed
+from umbel.client.personal import Predictors
+from umbel.client.personal.predictors import mixed
 from umbel.client.prediction import class_names
 from umbel.data import Column, Dataset, Manifest, Schema
 from umbel.data.table import encode, seen
@@ -336,14 +336,14 @@ def write_networks(
 class OwnNetwork(nn.Module):
     """The predictor of one client as a network, without networks of weight 0.
 
-    For classes, all outputs of a row may differ from those of `Own.outputs` by a constant, which changes no
+    For classes, all outputs of a row may differ from those of `Predictors.outputs` by a constant, which changes no
     probability.
 
     Parameters
     ----------
     model : Model
         Without local parameters.
-    own : Own
+    own : Predictors
         The predictor of one client.
 
     Raises
@@ -352,9 +352,9 @@ class OwnNetwork(nn.Module):
         If the predictor is of another kind, which a network may not be, and which may hold the client's rows.
     """
 
-    def __init__(self, model: Model, own: Own) -> None:
+    def __init__(self, model: Model, own: Predictors) -> None:
         super().__init__()
-        if type(own) is not Own:
+        if type(own) is not Predictors:
             text = f"a predictor of {type(own).__name__} may hold the client's rows, which a file for others must not"
             raise ConfigError(f"{text}; choose another method of personalise", code="config.rows-in-file")
         self._loss = model.loss
@@ -370,7 +370,7 @@ class OwnNetwork(nn.Module):
         self.eval()
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return outputs (rows, \\*output shape), as of `Own.outputs`."""
+        """Return outputs (rows, \\*output shape), as of `Predictors.outputs`."""
         each = [network(rows) for network in self.networks]
         outputs = torch.stack([getattr(one, "logits", one) for one in each]).double()
         result = outputs[0]

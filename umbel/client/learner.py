@@ -1,4 +1,4 @@
-"""A learner: choose, train and score for a model on a device.
+"""A learner: choose, train and score for a model on a device, from tensors to tensors.
 
 Two engines give the same numbers up to rounding: `umbel.client.loop` computes one client after the other and is the
 reference, `umbel.client.batched` computes the clients of a chunk together. A learner decides which of them computes a
@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import deepcopy
 from dataclasses import replace
 from functools import lru_cache
+from queue import SimpleQueue
 from typing import cast
 
 import numpy as np
@@ -21,15 +23,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from umbel.client import dp_sgd
-from umbel.client.batched import SLOTS, Batched, is_exact
+from umbel.client.batched import ONE_THREAD_BYTES, SLOTS, Batched, is_exact
 from umbel.client.cohort import ALL_ROWS, Cohort, LocalUpdate, Schedule, seeded
-from umbel.client.engines import ONE_THREAD_BYTES, Engine
-from umbel.client.loop import Loop
+from umbel.client.loop import Engine, Loop
 from umbel.client.row_gradients import gradients_of
 from umbel.models.fit import CPU_CHUNK_BYTES, Look, look, one_line, training_bytes
 from umbel.models.model import Model, Parameters
 from umbel.privacy.gate.randomness import RowSource
 from umbel.privacy.gate.time_limit import check_time
+from umbel.privacy.gate.work import Places
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ConfigError, ModelError
 from umbel.protocol.project import ENGINE
@@ -39,6 +41,7 @@ LOOP, BATCHED, SITE = "loop", "batched", "site"
 
 GPU_CHUNK_SHARE = 0.25  # of a GPU's memory; see `CPU_CHUNK_BYTES`
 _NEWCOMER_EPOCHS = 50  # for which a newcomer fits its local parameters, all its rows at once
+_CLIENTS = 4  # hosted clients for each core: with fewer, some cores could be idle if a message asks only some clients
 
 Scores = tuple[NDArray[np.float64], NDArray[np.float64]]
 Compute = Callable[[Engine, slice], None]
@@ -61,24 +64,28 @@ class Learner:
         self._batched = None if engine == LOOP else Batched(model, device, exact=engine == SITE)
         self._room = math.inf  # bytes of a chunk; less once that was too much
 
-    def choose(self, hypotheses: Arrays, cohort: Cohort, local: Arrays | None = None) -> NDArray[np.int64]:
-        """Return the hypothesis that fits each client's rows best; 0 if there is only one."""
-        if len(next(iter(hypotheses.values()))) == 1:
-            return np.zeros(len(cohort), np.int64)
-        return best_hypothesis(self.score(hypotheses, cohort, local)[0])
+    def tensors(self, arrays: Arrays) -> Parameters:
+        """Return arrays as tensors on the device; those of a message are read-only, so they are copied."""
+        own = {name: value if value.flags.writeable else np.array(value) for name, value in arrays.items()}
+        return {name: torch.from_numpy(value).to(self.device) for name, value in own.items()}
 
-    def score(self, hypotheses: Arrays, cohort: Cohort, local: Arrays | None = None) -> Scores:
+    def choose(self, hypotheses: Parameters, cohort: Cohort, local: Parameters | None = None) -> Tensor:
+        """Return the hypothesis that fits each client's rows best, (clients,); 0 if there is only one."""
+        if len(next(iter(hypotheses.values()))) == 1:
+            return torch.zeros(len(cohort), dtype=torch.int64)
+        return torch.from_numpy(best_hypothesis(self.score(hypotheses, cohort, local)[0]))
+
+    def score(self, hypotheses: Parameters, cohort: Cohort, local: Parameters | None = None) -> Scores:
         """Return losses and metrics (k, clients) of every hypothesis on every client's rows.
 
         They are the reported values (`umbel.models.losses.Score.report`), not the objective of training.
         """
-        shared, own, cohort = self._tensors(hypotheses), self._tensors(local or {}), self._readable(cohort)
-        k, together = len(next(iter(shared.values()))), self.engine == BATCHED
+        own, cohort = local or {}, self._readable(cohort)
+        k, together = len(next(iter(hypotheses.values()))), self.engine == BATCHED
         sums = torch.empty(2, k, len(cohort), dtype=torch.float64)
 
         def add(engine: Engine, part: slice) -> None:
-            some = {name: value[part] for name, value in own.items()}
-            sums[:, :, part] = engine.sums(shared, cohort.part(part), some)
+            sums[:, :, part] = engine.sums(hypotheses, cohort.part(part), {name: own[name][part] for name in own})
 
         stacked = together and bool(own)
         sizes = self._training_bytes(cohort, ALL_ROWS) if stacked else self._scoring_bytes(cohort, k if together else 1)
@@ -88,7 +95,7 @@ class Learner:
             loss, metric = sums / torch.from_numpy(cohort.lengths)
             return self.model.loss.report(loss).numpy(), self.model.metric.report(metric).numpy()
 
-    def score_newcomers(self, hypotheses: Arrays, cohort: Cohort, fresh: Arrays, step_size: float) -> Scores:
+    def score_newcomers(self, hypotheses: Parameters, cohort: Cohort, fresh: Parameters, step_size: float) -> Scores:
         """Return loss and metric (k, clients) of clients that have no trained local parameters yet.
 
         For every hypothesis, each client fits local parameters on four fifths of its rows, and is scored on the rest.
@@ -102,84 +109,81 @@ class Learner:
 
     def train(
         self,
-        hypotheses: Arrays,
-        chosen: NDArray[np.int64],
+        hypotheses: Parameters,
+        chosen: Tensor,
         cohort: Cohort,
         update: LocalUpdate,
         generators: Sequence[np.random.Generator] | Sequence[RowSource],
-        local: Arrays | None = None,
+        local: Parameters | None = None,
         only: frozenset[str] | None = None,
-    ) -> tuple[Arrays, Arrays]:
+    ) -> tuple[Parameters, Parameters]:
         """Train each client from its chosen hypothesis (Algorithm 1, line 6); return shared and local parameters.
 
-        All parameters are trained, or `only` those named.
+        All parameters are trained, or `only` those named. Trained parameters are in the CPU's memory.
 
         There is one generator for each client, which shuffles its rows: a client's result does not depend on the other
         clients of the cohort. A slice of `umbel.privacy.gate.randomness.streams` has its generators at their
         beginning. If each row has a guarantee (`LocalUpdate.rows`), `generators` are sources of samples and noise.
         """
-        shared, own, cohort = self._tensors(hypotheses), self._tensors(local or {}), self._readable(cohort)
-        names = frozenset(only or shared | own) - self.model.buffers
-        draws, on_cpu, choice = self._look(cohort).draws, self.device.type == "cpu", torch.from_numpy(chosen)
-        trained = {name: torch.empty(len(cohort), *value.shape[1:]) for name, value in (shared | own).items()}
+        own, cohort = local or {}, self._readable(cohort)
+        names = frozenset(only or hypotheses | own) - self.model.buffers
+        draws, on_cpu = self._look(cohort).draws, self.device.type == "cpu"
+        trained = {name: torch.empty(len(cohort), *value.shape[1:]) for name, value in (hypotheses | own).items()}
         gradients = None
         if update.rows is not None:
-            chain = self._batched.chain if self._batched else None
-            shape = tuple(cohort.features.shape[1:])
-            gradients = gradients_of(self.model, self._loop.frozen, names, shape, chain)
+            chain = self._batched.layers if self._batched and self.engine == BATCHED else None
+            gradients = gradients_of(self.model, self._loop.frozen, names, tuple(cohort.features.shape[1:]), chain)
 
         def train(engine: Engine, part: slice) -> None:
-            index = choice[part].to(self.device)
+            index = chosen[part].to(self.device)
             # On a CPU in the memory of the result: a copy of large models takes as long as a step.
             places = {name: value[part] for name, value in trained.items()} if on_cpu else {}
             # `value[index]` begins threads for a few thousand numbers, which takes a millisecond on a busy machine.
-            start = {name: torch.index_select(value, 0, index, out=places.get(name)) for name, value in shared.items()}
+            start = {
+                name: torch.index_select(value, 0, index, out=places.get(name)) for name, value in hypotheses.items()
+            }
             start |= {name: value[part].clone() for name, value in own.items()}
             rows, some = cohort.part(part), generators[part]
             if gradients is None:
                 schedule = Schedule.draw(rows.lengths, update, cast(Sequence[np.random.Generator], some), draws)
-                found = engine.descend(start, rows, schedule, names)
+                after = engine.descend(start, rows, schedule, names)
             else:
                 sources = cast(Sequence[RowSource], some)
                 with seeded(int.from_bytes(sources[0].sample.bytes(8)) >> 1, self.device) if draws else nullcontext():
-                    found = dp_sgd.descend(gradients, start, rows, update, sources, self.model.shapes)
-            for name, value in found.items():
+                    after = dp_sgd.descend(gradients, start, rows, update, sources, self.model.shapes)
+            for name, value in after.items():
                 if value is not places.get(name):
                     trained[name][part] = value
 
         alone = gradients is not None and not gradients.together
         self._in_chunks(cohort, self._training_bytes(cohort, update), train, alone)
-        arrays: Arrays = {name: value.numpy() for name, value in trained.items()}
-        return {name: arrays[name] for name in shared}, {name: arrays[name] for name in own}
+        return {name: trained[name] for name in hypotheses}, {name: trained[name] for name in own}
 
-    def fit_local(self, hypothesis: Arrays, cohort: Cohort, fresh: Arrays, step_size: float) -> Arrays:
+    def fit_local(self, hypothesis: Parameters, cohort: Cohort, fresh: Parameters, step_size: float) -> Parameters:
         """Return local parameters that fit clients' rows and a single hypothesis, starting from fresh ones."""
         if self.model.hooks.fit_local is not None:
-            one = {name: value[0] for name, value in hypothesis.items()}
+            one = {name: value[0] for name, value in arrays_of(hypothesis).items()}
             features, targets = cohort.features.cpu().numpy(), cohort.targets.cpu().numpy()
-            return self.model.hooks.fit_local(one, features, targets, cohort.lengths, self.model.loss.name)
+            return self.tensors(
+                self.model.hooks.fit_local(one, features, targets, cohort.lengths, self.model.loss.name)
+            )
         if not len(cohort.features):
             return fresh
         # Training does not read running statistics: every pass over the same rows would measure the same.
         measured = self.model.local_statistics and not self._look(cohort).repeats
         update = LocalUpdate(1 if measured else _NEWCOMER_EPOCHS, step_size, 0)
-        chosen = np.zeros(len(cohort), np.int64)
+        chosen = torch.zeros(len(cohort), dtype=torch.int64)
         # All rows at once: no rows are shuffled, and no generator is used.
         with self.model.last_statistics() if measured else nullcontext():
-            return self.train(hypothesis, chosen, cohort, update, (), fresh, frozenset(fresh))[1]
-
-    def outputs(self, parameters: Arrays, features: Tensor) -> Tensor:
-        r"""Return one network's outputs for rows (rows, \*feature shape), given shared and local parameters."""
-        rows = self._readable(Cohort(features.to(self.device), features, np.array([len(features)]))).features
-        with torch.inference_mode():
-            return self._loop.apply(self._tensors(parameters), rows)
+            _, fitted = self.train(hypothesis, chosen, cohort, update, (), fresh, frozenset(fresh))
+        return {name: value.to(self.device) for name, value in fitted.items()}
 
     def objective(self, parameters: Parameters, cohort: Cohort) -> Tensor:
         r"""Return the objective that training minimises, of one network (\*shape) on all rows of a cohort together."""
         outputs = self._loop.apply(parameters, self._readable(cohort).features)
         return self.model.loss.objective(self.model.loss.of_rows(outputs, cohort.targets).mean())
 
-    def own_outputs(self, networks: Arrays, cohort: Cohort) -> Tensor:
+    def outputs(self, networks: Arrays, cohort: Cohort) -> Tensor:
         r"""Return the outputs of each client's own m networks for its rows, (m, rows, \*output shape).
 
         Parameters
@@ -194,41 +198,22 @@ class Learner:
 
         def compute(engine: Engine, part: slice) -> None:
             rows, of = cohort.part(part), 0 if same else part
-            each = [self._tensors({name: value[of, j] for name, value in networks.items()}) for j in range(m)]
+            each = [self.tensors({name: value[of, j] for name, value in networks.items()}) for j in range(m)]
             if not len(rows.features):  # of no rows, many networks cannot tell the shape of their outputs
-                found = [torch.zeros(0, *self._look(cohort).outputs, device=self.device)] * m
+                parts.append(torch.zeros(m, 0, *self._look(cohort).outputs, device=self.device))
             elif same:
-                found = [engine.apply(one, rows.features) for one in each]
+                parts.append(torch.stack([engine.apply(one, rows.features) for one in each]))
             else:
-                found = [engine.outputs(one, rows) for one in each]
-            parts.append(torch.stack(found))
+                parts.append(torch.stack([engine.outputs(one, rows) for one in each]))
 
         sizes = self._scoring_bytes(cohort, 1) if same else self._training_bytes(cohort, ALL_ROWS)
         with torch.inference_mode():
             self._in_chunks(cohort, sizes, compute)
         return torch.cat(parts, 1)
 
-    def batches(self, lengths: NDArray[np.int64]) -> list[slice | list[int]]:
-        """Return the batches in which a site computes clients with these numbers of rows.
-
-        Clients of one width are together, in their order; all others are alone.
-        """
-        alike: dict[int, list[int]] = {}
-        for c, rows in enumerate(lengths.tolist()):
-            alike.setdefault(self._batched.width(rows) if self._batched else 0, []).append(c)
-        alone = [slice(c, c + 1) for c in alike.pop(0, [])]
-        return [*(some[i : i + SLOTS] for some in alike.values() for i in range(0, len(some), SLOTS)), *alone]
-
-    def _chunk(self, lengths: NDArray[np.int64], begin: int, most: int) -> tuple[Engine, slice]:
-        """Return the next clients, which end before `most`, and what computes them."""
-        if self._batched is None or not self._batched.exact:
-            return self._batched or self._loop, slice(begin, most)
-        width, end = self._batched.width(int(lengths[begin])), begin + 1
-        if not width:
-            return self._loop, slice(begin, end)
-        while end < min(most, begin + SLOTS) and self._batched.width(int(lengths[end])) == width:
-            end += 1
-        return self._batched, slice(begin, end)
+    def width(self, rows: int) -> int:
+        """Return the number of rows to which a site pads a client of so many rows; 0 for one computed by the loop."""
+        return self._batched.width(rows) if self._batched and self._batched.exact else 0
 
     def _in_chunks(self, cohort: Cohort, sizes: NDArray[np.int64], compute: Compute, alone: bool = False) -> None:
         """Compute successive clients, as many at once as their sizes in bytes fit into memory, but at least one.
@@ -257,13 +242,22 @@ class Learner:
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
             if part.stop - begin == 1:
-                name = self.model.name
                 raise ModelError(
-                    f"model {name!r} and one client of {cohort.lengths[begin]} rows do not fit in the memory of "
-                    f'{self.device}: {trouble}; free memory, or set a smaller batch-size, or device = "cpu"',
+                    f"model {self.model.name!r} and one client of {cohort.lengths[begin]} rows do not fit in the "
+                    f"memory of {self.device}: {trouble}; free memory, or set a smaller batch-size, or "
+                    'device = "cpu"',
                     code="model.memory",
                 )
             self._room = int(sizes[part].sum()) // 2
+
+    def _chunk(self, lengths: NDArray[np.int64], begin: int, most: int) -> tuple[Engine, slice]:
+        """Return what computes the next clients, and which: they end before `most`, and are of one width at a site."""
+        if self.engine != SITE or self._batched is None:
+            return self._batched or self._loop, slice(begin, most)
+        width, end = self.width(int(lengths[begin])), begin + 1
+        while width and end < min(most, begin + SLOTS) and self.width(int(lengths[end])) == width:
+            end += 1
+        return self._batched if width else self._loop, slice(begin, end)
 
     def _training_bytes(self, cohort: Cohort, update: LocalUpdate) -> NDArray[np.int64]:
         """Return the memory for each client while the clients are trained together."""
@@ -291,10 +285,87 @@ class Learner:
     def _readable(self, cohort: Cohort) -> Cohort:
         return replace(cohort, features=cohort.features.long()) if self._look(cohort).tokens else cohort
 
-    def _tensors(self, arrays: Arrays) -> Parameters:
-        # PyTorch has no read-only tensors, and arrays of a message are read-only; so those are copied.
-        own = {name: value if value.flags.writeable else np.array(value) for name, value in arrays.items()}
-        return {name: torch.from_numpy(value).to(self.device) for name, value in own.items()}
+
+class Turns:
+    """How a message's clients are divided into batches, and threads among these; in a simulation all are one batch.
+
+    At a site, clients of one width are computed together, in their order. All others, and all without `together`, are
+    alone, so that no other client's rows take of their time. The number of threads that compute a client may change its
+    numbers, so it does not depend on the clients that are asked. If a site hosts several clients for each core, each
+    thread computes one client, and all cores work at once. Otherwise all cores compute one client after the other.
+
+    Attributes
+    ----------
+    batches : list of slice or list of int
+        The places of the clients that a site computes together.
+    size : int
+        Number of batches that are computed at a time.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        lengths: Sequence[int] = (),
+        hosted: int = 0,
+        shape: tuple[int, ...] = (),
+        together: bool = True,
+    ) -> None:
+        alike: dict[int, list[int]] = {}
+        for c, rows in enumerate(lengths):
+            alike.setdefault(learner.width(rows) if together else 0, []).append(c)
+        alone, learners = alike.pop(0, []), [learner]
+        self._single = _one_thread_each(learner, hosted, shape)
+        if self._single:
+            alone.sort(key=lambda c: -lengths[c])  # so that all threads end at about the same time
+            size = training_bytes(learner.model, shape, max(lengths, default=1))
+            most = min(torch.get_num_threads(), len(alone), CPU_CHUNK_BYTES // size)
+            # Copies alone: a thread that has not ended in the site's time still computes on its network.
+            learners = (_copies(learner, most) if most > 1 else []) or learners
+        self.batches: list[Places] = [
+            *(some[i : i + SLOTS] for some in alike.values() for i in range(0, len(some), SLOTS)),
+            *(slice(c, c + 1) for c in alone),
+        ]
+        self.size = len(learners)
+        self._idle: SimpleQueue[Learner] = SimpleQueue()
+        for one in learners:
+            self._idle.put(one)
+
+    @property
+    def threads(self) -> AbstractContextManager[None]:
+        """A context that sets the number of threads that compute a client."""
+        return one_thread() if self._single else nullcontext()
+
+    @contextmanager
+    def learner(self) -> Iterator[Learner]:
+        """Lend a learner to a thread: a network computes for one thread at a time."""
+        learner = self._idle.get()
+        try:
+            yield learner
+        finally:
+            self._idle.put(learner)
+
+
+def _copies(learner: Learner, count: int) -> list[Learner]:
+    """Return so many learners with a network each; none if the network cannot be copied."""
+    try:
+        return [Learner(deepcopy(learner.model), learner.device) for _ in range(count)]
+    except Exception:  # a module may hold anything
+        return []
+
+
+def _one_thread_each(learner: Learner, hosted: int, shape: tuple[int, ...]) -> bool:
+    """Return whether one thread computes each of so many hosted clients.
+
+    PyTorch has one generator for all threads, so clients of a network that draws take turns. Fresh local parameters may
+    be drawn from it too.
+    """
+    many = learner.engine == LOOP and learner.device.type == "cpu" and hosted >= _CLIENTS * torch.get_num_threads()
+    return many and not learner.model.local_shapes and not look(learner.model, shape).draws
+
+
+def arrays_of(parameters: Parameters) -> Arrays:
+    """Return tensors as arrays."""
+    return {name: value.cpu().numpy() for name, value in parameters.items()}
 
 
 @contextmanager

@@ -46,35 +46,30 @@ class LocalParameters:
     def __init__(self, site: Site, state: RecordDict, model: Model, run: str, seed: int | None) -> None:
         self._site, self._model, self._seed, self._state = site, model, seed, state
         self._file = _file(site, site.ledger_path, model, run) if site.ledger_path else None
-        kept = self._load() if model.local_shapes else {}
-        self._clients: NDArray[np.int64] = kept.pop(_CLIENTS, np.zeros(0, np.int64))
-        self._hidden: NDArray[np.int64] = kept.pop(_HIDDEN, np.zeros_like(self._clients))
-        self._values: Arrays = kept or {
-            name: np.zeros((0, *shape), np.float32) for name, shape in model.local_shapes.items()
-        }
+        self._kept: Arrays = {_CLIENTS: np.zeros(0, np.int64), _HIDDEN: np.zeros(0, np.int64)}
+        self._kept |= {name: np.zeros((0, *shape), np.float32) for name, shape in model.local_shapes.items()}
+        if model.local_shapes:
+            self._kept |= self._load()
 
     def read(self, clients: Sequence[int], hidden: bool = False) -> Arrays:
         """Return the local parameters, each (clients, \\*shape), of clients counted over the dataset.
 
         A client without any gets initial ones; with `hidden` also a client whose training did not hide each row.
         """
-        if not self._values:
-            return {}
-        fit = self._hidden >= hidden
-        where = {client: row for row, client in enumerate(self._clients.tolist()) if fit[row]}
+        fit = self._kept[_HIDDEN] >= hidden
+        where = {client: row for row, client in enumerate(self._kept[_CLIENTS].tolist()) if fit[row]}
         new = [i for i, client in enumerate(clients) if client not in where]
         known = [i for i, client in enumerate(clients) if client in where]
-        fresh = self.fresh([clients[i] for i in new])
-        values: Arrays = {}
-        for name, kept in self._values.items():
-            values[name] = np.empty((len(clients), *kept.shape[1:]), np.float32)
+        values, fresh = dict[str, NDArray[np.float32]](), self.fresh([clients[i] for i in new])
+        for name, shape in self._model.local_shapes.items():
+            values[name] = np.empty((len(clients), *shape), np.float32)
             values[name][new] = fresh[name]
-            values[name][known] = kept[[where[clients[i]] for i in known]]
+            values[name][known] = self._kept[name][[where[clients[i]] for i in known]]
         return values
 
     def known(self, clients: Sequence[int]) -> list[int]:
         """Return the clients that have local parameters."""
-        there = set(self._clients.tolist())
+        there = set(self._kept[_CLIENTS].tolist())
         return [client for client in clients if client in there]
 
     def fresh(self, clients: Sequence[int]) -> Arrays:
@@ -94,42 +89,36 @@ class LocalParameters:
         if not sound.any():
             return
         which = np.asarray(clients, np.int64)[sound]
-        others = ~np.isin(self._clients, which)
-        self._clients = np.concatenate([self._clients[others], which])
-        self._hidden = np.concatenate([self._hidden[others], np.full(len(which), int(hidden))])
-        self._values = {
-            name: np.concatenate([kept[others], values[name][sound]]) for name, kept in self._values.items()
-        }
+        others = ~np.isin(self._kept[_CLIENTS], which)
+        new = {_CLIENTS: which, _HIDDEN: np.full(len(which), int(hidden))}
+        new |= {name: value[sound] for name, value in values.items()}
+        self._kept = {name: np.concatenate([kept[others], new[name]]) for name, kept in self._kept.items()}
         self._save()
 
     def _load(self) -> Arrays:
-        if self._file is None:
-            found = record_in(self._state, _RECORD, ArrayRecord) if _RECORD in self._state else None
-            return {} if found is None else dict(from_array_record(found))
-        if not self._file.exists():
+        if self._file is None and _RECORD in self._state:
+            return dict(from_array_record(record_in(self._state, _RECORD, ArrayRecord)))
+        if self._file is None or not self._file.exists():
             return {}
         with safe_open(self._file, "np") as file:
             names, about = file.keys(), file.metadata() or {}
             kept: Arrays = {name: file.get_tensor(name) for name in names}
-        if _HIDDEN in kept and kept[_HIDDEN].any():
+        if kept[_HIDDEN].any():
             number, size, hash = about.get(_HEAD, "0 0 ").split(" ")
             if not (hash and Journal.of(self._site).holds(Head(int(number), int(size), hash))):
                 kept[_HIDDEN] = np.zeros_like(kept[_HIDDEN])
         return kept
 
     def _save(self) -> None:
-        kept = {_CLIENTS: self._clients, _HIDDEN: self._hidden, **self._values}
         if self._file is None:
-            self._state[_RECORD] = to_array_record(kept)
+            self._state[_RECORD] = to_array_record(self._kept)
             return
         new = not self._file.exists()
         # Only the site may read them, as with the ledger.
         for folder in (self._file.parent.parent, self._file.parent):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        about = None
-        if self._hidden.any():
-            about = {_HEAD: " ".join(map(str, Journal.of(self._site).head))}
-        write_atomically(self._file, safetensors.numpy.save(kept, about), private=True)
+        head = {_HEAD: " ".join(map(str, Journal.of(self._site).head))} if self._kept[_HIDDEN].any() else None
+        write_atomically(self._file, safetensors.numpy.save(self._kept, head), private=True)
         if new:
             _forget_old_runs(self._file)
 

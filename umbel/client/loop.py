@@ -1,17 +1,62 @@
-"""The reference: one client, and one hypothesis, after the other."""
+"""The operations of an engine, and the reference: one client, and one hypothesis, after the other."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from umbel.client.cohort import Cohort, Schedule, Steps, seeded
-from umbel.client.engines import Engine, arrangement
-from umbel.models.model import Parameters
+from umbel.models.fit import look
+from umbel.models.model import Model, Parameters
 from umbel.privacy.gate.time_limit import check_time
+
+
+class Engine(ABC):
+    r"""Computes some clients of a model on a device, from tensors to tensors.
+
+    Hypotheses are (k, \*shape) each. Local parameters, and what clients have trained, are (clients, \*shape) each.
+
+    Attributes
+    ----------
+    exact : bool
+        Whether a client's numbers depend on no other client, bit for bit, also if several are computed together.
+    """
+
+    exact = False
+
+    def __init__(self, model: Model, device: torch.device) -> None:
+        self.model, self.device = model, device
+        self.frozen = {name: value.detach().to(device) for name, value in model.frozen_values.items()}
+        self.decays = {
+            name: torch.from_numpy(value).to(device)
+            for name, value in model.decays.items()
+            if name in model.local_shapes
+        }
+
+    def apply(self, parameters: Parameters, inputs: Tensor, training: bool = False) -> Tensor:
+        """Return one network's outputs; see `Model.apply`."""
+        return self.model.apply(self.frozen | parameters, inputs, training)
+
+    @abstractmethod
+    def sums(self, hypotheses: Parameters, cohort: Cohort, local: Parameters) -> Tensor:
+        """Return the summed loss and metric of every hypothesis over each client's rows, (2, k, clients) in 64 bits.
+
+        If both sum the same numbers, the shape may be (1, k, clients).
+        """
+
+    @abstractmethod
+    def outputs(self, parameters: Parameters, cohort: Cohort) -> Tensor:
+        r"""Return outputs (rows, \*output shape) where each client has a network, (clients, \*shape)."""
+
+    @abstractmethod
+    def descend(self, start: Parameters, cohort: Cohort, schedule: Schedule, names: frozenset[str]) -> Parameters:
+        r"""Train the named parameters of all clients, each (clients, \*shape), and return all; `start` may change."""
 
 
 class Loop(Engine):
@@ -65,31 +110,50 @@ class Loop(Engine):
         steps = None
         if parameters and not update.descent.plain:
             steps = Steps(update.descent, update.step_size, [parameters], model.shapes)
-        for order in schedule.passes(client):
-            rows = torch.from_numpy(order).to(self.device)
-            for begin in update.batches(len(rows)):
-                check_time()
-                batch = rows[begin : begin + update.size(len(rows))]
-                if len(batch) == 1 and model.batch_dependent:
-                    continue  # a single row has no statistics
-                whole = self.frozen | values
-                outputs = model.apply(whole, cohort.features[batch], training=True)
-                for name in changing:
-                    values[name] = whole[name].detach()
-                if not parameters:
+        for rows, _, _ in schedule.of(client).minibatches():
+            check_time()
+            batch = rows[0].to(self.device)
+            if len(batch) == 1 and model.batch_dependent:
+                continue  # a single row has no statistics
+            whole = self.frozen | values
+            outputs = model.apply(whole, cohort.features[batch], training=True)
+            for name in changing:
+                values[name] = whole[name].detach()
+            if not parameters:
+                continue
+            loss = model.loss.objective(model.loss.of_rows(outputs, cohort.targets[batch]).mean())
+            # Rows may decide which parameters are used, as in a mixture of experts: others get 0, as in batches.
+            slopes = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
+            gradients = dict(zip(parameters, slopes, strict=True))
+            with torch.no_grad():
+                for name in self.decays.keys() & gradients.keys():
+                    gradients[name] = gradients[name] + self.decays[name] / length * parameters[name]
+                if steps:
+                    for name in model.summed & gradients.keys():
+                        gradients[name] = gradients[name] * len(batch)
+                    steps.step([gradients])
                     continue
-                loss = model.loss.objective(model.loss.of_rows(outputs, cohort.targets[batch]).mean())
-                # Rows may decide which parameters are used, as in a mixture of experts: others get 0, as in batches.
-                found = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
-                gradients = dict(zip(parameters, found, strict=True))
-                with torch.no_grad():
-                    for name in self.decays.keys() & gradients.keys():
-                        gradients[name] = gradients[name] + self.decays[name] / length * parameters[name]
-                    if steps:
-                        for name in model.summed & gradients.keys():
-                            gradients[name] = gradients[name] * len(batch)
-                        steps.step([gradients])
-                        continue
-                    for name, value in parameters.items():
-                        step = update.step_size * (len(batch) if name in model.summed else 1)
-                        value.sub_(gradients[name], alpha=step)
+                for name, value in parameters.items():
+                    step = update.step_size * (len(batch) if name in model.summed else 1)
+                    value.sub_(gradients[name], alpha=step)
+
+
+@lru_cache(maxsize=16)
+def arrangement(model: Model, shape: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
+    """Return a function that arranges parameters in memory: channels last for convolutions, if the model allows it.
+
+    CPUs then compute pooling and convolutions much faster. Later layers inherit the order, and a module that needs a
+    view in the usual order fails: its parameters stay as they are.
+    """
+    try:
+        with torch.inference_mode():
+            parameters = {name: _channels_last(value) for name, value in model.module.named_parameters()}
+            zeros = torch.zeros(2, *shape)
+            model.apply(parameters, zeros.long() if look(model, shape).tokens else zeros)
+    except RuntimeError:
+        return lambda value: value
+    return _channels_last
+
+
+def _channels_last(value: Tensor) -> Tensor:
+    return value.clone(memory_format=torch.channels_last) if value.ndim == 4 else value

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from umbel import models
 from umbel.client.cohort import Cohort, LocalUpdate
-from umbel.client.learner import Learner, best_hypothesis
-from umbel.client.personal import Own, make_own
+from umbel.client.learner import Learner, arrays_of, best_hypothesis
+from umbel.client.personal import Predictors, Task, method
 from umbel.client.trial import try_out
 from umbel.data import Dataset, Manifest
 from umbel.data.data import encoded_alike
 from umbel.data.files import read_manifest_of_run
-from umbel.models.fit import misfit
+from umbel.models.fit import look, misfit
 from umbel.models.model import Model
 from umbel.models.optimizers import descent_of
 from umbel.models.prior import Prior
@@ -70,17 +70,17 @@ class Learnt:
         """Number of hypotheses."""
         return len(next(iter(self.hypotheses.values())))
 
-    def own(self, learner: Learner, support: Cohort, clients: Sequence[int], how: str) -> Own:
+    def personalise(self, learner: Learner, support: Cohort, clients: Sequence[int], how: str) -> Predictors:
         """Return clients' own predictors, from their labelled rows; for a model without local parameters."""
         run = self.config
         update = LocalUpdate(_EPOCHS, run.step_size, run.batch_size, descent=descent_of(run.optimizer))
         draws = partial(streams, run.seed, "shuffle", 0, clients)
-        return make_own(how, learner, self.hypotheses, support, update, draws, self.prior)
+        return method(how)(Task(learner, self.hypotheses, support, update, draws, self.prior))
 
-    def own_of(self, dataset: Dataset, client: int, how: str = DEFAULT) -> Own:
+    def predictor_of(self, dataset: Dataset, client: int, how: str = DEFAULT) -> Predictors:
         """Return the own predictor of a client of a dataset; for a model without local parameters."""
         learner = try_out(self.model, dataset)
-        return self.own(learner, Cohort.gather(dataset, [client], learner.device), [client], how)
+        return self.personalise(learner, Cohort.gather(dataset, [client], learner.device), [client], how)
 
     def chunks(self, clients: Sequence[int]) -> Iterator[Sequence[int]]:
         """Yield as many clients at a time as there is memory for networks."""
@@ -133,18 +133,18 @@ def predict_dataset(learnt: Learnt, data: Dataset, clients: Sequence[int], how: 
     import pandas as pd  # the import takes half a second
 
     made, frames = list(predictions(learnt, data, clients, how)), []
-    for one in made:
-        count = len(one.outputs)
+    for prediction in made:
+        client, count = prediction.client, len(prediction.outputs)
         columns = {
-            "client": [one.client] * count,
-            **({"name": [data.names[one.client]] * count} if data.names else {}),
+            "client": [client] * count,
+            **({"name": [data.names[client]] * count} if data.names else {}),
             "row": range(count),
-            "hypothesis": [one.hypothesis] * count,
-            "prediction": shown(told(learnt.model, one.outputs, data.manifest), data.manifest),
-            "target": shown(np.asarray(data.client(one.client)[1]), data.manifest),
+            "hypothesis": [prediction.hypothesis] * count,
+            "prediction": present_outputs(learnt.model, prediction.outputs, data.manifest),
+            "target": present(np.asarray(data.client(client)[1]), data.manifest),
         }
         frames.append(pd.DataFrame(columns))
-    error = in_unit(float(np.mean([one.metric for one in made])), learnt.model, data.manifest)
+    error = in_unit(float(np.mean([prediction.metric for prediction in made])), learnt.model, data.manifest)
     note = f"Mean over {count_of(len(made), 'client')}, on the labelled rows that chose their predictors: {error}"
     return Predicted(pd.concat(frames, ignore_index=True), [note])
 
@@ -160,37 +160,39 @@ def predictions(learnt: Learnt, dataset: Dataset, clients: Sequence[int], how: s
 def predicted(
     learnt: Learnt, learner: Learner, clients: Sequence[int], support: Cohort, asked: Cohort, how: str
 ) -> Iterator[Prediction]:
-    """Yield each client's predictions for the given rows, with a predictor made from those of `support`.
+    """Yield each client's prediction for the rows asked for, with a predictor made from those of `support`.
 
     A client's number seeds the order of its rows in training.
     """
-    model = learnt.model
-    if model.local_shapes:
-        if how not in (DEFAULT, Personal.NO):
-            text = f"{how} would do nothing: model {model.name!r} already has local parameters for each client"
-            raise ConfigError(f"{text}; leave personalise out", code="config.personalise")
-        for i, client in enumerate(clients):
-            one = slice(i, i + 1)
-            yield _newcomer(learnt, learner, client, support.part(one), asked.part(one).features)
-        return
-    chosen = best_hypothesis(learner.score(learnt.hypotheses, support)[0])
-    own = learnt.own(learner, support, clients, how)
-    metrics = own.score(learner, support)[1]
-    outputs = own.outputs(learner, asked).cpu()
-    for i, client in enumerate(clients):
-        rows = slice(int(asked.starts[i]), int(asked.starts[i] + asked.lengths[i]))
-        yield Prediction(client, int(chosen[i]), float(metrics[i]), outputs[rows])
+    if not learnt.model.local_shapes:
+        chosen = best_hypothesis(learner.score(learner.tensors(learnt.hypotheses), support)[0])
+        own = learnt.personalise(learner, support, clients, how)
+        metrics = own.score(learner, support)[1]
+    elif how in (DEFAULT, Personal.NO):
+        chosen, metrics, own = _newcomers(learnt, learner, support)
+    else:
+        text = f"{how} would do nothing: model {learnt.model.name!r} already has local parameters for each client"
+        raise ConfigError(f"{text}; leave personalise out", code="config.personalise")
+    outputs = own.outputs(learner, asked).cpu().split(asked.lengths.tolist())
+    return map(Prediction, clients, chosen.tolist(), metrics.tolist(), outputs)
 
 
-def _newcomer(learnt: Learnt, learner: Learner, client: int, support: Cohort, inputs: Tensor) -> Prediction:
-    """Return a client's prediction by its best hypothesis and its rows' statistics."""
-    fresh = learnt.model.initial_local([np.random.default_rng(0)])
-    losses, metrics = learner.score_newcomers(learnt.hypotheses, support, fresh, _NO_STEP)
-    chosen = int(best_hypothesis(losses)[0])
-    best = {name: value[chosen : chosen + 1] for name, value in learnt.hypotheses.items()}
-    parameters = best | learner.fit_local(best, support, fresh, _NO_STEP)
-    outputs = learner.outputs({name: value[0] for name, value in parameters.items()}, inputs)
-    return Prediction(client, chosen, float(metrics[chosen, 0]), outputs.cpu())
+def _newcomers(
+    learnt: Learnt, learner: Learner, support: Cohort
+) -> tuple[NDArray[np.int64], NDArray[np.float64], Predictors]:
+    """Return each client's best hypothesis, its metric, and the predictor that its rows' statistics complete."""
+    hypotheses, chosen, metrics, networks = learner.tensors(learnt.hypotheses), [], [], []
+    fresh = learner.tensors(learnt.model.initial_local([np.random.default_rng(0)]))
+    for rows in map(support.part, (slice(c, c + 1) for c in range(len(support)))):
+        losses, scores = learner.score_newcomers(hypotheses, rows, fresh, _NO_STEP)
+        best = int(best_hypothesis(losses)[0])
+        chosen.append(best)
+        metrics.append(scores[best, 0])
+        one = {name: value[best : best + 1] for name, value in hypotheses.items()}
+        networks.append(arrays_of(one | learner.fit_local(one, rows, fresh, _NO_STEP)))
+    joined = {name: np.stack([network[name] for network in networks]) for name in networks[0]}
+    outputs = look(learnt.model, tuple(support.features.shape[1:])).outputs[-1]
+    return np.array(chosen), np.array(metrics), Predictors.plain(joined, outputs)
 
 
 def check_encoding(run: Path, data: Dataset) -> None:
@@ -251,18 +253,17 @@ def unknown_client(client: object, known: str, names: Sequence[str]) -> DatasetE
     return DatasetError(f"there is no client {client!r}: {known}{named}{more}{hint}", code="data.unknown-client")
 
 
-def told(model: Model, outputs: Tensor, manifest: Manifest) -> NDArray[Any]:
-    """Return outputs (rows, \\*output shape) in readable form: classes, or numbers as they are stored."""
+def present_outputs(model: Model, outputs: Tensor, manifest: Manifest) -> list[Any]:
+    """Return outputs (rows, \\*output shape) as classes by name, or as numbers in the target's unit."""
     classes = manifest.target.get("categories", [])
     if model.metric.name == "accuracy" or (outputs.ndim == 2 and outputs.shape[1] >= len(classes) > 1):
         outputs = outputs.argmax(-1)
     elif outputs.shape[-1] == 1:
         outputs = outputs[:, 0]
-    found: NDArray[Any] = outputs.numpy()
-    return found
+    return present(outputs.numpy(), manifest)
 
 
-def shown(values: NDArray[Any], manifest: Manifest) -> list[Any]:
+def present(values: NDArray[Any], manifest: Manifest) -> list[Any]:
     """Return targets or predictions, (rows,) or (rows, outputs), in the target's unit, classes by name."""
     names = manifest.target.get("categories", [])
     # A class is its position; the sign tells a label of -1 or 1, or a score for it.

@@ -14,15 +14,17 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
+from umbel.client.batched import Chain, unfused_attention
 from umbel.client.cohort import seeded
-from umbel.client.engines import Chain, arrangement, unfused_attention
+from umbel.client.loop import arrangement
 from umbel.models.fit import look
 from umbel.models.model import Model, Parameters
 from umbel.protocol.errors import ModelError
@@ -40,46 +42,48 @@ _LARGEST, _LEAST_FACTOR = 2.0**80, 2.0**-100
 _USUAL = 1e9
 """Between its inverse and this number, lengths have squares and products that fit 32 bits."""
 
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""Takes outputs and targets (rows, ...) and returns a loss for each row (rows,)."""
+Loss = Callable[..., Tensor]
+"""Takes outputs and targets (rows, ...) and returns a loss for each row (rows,), as `Score.of_rows` does."""
 Summed = Callable[[Tensor], Tensor]
 Part = tuple[str, Tensor, Summed]
 """A parameter, the squared norm of each row's gradient, and the sum of these gradients, given a factor for each."""
 
 
+@dataclass(frozen=True)
 class RowGradients(ABC):
     """Computes clipped sums for a model's trained parameters, one client after the other.
 
-    Parameters
+    Attributes
     ----------
     model : Model
     frozen : dict of Tensor
         The frozen parameters, on the device.
     names : frozenset of str
         The trained parameters.
-    loss : Loss, optional
-        By default the model's; another in a trial.
+    loss : Loss
+        That of the model, or another in a trial.
     training : bool
         Whether the network computes as in training.
+    together : bool
+        Whether several clients are computed at once.
     """
 
-    together = False
-    """Whether several clients are computed at once."""
+    model: Model
+    frozen: Parameters
+    names: frozenset[str]
+    loss: Loss
+    training: bool = True
 
-    def __init__(
-        self,
-        model: Model,
-        frozen: Parameters,
-        names: frozenset[str],
-        loss: Loss | None = None,
-        training: bool = True,
-    ) -> None:
-        self.model, self.frozen, self.names = model, frozen, names
-        self.loss, self.training = loss or model.loss.of_rows, training
+    together: ClassVar[bool] = False
 
     @abstractmethod
     def parts(self, parameters: Parameters, inputs: Tensor, targets: Tensor) -> Iterator[Part]:
         r"""Yield the part of each trained parameter (\*shape), from rows (rows, ...); if `together`, of each client."""
+
+    @property
+    def rows_at_once(self) -> int:
+        """The rows of a client whose parts fit into memory."""
+        return 1 << 62
 
     def clipped(
         self,
@@ -95,6 +99,7 @@ class RowGradients(ABC):
         Parameters
         ----------
         parameters : dict of Tensor, each (clients, \*shape)
+            Of a single client, unless several are computed `together`.
         inputs, targets : Tensor, shape (clients, rows, ...)
         drawn : Tensor of bool, shape (clients, rows)
             The rows that count.
@@ -102,39 +107,18 @@ class RowGradients(ABC):
         dtype : torch.dtype
             Of the sums.
         """
-        if self.together:
-            return self._sums(parameters, inputs, targets, drawn, clip_norm, dtype)
-        total = {name: torch.zeros_like(parameters[name], dtype=dtype) for name in self.names}
-        for c, real in enumerate(drawn):
-            own, every = {name: value[c].detach() for name, value in parameters.items()}, real[real]
-            for part in real.nonzero()[:, 0].split(self.rows_at_once):
-                if len(part):
-                    sums = self._sums(own, inputs[c][part], targets[c][part], every[: len(part)], clip_norm, dtype)
-                    for name, value in sums.items():
-                        total[name][c] += value
-        return total
-
-    @property
-    def rows_at_once(self) -> int:
-        """Rows of a client whose parts are computed together."""
-        return 1 << 62
-
-    def _sums(
-        self,
-        parameters: Parameters,
-        inputs: Tensor,
-        targets: Tensor,
-        drawn: Tensor,
-        clip_norm: float,
-        dtype: torch.dtype,
-    ) -> Parameters:
+        if not self.together:
+            parameters, inputs, targets, drawn = (
+                {name: value[0] for name, value in parameters.items()}, inputs[0], targets[0], drawn[0],
+            )  # fmt: skip
         parts = [part for part in self.parts(parameters, inputs, targets) if part[0] in self.names]
         with torch.no_grad():
             squares = torch.zeros(drawn.shape, dtype=torch.float64, device=drawn.device)
             for _, square, _ in parts:
                 squares += square
             kept = factors(squares, drawn, clip_norm, dtype)
-            return {name: summed(kept) for name, _, summed in parts}
+            sums = {name: summed(kept) for name, _, summed in parts}
+        return sums if self.together else {name: value[None] for name, value in sums.items()}
 
 
 def factors(squares: Tensor, drawn: Tensor, clip_norm: float, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -148,20 +132,19 @@ def factors(squares: Tensor, drawn: Tensor, clip_norm: float, dtype: torch.dtype
     return torch.where(drawn & (kept >= _LEAST_FACTOR), kept, 0.0).to(dtype)
 
 
+@dataclass(frozen=True)
 class Chained(RowGradients):
     """A chain of dense layers and activations, for all clients at once: parameters (clients, \\*shape)."""
 
-    together = True
+    chain: Chain = field(default_factory=list)
 
-    def __init__(self, model: Model, frozen: Parameters, names: frozenset[str], chain: Chain) -> None:
-        super().__init__(model, frozen, names)
-        self._chain = chain
+    together = True
 
     def parts(self, parameters: Parameters, inputs: Tensor, targets: Tensor) -> Iterator[Part]:
         """See `RowGradients.parts`; rows are (clients, rows, ...)."""
         taps: list[tuple[str, Tensor, Tensor]] = []
         hidden = inputs
-        for name, layer in self._chain:
+        for name, layer in self.chain:
             if not isinstance(layer, nn.Linear):
                 hidden = layer(hidden)
                 continue
@@ -171,7 +154,7 @@ class Chained(RowGradients):
                 hidden = hidden + parameters[f"{name}bias"][:, None]
             hidden = hidden.detach().requires_grad_() if not hidden.requires_grad else hidden
             taps.append((name, before, hidden))
-        losses = self.model.loss.of_rows(hidden, targets, 2)
+        losses = self.loss(hidden, targets, 2)
         slopes = torch.autograd.grad(losses.sum(), [after for _, _, after in taps])
         for (name, before, _), slope in zip(taps, slopes, strict=True):
             yield from _stacked(name, before, slope)
@@ -190,9 +173,7 @@ class Layered(RowGradients):
 
     @cached_property
     def _layers(self) -> dict[nn.Module, str]:
-        owners = owners_of(self.model, self.names)
-        assert owners is not None, "the network was tried"
-        return {layer: name for name, layer in owners}
+        return {layer: name for name, layer in owners_of(self.model, self.names) or []}
 
     def parts(self, parameters: Parameters, inputs: Tensor, targets: Tensor) -> Iterator[Part]:
         """See `RowGradients.parts`."""
@@ -260,8 +241,8 @@ def gradients_of(
     """
     check_rows(model, shape)
     if chain is not None and len(shape) == 1 and not frozen:
-        return Chained(model, frozen, names, chain)
-    return (Layered if _is_layered(model, names, shape) else RowByRow)(model, frozen, names)
+        return Chained(model, frozen, names, model.loss.of_rows, chain=chain)
+    return (Layered if _is_layered(model, names, shape) else RowByRow)(model, frozen, names, model.loss.of_rows)
 
 
 @lru_cache(maxsize=16)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,16 @@ from torch import Tensor
 
 from umbel.client.cohort import Cohort
 from umbel.client.learner import Learner
-from umbel.client.personal import Own
-from umbel.client.personal.own import same_for
+from umbel.client.personal import Predictors
+from umbel.client.personal.predictors import same_for
 from umbel.client.prediction import (
     DEFAULT,
     Learnt,
     Predicted,
     Prediction,
     predicted,
-    shown,
-    told,
+    present,
+    present_outputs,
     unknown_client,
 )
 from umbel.client.trial import try_out
@@ -132,38 +132,37 @@ def predict_table(
     personalise the hypotheses. A client without labelled rows gets the hypotheses weighted by `shares` (k,).
     """
     learner, data = try_out(learnt.model, table.rows), table.rows
-    there = {name: i for i, name in enumerate(known.names)} if known is not None else {}
+    places = {name: i for i, name in enumerate(known.names)} if known is not None else {}
     # A client's prediction must not depend on its position in the table.
-    numbers = [there.get(name, zlib.crc32(name.encode())) for name in data.names]
+    numbers = [places.get(name, zlib.crc32(name.encode())) for name in data.names]
     labels = np.bincount(table.owner[table.labelled], minlength=len(numbers))
-    is_known, has_labels = np.array([name in there for name in data.names]), labels > 0
+    is_known = np.array([name in places for name in data.names])
+    new, unlabelled = ~is_known & (labels > 0), ~is_known & (labels == 0)
     made: dict[int, Prediction] = {}
-    for kind in (is_known, ~is_known & has_labels, ~is_known & ~has_labels):
+    for kind in (is_known, new, unlabelled):
         for some in learnt.chunks(np.flatnonzero(kind).tolist()):
             asked, own = Cohort.gather(data, some, learner.device), [numbers[i] for i in some]
-            if is_known[some[0]]:
-                assert known is not None, "known clients are in a dataset"
-                support = Cohort.gather(known, own, learner.device)
-            elif has_labels[some[0]]:
+            if kind is unlabelled:
+                made |= zip(some, _unlabelled(learnt, learner, own, asked, shares), strict=True)
+                continue
+            if kind is new:
                 support = Cohort.gather(table.support(np.array(some)), range(len(some)), learner.device)
             else:
-                made |= _unlabelled(learnt, learner, some, asked, shares)
-                continue
+                assert known is not None, "known clients are in a dataset"
+                support = Cohort.gather(known, own, learner.device)
             made |= zip(some, predicted(learnt, learner, own, support, asked, how), strict=True)
     outputs = torch.cat([made[client].outputs for client in range(len(made))])
-    rows = _told(learnt.model, table, outputs, [made[client].hypothesis for client in range(len(made))])
-    notes = [*table.notes, *_strangers(data.names, there)]
-    if is_known.any():
-        assert known is not None, "known clients are in a dataset"
+    rows = _rows(learnt.model, table, outputs, [made[client].hypothesis for client in range(len(made))])
+    notes, warning = [*table.notes, *_strangers(data.names, places)], ""
+    if known is not None and is_known.any():
         notes.append(
             f"Clients known in {known.manifest.name}: {is_known.sum():,}. Their rows there choose their predictors."
         )
-    if (new := ~is_known & has_labels).any():
+    if new.any():
         count = labels[new].sum()
         notes.append(f"New clients: {new.sum():,}. Their labelled rows here, {count:,}, choose their predictors.")
-    warning = ""
-    if (unknown := ~is_known & ~has_labels).any():
-        names = [data.names[i] for i in np.flatnonzero(unknown).tolist()]
+    if unlabelled.any():
+        names = [data.names[i] for i in np.flatnonzero(unlabelled).tolist()]
         listed = ", ".join(names[:_SHOWN]) + ", ..." * (len(names) > _SHOWN)
         instead = "the mean of the hypotheses, weighted by their releases"
         warning = (
@@ -185,19 +184,19 @@ def _strangers(names: Sequence[str], there: Mapping[str, int]) -> list[str]:
 
 def _unlabelled(
     learnt: Learnt, learner: Learner, clients: Sequence[int], asked: Cohort, shares: NDArray[np.float64]
-) -> dict[int, Prediction]:
-    """Return the predictions of clients of which only inputs are known."""
+) -> Iterator[Prediction]:
+    """Yield the predictions of clients of which only inputs are known."""
     if learnt.model.local_shapes:
-        wrong = f"model {learnt.model.name!r} needs statistics of each client's labelled rows, and a client has none"
-        raise DatasetError(f"{wrong}; fill in the target of a few rows", code="data.no-labels")
+        text = f"model {learnt.model.name!r} needs statistics of each client's labelled rows, and a client has none"
+        raise DatasetError(f"{text}; fill in the target of a few rows", code="data.no-labels")
     outputs = look(learnt.model, tuple(asked.features.shape[1:])).outputs
     weights = np.tile(shares, (len(clients), 1))
-    own = Own.plain(same_for(len(clients), learnt.hypotheses), outputs[-1], weights)
-    found = own.outputs(learner, asked).cpu().split(asked.lengths.tolist())
-    return {client: Prediction(client, -1, np.nan, one) for client, one in zip(clients, found, strict=True)}
+    own = Predictors.plain(same_for(len(clients), learnt.hypotheses), outputs[-1], weights)
+    for client, rows in zip(clients, own.outputs(learner, asked).cpu().split(asked.lengths.tolist()), strict=True):
+        yield Prediction(client, -1, np.nan, rows)
 
 
-def _told(model: Model, table: Table, outputs: Tensor, hypotheses: Sequence[int]) -> pd.DataFrame:
+def _rows(model: Model, table: Table, outputs: Tensor, hypotheses: Sequence[int]) -> pd.DataFrame:
     """Return the rows of `Predicted`, given outputs (rows, \\*output shape) and the hypothesis of each client."""
     data, owner = table.rows, table.owner
     chosen = pd.Series(np.asarray(hypotheses)[owner], dtype="Int64")
@@ -205,9 +204,9 @@ def _told(model: Model, table: Table, outputs: Tensor, hypotheses: Sequence[int]
         "client": [data.names[client] for client in owner],
         "row": table.places + 1,
         "hypothesis": chosen.mask(chosen < 0),
-        "prediction": shown(told(model, outputs, data.manifest), data.manifest),
+        "prediction": present_outputs(model, outputs, data.manifest),
     }
     if table.labelled.any():
-        targets = pd.Series(shown(data.targets, data.manifest), dtype=object)
+        targets = pd.Series(present(data.targets, data.manifest), dtype=object)
         columns["target"] = targets.where(pd.Series(table.labelled), None)
     return pd.DataFrame(columns).sort_values("row", kind="stable", ignore_index=True)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.dp_sgd import AT_ONCE
-from umbel.client.learner import BATCHED, LOOP, SITE, Learner, engine_asked, learner_for, one_thread
+from umbel.client.learner import BATCHED, LOOP, SITE, Learner, arrays_of, engine_asked, learner_for, one_thread
 from umbel.data import Dataset
 from umbel.models import load
 from umbel.models.fit import look, misfit, one_line
@@ -27,7 +27,7 @@ from umbel.models.losses import SLOPES, Score
 from umbel.models.model import Kind, Model, Parameters
 from umbel.models.optimizers import Adam, descent_of
 from umbel.privacy.gate.randomness import row_sources, streams
-from umbel.protocol.arrays import Arrays, all_finite, flatten
+from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.errors import DatasetError, ModelError
 from umbel.protocol.release import RowPrivacy
 from umbel.protocol.run_config import RunConfig
@@ -140,8 +140,8 @@ def _seconds(
     """Return the seconds for a choice and for a step of a made-up client of so many rows; 0 if it hides none."""
     model, device = learner.model, learner.device
     few = _made_up(shape, kind, target, model)
-    starts = {name: np.stack([value] * hypotheses) for name, value in model.initial(0).items()}
-    local = model.initial_local([np.random.default_rng(0)])
+    starts = learner.tensors({name: np.stack([value] * hypotheses) for name, value in model.initial(0).items()})
+    local = learner.tensors(model.initial_local([np.random.default_rng(0)]))
     features, targets = few.features[:1].to(device), few.targets[:1].to(device)
 
     def client_of(length: int) -> Cohort:
@@ -151,13 +151,13 @@ def _seconds(
 
     def train(size: int) -> float:
         """Return the seconds of a step on so many rows."""
-        begin, chosen = time.thread_time(), np.zeros(1, np.int64)
+        begin, chosen = time.thread_time(), torch.zeros(1, dtype=torch.int64)
         if update.rows is None:
             learner.train(starts, chosen, client_of(2), update, streams(0, "shuffle", 0, [0]), local)
         else:
             how = replace(update, rows=replace(update.rows, rate=size / rows))
             trained, own = learner.train(starts, chosen, client_of(rows), how, row_sources(None, 0, [0]), local)
-            if not all(map(all_finite, (trained | own).values())):
+            if not all(bool(value.isfinite().all()) for value in (trained | own).values()):
                 raise ArithmeticError("its numbers overflow")
         return time.thread_time() - begin
 
@@ -194,13 +194,14 @@ def first_update(run: RunConfig, model: Model, dataset: Dataset) -> float:
     """Return the median norm of the first updates of a dataset's training clients."""
     learner, clients = try_out(model, dataset, run.device), range(dataset.manifest.train)
     cohort = Cohort.gather(dataset, clients, learner.device)
-    start = {name: value[None] for name, value in model.initial(0).items()}
+    start = learner.tensors({name: value[None] for name, value in model.initial(0).items()})
     steps = run.local_epochs, run.step_size, run.batch_size, run.local_steps
     update = LocalUpdate(*steps, descent=descent_of(run.optimizer))
     local, shuffles = model.initial_local(streams(0, "local", 0, clients)), streams(0, "shuffle", 1, clients)
-    trained, _ = learner.train(start, np.zeros(len(cohort), np.int64), cohort, update, shuffles, local)
-    moved = flatten(trained, np.float64) - flatten(start, np.float64)
-    return float(np.median(np.linalg.norm(moved, axis=1)))
+    chosen = torch.zeros(len(cohort), dtype=torch.int64)
+    trained, _ = learner.train(start, chosen, cohort, update, shuffles, learner.tensors(local))
+    ends, begin = (flatten(arrays_of(one), np.float64) for one in (trained, start))
+    return float(np.median(np.linalg.norm(ends - begin, axis=1)))
 
 
 def _check_network(model: Model, cohort: Cohort) -> None:
@@ -349,13 +350,13 @@ def _to_the_last_bits() -> Iterator[None]:
 def _step(learner: Learner, cohort: Cohort) -> Arrays:
     """Return a learner's results for artificial clients: the scores, and all parameters after a step."""
     model = learner.model
-    hypotheses = {key: value[None] for key, value in model.initial(0).items()}
-    local = model.initial_local([np.random.default_rng(c) for c in range(len(cohort))])
+    hypotheses = learner.tensors({key: value[None] for key, value in model.initial(0).items()})
+    local = learner.tensors(model.initial_local([np.random.default_rng(c) for c in range(len(cohort))]))
     loss, metric = learner.score(hypotheses, cohort, local)
-    chosen = np.zeros(len(cohort), np.int64)
+    chosen = torch.zeros(len(cohort), dtype=torch.int64)
     shuffles = [np.random.default_rng(c) for c in range(len(cohort))]
     shared, own = learner.train(hypotheses, chosen, cohort, _STEP, shuffles, local)
-    return dict(zip(_SCORES, (loss, metric), strict=True)) | shared | own
+    return dict(zip(_SCORES, (loss, metric), strict=True)) | arrays_of(shared | own)
 
 
 def _made_up(shape: tuple[int, ...], kind: str, target: tuple[int, ...], model: Model) -> Cohort:

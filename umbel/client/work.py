@@ -11,21 +11,23 @@ from functools import cached_property
 from logging import ERROR
 
 import numpy as np
+import torch
 from flwr.app import RecordDict
 from numpy.typing import NDArray
+from torch import Tensor
 
 from umbel.client.cohort import Cohort
-from umbel.client.crew import Crew
-from umbel.client.learner import Learner, best_hypothesis
+from umbel.client.learner import Learner, Turns, arrays_of, best_hypothesis
 from umbel.client.local import LocalParameters
 from umbel.client.node import Node
+from umbel.models.model import Parameters
 from umbel.privacy.gate.randomness import noise, row_sources, streams
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.work import Places, Results, Work
 from umbel.privacy.mechanisms.base import NoiseSource
 from umbel.privacy.mechanisms.choice import OWN
 from umbel.protocol.arrays import Arrays
-from umbel.protocol.clients import ClientOnNode
+from umbel.protocol.clients import ClientInDataset, ClientOnNode
 from umbel.protocol.log import log
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
@@ -63,35 +65,34 @@ class NodeClients:
         kept, hidden = self._kept(task), task.hides_rows(len(hypotheses[names[0]]))
         before = kept.read(clients, hidden)
         after = {name: value.copy() for name, value in before.items()}
-        crew = Crew(node, clients, together=update.rows is None)
-        # Copies that PyTorch takes as they are; the arrays of a message are read-only.
-        starts = {name: np.array(value) for name, value in hypotheses.items()}
+        turns, starts = self._turns(clients, update.rows is None), node.learner.tensors(hypotheses)
 
-        def train(places: Places, cohort: Cohort, learner: Learner, chosen: NDArray[np.int64]) -> Results:
+        def train(places: Places, cohort: Cohort, learner: Learner, chosen: Tensor, local: Parameters) -> Results:
             asked, seed, round = np.asarray(clients)[places].tolist(), node.seed, task.round
             draws = row_sources(seed, round, asked) if update.rows else streams(seed, "shuffle", round, asked)
-            local = {name: value[places] for name, value in before.items()}
-            shared, own = learner.train(starts, chosen, cohort, update, draws, local)
+            trained, own = learner.train(starts, chosen, cohort, update, draws, local)
             for name, value in own.items():
                 after[name][places] = value
+            which, shared = chosen.numpy(), arrays_of(trained)
             if task.message_noise:
                 sources = noise(seed, round, asked, "message")
                 # Noise only on the changed rows would show which rows those are.
                 everywhere = not node.site.simulated
-                shared = noisy_messages(shared, hypotheses, chosen, task.message_noise, sources, everywhere)
-            return [chosen, *(shared[name] for name in names)]
+                shared = noisy_messages(shared, hypotheses, which, task.message_noise, sources, everywhere)
+            return [which, *(shared[name] for name in names)]
 
         def compute(places: Places) -> Results:
-            cohort = Cohort.gather(node.dataset, np.asarray(clients)[places].tolist(), node.learner.device)
-            local, chosen = {name: value[places] for name, value in before.items()}, assigned[places]
-            with crew.learner() as learner:
-                chosen = np.where(chosen == OWN, learner.choose(starts, cohort, local), chosen)
-                return train(places, cohort, learner, chosen)
+            cohort, told = self._cohort(clients, places), torch.from_numpy(assigned[places])
+            local = node.learner.tensors({name: value[places] for name, value in before.items()})
+            with turns.learner() as learner:
+                chosen = torch.where(told == OWN, learner.choose(starts, cohort, local), told)
+                return train(places, cohort, learner, chosen, local)
 
         def without_rows(places: Places) -> Results:
-            chosen = np.maximum(assigned[places], 0)
+            chosen = torch.from_numpy(np.maximum(assigned[places], 0))
+            local = node.learner.tensors({name: value[places] for name, value in before.items()})
             cohort = Cohort.without_rows(len(chosen), node.dataset.features.shape[1:], node.learner.device)
-            return train(places, cohort, node.learner, chosen)
+            return train(places, cohort, node.learner, chosen, local)
 
         def keep(results: Results) -> None:
             try:
@@ -106,32 +107,42 @@ class NodeClients:
                 )
 
         return Work(
-            compute, crew.batches, crew.size, crew.threads, rows=update.rows, keep=keep,
+            compute, turns.batches, turns.size, turns.threads, rows=update.rows, keep=keep,
             without_rows=without_rows if update.rows else None,
         )  # fmt: skip
 
     def score(self, task: EvaluationSpec, hypotheses: Arrays) -> Work:
         """Return how clients score their best hypothesis."""
         node, clients = self.node, self.node.validation_clients(task.clients)
-        kept, crew = self._kept(task), Crew(node, clients)
-        scored = {name: np.array(value) for name, value in hypotheses.items()}
+        kept, turns = self._kept(task), self._turns(clients)
+        scored = node.learner.tensors(hypotheses)
 
         def compute(places: Places) -> Results:
-            own = np.asarray(clients)[places].tolist()
-            cohort = Cohort.gather(node.dataset, own, node.learner.device)
-            with crew.learner() as learner:
-                if not node.model.local_shapes:
-                    losses, metrics = learner.score(scored, cohort)
-                elif self.site.policy.trainers_report:
-                    losses, metrics = learner.score(scored, cohort, kept.read(own))
+            own, cohort = np.asarray(clients)[places].tolist(), self._cohort(clients, places)
+            with turns.learner() as learner:
+                if node.model.local_shapes and not self.site.policy.trainers_report:
+                    fresh = learner.tensors(kept.fresh(own))
+                    losses, metrics = learner.score_newcomers(scored, cohort, fresh, task.step_size)
                 else:
-                    losses, metrics = learner.score_newcomers(scored, cohort, kept.fresh(own), task.step_size)
+                    losses, metrics = learner.score(scored, cohort, learner.tensors(kept.read(own)))
             best = best_hypothesis(losses), np.arange(len(own))
             scores = np.stack([losses[best], metrics[best]], axis=1)
             # To the server, NaN means that a client did not reply; here it means a diverged model.
             return [np.where(np.isnan(scores), np.inf, scores)]
 
-        return Work(compute, crew.batches, crew.size, crew.threads)
+        return Work(compute, turns.batches, turns.size, turns.threads)
+
+    def _turns(self, clients: Sequence[ClientInDataset], together: bool = True) -> Turns:
+        """Return how a task's clients are divided."""
+        node = self.node
+        if node.site.simulated:
+            return Turns(node.learner)
+        offsets, asked = node.dataset.offsets, np.asarray(clients, np.int64)
+        lengths, hosted = offsets[asked + 1] - offsets[asked], max(len(node.training), len(node.validation))
+        return Turns(node.learner, lengths.tolist(), hosted, node.dataset.features.shape[1:], together)
+
+    def _cohort(self, clients: Sequence[ClientInDataset], places: Places) -> Cohort:
+        return Cohort.gather(self.node.dataset, np.asarray(clients)[places].tolist(), self.node.learner.device)
 
     def _kept(self, task: TrainingSpec | EvaluationSpec) -> LocalParameters:
         """Return the clients' local parameters."""

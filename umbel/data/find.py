@@ -112,7 +112,7 @@ def open_dataset(path: Path) -> Dataset:
 def stats_of(path: Path) -> list[os.stat_result]:
     """Return the stat of a file, or those of a folder's files by name; called for every message of a run.
 
-    What cannot be read has none: opening it says why.
+    A file that cannot be read has none: opening it says why.
     """
     with suppress(OSError):
         if os.path.isdir(path):

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from umbel.data import Dataset, held_out
+from umbel.data import Dataset
 from umbel.models.hooks import Rows
 from umbel.models.losses import SLOPES
 
@@ -201,23 +201,3 @@ def _likes(rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np
     """Return item, whether it is liked, and client of each row."""
     features, targets, lengths = rows
     return features[:, 0].astype(np.int64), targets > 0, np.repeat(np.arange(len(lengths)), lengths)
-
-
-def baselines(dataset: Dataset) -> dict[str, float]:
-    """Return the means of `rules` over validation clients, with equal weights.
-
-    They are scored on those rows of validation clients on which `Learner.score_newcomers` scores a model. A baseline
-    knows the labels of all training clients, and of each validation client the labels on which a model fits its vector.
-    """
-    train, offsets = dataset.manifest.train, dataset.offsets
-    features, targets, border = np.asarray(dataset.features), np.asarray(dataset.targets), int(offsets[train])
-    lengths = np.diff(offsets)
-    scored = held_out(lengths[train:])
-    owner = np.repeat(np.arange(len(lengths) - train), lengths[train:])
-
-    def part(chosen: NDArray[np.bool_]) -> Rows:
-        counts = np.bincount(owner[chosen], minlength=len(lengths) - train)
-        return features[border:][chosen], targets[border:][chosen], counts
-
-    found = rules((features[:border], targets[:border], lengths[:train]), part(~scored), part(scored))
-    return {name: float(values.mean()) for name, values in found.items()}

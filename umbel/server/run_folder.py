@@ -84,7 +84,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # Content that this object wrote last.
+        # The latest files of this object.
         self._best: tuple[Arrays, str] | None = None  # and their digest
         self._written: dict[str, str] = {}  # texts by file, and what stands for latest.safetensors
         self._rounds = 0

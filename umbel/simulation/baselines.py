@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 
 from umbel.client.cohort import Cohort, LocalUpdate
-from umbel.client.learner import Learner, best_hypothesis
-from umbel.client.personal import Own, as_regression, closed_form, make_own
+from umbel.client.learner import Learner, arrays_of, best_hypothesis
+from umbel.client.personal import Predictors, Task, as_regression, closed_form, method
 from umbel.client.trial import try_out
 from umbel.data import Dataset
 from umbel.models.fit import look
@@ -42,8 +42,9 @@ def serve(
     learner: Learner, hypotheses: Arrays, chooses: Cohort, measured: Cohort
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return each client's choice on one cohort's rows and its metric on the other's, each (clients,)."""
-    losses, metrics = learner.score(hypotheses, chooses)
-    return _pick(losses, metrics if measured is chooses else learner.score(hypotheses, measured)[1])
+    shared = learner.tensors(hypotheses)
+    losses, metrics = learner.score(shared, chooses)
+    return _pick(losses, metrics if measured is chooses else learner.score(shared, measured)[1])
 
 
 def measure(model: Model, dataset: Dataset, hypotheses: Arrays, run: RunConfig) -> dict[str, Any]:
@@ -60,8 +61,9 @@ def measure(model: Model, dataset: Dataset, hypotheses: Arrays, run: RunConfig) 
     manifest, learner = dataset.manifest, try_out(model, dataset)
     cohort, held_out = validation_cohort(dataset, learner), np.zeros(0)
     if model.local_shapes:
-        fresh = model.initial_local(streams(_FRESH_SEED, "local", 0, range(len(cohort))))
-        chosen, metrics = _pick(*learner.score_newcomers(hypotheses, cohort, fresh, run.step_size))
+        fresh = learner.tensors(model.initial_local(streams(_FRESH_SEED, "local", 0, range(len(cohort)))))
+        scores = learner.score_newcomers(learner.tensors(hypotheses), cohort, fresh, run.step_size)
+        chosen, metrics = _pick(*scores)
     else:
         chosen, metrics = serve(learner, hypotheses, cohort, cohort)
         support, query = halves(cohort, run.seed)
@@ -96,14 +98,16 @@ def train_alone(
     clients = range(len(support))
     update = LocalUpdate(LOCAL_EPOCHS, run.step_size / smaller, run.batch_size, descent=descent_of(run.optimizer))
     outputs = look(learner.model, tuple(query.features.shape[1:])).outputs[-1]
-    models, chosen = draw_hypotheses(learner.model, 1, run.seed, 0), np.zeros(len(support), np.int64)
-    local = learner.model.initial_local(streams(run.seed, "local", 0, clients))
+    models = learner.tensors(draw_hypotheses(learner.model, 1, run.seed, 0))
+    local = learner.tensors(learner.model.initial_local(streams(run.seed, "local", 0, clients)))
+    chosen = torch.zeros(len(support), dtype=torch.int64)
     for number in itertools.count():
         shuffles = streams(run.seed, "shuffle", number, clients)
-        models, local = learner.train(models, chosen, support, update, shuffles, local)
-        chosen = np.arange(len(support))
-        networks = {name: value[:, None] for name, value in (models | local).items()}
-        yield Own.plain(networks, outputs).score(learner, query)[1]
+        trained = learner.train(models, chosen, support, update, shuffles, local)
+        models, local = ({name: value.to(learner.device) for name, value in one.items()} for one in trained)
+        chosen = torch.arange(len(support))
+        networks = {name: value[:, None] for name, value in arrays_of(models | local).items()}
+        yield Predictors.plain(networks, outputs).score(learner, query)[1]
 
 
 def ridge(learner: Learner, support: Cohort, query: Cohort) -> NDArray[np.float64] | None:
@@ -122,7 +126,7 @@ def ridge(learner: Learner, support: Cohort, query: Cohort) -> NDArray[np.float6
     weights = np.stack([_ridge(rows, own) for rows, own in parts])
     outputs = look(model, tuple(query.features.shape[1:])).outputs[-1]
     networks = {name: value[:, None].astype(np.float32) for name, value in unflatten(weights, like).items()}
-    return Own.plain(networks, outputs).score(learner, query)[1]
+    return Predictors.plain(networks, outputs).score(learner, query)[1]
 
 
 def _ridge(rows: NDArray[np.float64], targets: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -168,7 +172,7 @@ def own(
     """Return the metric (clients,) on one cohort's rows for models that clients personalised on the other's."""
     update = LocalUpdate(epochs or LOCAL_EPOCHS, run.step_size, run.batch_size, descent=descent_of(run.optimizer))
     draws = partial(streams, run.seed, "shuffle", 0, range(len(support)))
-    made = make_own(how, learner, hypotheses, support, update, draws, prior)
+    made = method(how)(Task(learner, hypotheses, support, update, draws, prior))
     return made.score(learner, query)[1]
 
 

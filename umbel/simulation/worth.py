@@ -362,11 +362,12 @@ class Ways:
         learner, step_size = self.learner, self.run.step_size
         if not self.model.local_shapes:
             return serve(learner, hypotheses, self.support, self.query)[1]
-        fresh = self.model.initial_local(streams(_FRESH_SEED, "local", 0, range(len(self.support))))
-        chosen = best_hypothesis(learner.score_newcomers(hypotheses, self.support, fresh, step_size)[0])
+        shared = learner.tensors(hypotheses)
+        fresh = learner.tensors(self.model.initial_local(streams(_FRESH_SEED, "local", 0, range(len(self.support)))))
+        chosen = best_hypothesis(learner.score_newcomers(shared, self.support, fresh, step_size)[0])
         metrics = []
         for j in range(number_of(hypotheses)):
-            one = {name: value[j : j + 1] for name, value in hypotheses.items()}
+            one = {name: value[j : j + 1] for name, value in shared.items()}
             local = learner.fit_local(one, self.support, fresh, step_size)
             metrics.append(learner.score(one, self.query, local)[1][0])
         return np.stack(metrics)[chosen, np.arange(len(chosen))]

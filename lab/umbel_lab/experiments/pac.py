@@ -106,11 +106,13 @@ def interactions(
     """Yield without end the items (m, I, d) that clients trained from honest ones or zeros, and their vectors."""
     learner = learner_for(models.load(f"factors items={len(clients.items)} size={FACTORS}", LOSS), "cpu")
     sent = np.zeros_like(clients.items) if zero else clients.items
-    local, chosen = {"user": clients.local}, np.zeros(len(clients.local), np.int64)
+    local, chosen = learner.tensors({"user": clients.local}), torch.zeros(len(clients.local), dtype=torch.int64)
     generators = [np.random.default_rng([seed, _BATCHES, c]) for c in range(len(chosen))]
     while True:
-        trained, local = learner.train({"items": sent[None]}, chosen, clients.cohort, update, generators, local)
-        yield trained["items"], local["user"]
+        trained, local = learner.train(
+            learner.tensors({"items": sent[None]}), chosen, clients.cohort, update, generators, local
+        )
+        yield trained["items"].numpy(), local["user"].numpy()
 
 
 def attack(

@@ -17,7 +17,7 @@ from torch import Tensor
 from umbel.client.cohort import Cohort
 from umbel.client.learner import Learner
 from umbel.client.personal.calibrate import numbers
-from umbel.client.personal.own import FACTOR, OFFSET, WEIGHTS, Own, Task, mixed, row_scores, sums
+from umbel.client.personal.predictors import FACTOR, OFFSET, WEIGHTS, Predictors, Task, mixed, row_scores, sums
 from umbel.models.losses import Loss, Score
 from umbel.models.model import Model
 from umbel.privacy.gate.time_limit import check_time
@@ -36,7 +36,7 @@ _AT_ONCE = 1 << 22  # distances computed together
 
 
 @dataclass(frozen=True)
-class Remembering(Own):
+class Remembering(Predictors):
     """Predictors with a memory, which has a share in their predictions.
 
     Attributes
@@ -75,9 +75,11 @@ class Remembering(Own):
         return arrays | {KEYS: own.keys, VALUES: own.values, SHARE: own.shares}
 
     @classmethod
-    def read(cls, arrays: Arrays, outputs: int = 1) -> Own:  # type: ignore[override]
+    def read(cls, arrays: Arrays, outputs: int = 1) -> Predictors:  # type: ignore[override]
         """Return the predictor of one client from `arrays`, with a memory if it has one."""
-        own = Own.read({name: value for name, value in arrays.items() if name not in (KEYS, VALUES, SHARE)}, outputs)
+        own = Predictors.read(
+            {name: value for name, value in arrays.items() if name not in (KEYS, VALUES, SHARE)}, outputs
+        )
         if SHARE not in arrays:
             return own
         memory: dict[str, Any] = {"keys": arrays[KEYS], "values": arrays[VALUES], "shares": arrays[SHARE]}
@@ -120,7 +122,7 @@ def nearest(keys: NDArray[Any], values: NDArray[Any], queries: Tensor, leave_out
     return torch.cat(parts)
 
 
-def knn_per(task: Task) -> Own:
+def knn_per(task: Task) -> Predictors:
     """Return ``lambda kNN(x) + (1 - lambda) w(x)``: the hypothesis w, and a mean of the targets of the nearest rows.
 
     Marfoq, Neglia, Kameni and Vidal, *Personalized federated learning through local memorization*, ICML 2022:
@@ -164,7 +166,7 @@ def representations(learner: Learner, networks: Arrays, cohort: Cohort) -> Tenso
     r"""Return the representation (rows, d) of each row by its client's network, each (clients, \*shape)."""
 
     def of(c: Any) -> Tensor:
-        own, rows = {name: value[c] for name, value in networks.items()}, cohort.part(slice(c, c + 1)).features
+        own, rows = {name: value[c][None, None] for name, value in networks.items()}, cohort.part(slice(c, c + 1))
         return last_input(learner.model, lambda: learner.outputs(own, rows))
 
     return torch.cat([of(c) for c in np.flatnonzero(cohort.lengths)]).float().flatten(1)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from umbel.client.personal.own import Own, Task
+from umbel.client.personal.predictors import Predictors, Task
 from umbel.client.personal.tune import tuned, wide
 
 PROXIMAL = 0.1
@@ -18,7 +18,7 @@ SHARE = 0.5
 """Initial alpha of APFL."""
 
 
-def ditto(task: Task) -> Own:
+def ditto(task: Task) -> Predictors:
     """Return ``argmin F_c(v) + lambda/2 |v - w|^2``, by gradient descent from the hypothesis w.
 
     Li, Hu, Beirami and Smith, *Ditto: Fair and robust federated learning through personalization*, ICML 2021. In the
@@ -27,7 +27,7 @@ def ditto(task: Task) -> Own:
     return _held(task, PROXIMAL)
 
 
-def mr_mtl(task: Task) -> Own:
+def mr_mtl(task: Task) -> Predictors:
     """Return the same, with the run's ``proximal`` as lambda.
 
     Liu, Hu, Wu and Smith, *On privacy and personalization in cross-silo federated learning*, NeurIPS 2022: mean-
@@ -37,7 +37,7 @@ def mr_mtl(task: Task) -> Own:
     return _held(task, task.update.descent.proximal or PROXIMAL)
 
 
-def apfl(task: Task) -> Own:
+def apfl(task: Task) -> Predictors:
     """Return ``alpha v + (1 - alpha) w``; v and alpha minimise the client's loss, and w is the hypothesis.
 
     Deng, Kamani and Mahdavi, *Adaptive personalized federated learning*, 2020, Algorithm 1 with the final w: in the
@@ -59,7 +59,7 @@ def apfl(task: Task) -> Own:
     return task.networks({name: value.astype(np.float32) for name, value in mixed.items()})
 
 
-def fedrep(task: Task) -> Own:
+def fedrep(task: Task) -> Predictors:
     """Return the hypothesis with a head that the client trained on its rows, and an unchanged body.
 
     Collins, Hassani, Mokhtari and Shakkottai, *Exploiting shared representations for personalized federated learning*,
@@ -72,6 +72,6 @@ def fedrep(task: Task) -> Own:
     return task.networks(tuned(task, task.start, head))
 
 
-def _held(task: Task, proximal: float) -> Own:
+def _held(task: Task, proximal: float) -> Predictors:
     update = replace(task.update, descent=replace(task.update.descent, proximal=proximal))
     return task.networks(tuned(replace(task, update=update), task.start))

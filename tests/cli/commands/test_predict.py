@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from tests.helpers.errors import ended
 from tests.helpers.learnt import learnt
 from umbel.cli.main import app
-from umbel.client.prediction import shown
+from umbel.client.prediction import present
 from umbel.data import Manifest, offsets_of, write_dataset
 from umbel.server.run_folder import RunFolder
 
@@ -105,10 +105,10 @@ def test_a_single_output_of_a_loss_of_ones_own_is_no_class_of_several() -> None:
         name="grades", clients=1, split={"train": 1, "validation": 0},
         units={"target": {"categories": ["bad", "fair", "good"]}},
     )  # fmt: skip
-    assert shown(np.array([1.5, -1], np.float32), manifest) == [1.5, -1]
-    assert shown(np.array([2, 0]), manifest) == ["good", "bad"]
+    assert present(np.array([1.5, -1], np.float32), manifest) == [1.5, -1]
+    assert present(np.array([2, 0]), manifest) == ["good", "bad"]
     manifest.units["target"]["categories"] = ["no", "yes"]
-    assert shown(np.array([1.5, -1], np.float32), manifest) == ["yes", "no"]
+    assert present(np.array([1.5, -1], np.float32), manifest) == ["yes", "no"]
 
 
 @pytest.mark.parametrize(

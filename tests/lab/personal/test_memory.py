@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from tests.client.test_personal import HYPOTHESES, LEARNER, STEP, cohort
-from tests.helpers.cohorts import CLOSE, all_engines, cohort_of, draw_client, learner_of
+from tests.helpers.cohorts import CLOSE, ByArrays, all_engines, cohort_of, draw_client, learner_of
 from tests.helpers.errors import raises
 from tests.helpers.models import TINY_CNN, Turned, draw_hypotheses, headed
 from umbel import models
 from umbel.client.cohort import Cohort
 from umbel.client.exports import OwnNetwork
 from umbel.client.learner import Learner
-from umbel.client.personal import Own, make_own
+from umbel.client.personal import Predictors, Task, method
 from umbel.models import LOSSES, METRICS, Model
 from umbel.privacy.gate.randomness import streams
 from umbel.protocol.arrays import Arrays
@@ -33,12 +33,12 @@ def nearest(keys: list[float], values: list[float], queries: Tensor, leave_out: 
     return memory.nearest(np.array(keys, np.float32)[:, None], np.array(values)[:, None], queries, leave_out)
 
 
-def made(learner: Learner, hypotheses: Arrays, clients: Cohort) -> Own:
+def made(learner: Learner, hypotheses: Arrays, clients: Cohort) -> Predictors:
     draws = partial(streams, 0, "shuffle", 0, range(len(clients)))
-    return make_own("umbel_lab.personal:knn_per", learner, hypotheses, clients, STEP, draws)
+    return method("umbel_lab.personal:knn_per")(Task(learner, hypotheses, clients, STEP, draws))
 
 
-def shares(own: Own) -> list[float]:
+def shares(own: Predictors) -> list[float]:
     assert isinstance(own, Remembering)
     return own.shares.tolist()
 
@@ -116,9 +116,9 @@ def test_a_representation_is_the_input_of_the_last_layer(engine: str, model: Mod
     learner, own = learner_of(engine, model), model.initial(1)
     clients = cohort_of(draw_client(model, 5, np.random.default_rng(0)))
     last = [name for name in own if name.endswith("weight")][-1]
-    found = last_input(model, lambda: learner.outputs(own, clients.features)).numpy()
+    found = last_input(model, lambda: ByArrays(learner).outputs(own, clients.features)).numpy()
     outputs = found @ own[last].T + own[last.replace("weight", "bias")]
-    np.testing.assert_allclose(outputs, learner.outputs(own, clients.features), **CLOSE)
+    np.testing.assert_allclose(outputs, ByArrays(learner).outputs(own, clients.features), **CLOSE)
 
 
 class Raw(nn.Module):

@@ -11,7 +11,7 @@ from tests.client.test_personal import HYPOTHESES, LEARNER, cohort
 from tests.helpers.cohorts import cohort_of, draw_client, learner_of
 from tests.helpers.models import draw_hypotheses, headed
 from umbel.client.cohort import LocalUpdate
-from umbel.client.personal import make_own
+from umbel.client.personal import Task, method
 from umbel.models.optimizers import SGD
 from umbel.privacy.gate.randomness import streams
 
@@ -22,7 +22,7 @@ HALF = LocalUpdate(local_epochs=1, step_size=0.25, batch_size=0)
 def weight(how: str, update: LocalUpdate) -> float:
     """Return the weight that a client whose rows say 3 makes of a weight of 1."""
     clients = cohort([3.0, 3.0])
-    own = make_own(how, LEARNER, HYPOTHESES, clients, update, partial(streams, 0, "shuffle", 0, range(1)))
+    own = method(how)(Task(LEARNER, HYPOTHESES, clients, update, partial(streams, 0, "shuffle", 0, range(1))))
     return float(own.parameters["weight"][0, 0, 0, 0])
 
 
@@ -56,8 +56,8 @@ def test_only_the_head_is_trained() -> None:
         cohort_of(draw_client(headed(local=""), 4, np.random.default_rng(0))),
     )
     hypotheses = draw_hypotheses(headed(local=""), 1)
-    own = make_own(
-        "umbel_lab.personal:fedrep", learner, hypotheses, clients, HALF, partial(streams, 0, "shuffle", 0, range(1))
+    own = method("umbel_lab.personal:fedrep")(
+        Task(learner, hypotheses, clients, HALF, partial(streams, 0, "shuffle", 0, range(1)))
     ).arrays(0)
     assert own.keys() == hypotheses.keys()
     moved = {name for name, value in hypotheses.items() if not np.array_equal(own[name], value[0])}

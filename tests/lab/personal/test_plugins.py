@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import umbel
-from tests.client import test_own
-from tests.client.test_own import LINEAR, MODELS, TWO, made, rows
+from tests.client import test_predictors
+from tests.client.test_predictors import LINEAR, MODELS, TWO, made, rows
 from tests.helpers.cohorts import cohort_of, learner_of
 from umbel import models
 from umbel_lab.personal.memory import Remembering
@@ -20,13 +20,13 @@ ALL = pytest.mark.parametrize(
 @ALL
 @MODELS
 def test_a_client_of_no_rows_has_a_hypothesis(how: str, model: models.Model) -> None:
-    test_own.test_a_client_of_no_rows_has_a_hypothesis(how, model)
+    test_predictors.test_a_client_of_no_rows_has_a_hypothesis(how, model)
 
 
 @ALL
 @MODELS
 def test_clients_do_not_depend_on_each_other(how: str, model: models.Model) -> None:
-    test_own.test_clients_do_not_depend_on_each_other(how, model)
+    test_predictors.test_clients_do_not_depend_on_each_other(how, model)
 
 
 @ALL

@@ -14,7 +14,7 @@ import numpy as np
 from umbel.client.cohort import Cohort
 from umbel.client.personal.bayes import bayes, closed_form
 from umbel.client.personal.calibrate import calibrate, log_likelihood, mixture
-from umbel.client.personal.own import Floats, Own, Task, row_scores, sums
+from umbel.client.personal.predictors import Floats, Predictors, Task, row_scores, sums
 from umbel.client.personal.tune import as_it_is, between, tuned
 from umbel.models.losses import squared_error
 
@@ -29,21 +29,21 @@ CLASS_PREFERENCES = {"no": 0.0, "calibrate": 3.0, "bayes": 3.0, "mixture": 3.0, 
 """The same for losses other than squares: there the unchanged hypothesis is the default."""
 
 
-def auto(task: Task) -> Own:
+def auto(task: Task) -> Predictors:
     """Return for each client the predictor of the method that suits its rows best.
 
     Clients are computed in parts: the results of all methods for a large model take much memory.
     """
     size = max(1, _AT_ONCE // task.learner.model.num_parameters)
     parts = [slice(first, first + size) for first in range(0, len(task.cohort), size)]
-    return Own.joined([_auto(_part(task, some)) for some in parts])
+    return Predictors.joined([_auto(_part(task, some)) for some in parts])
 
 
 def _part(task: Task, some: slice) -> Task:
     return replace(task, cohort=task.cohort.part(some), generators=lambda: task.generators()[some])
 
 
-def _auto(task: Task) -> Own:
+def _auto(task: Task) -> Predictors:
     losses: dict[str, Floats] = {}
     for fold in range(FOLDS):
         seen, left_out = folded(task.cohort, fold)
@@ -59,7 +59,7 @@ def _auto(task: Task) -> Own:
     fits = np.stack([losses.get(name, np.zeros(len(task.cohort))) for name in made])
     fits[:, task.cohort.lengths < 2] = 0  # the only row would be predicted from no rows
     best = (log_likelihood(task, fits) - penalties[:, None]).argmax(0)
-    return Own.chosen(list(made.values()), best)
+    return Predictors.chosen(list(made.values()), best)
 
 
 def folded(cohort: Cohort, fold: int) -> tuple[Cohort, Cohort]:
@@ -68,7 +68,7 @@ def folded(cohort: Cohort, fold: int) -> tuple[Cohort, Cohort]:
     return cohort.rows(position % FOLDS != fold), cohort.rows(position % FOLDS == fold)
 
 
-def _candidates(task: Task) -> dict[str, Own]:
+def _candidates(task: Task) -> dict[str, Predictors]:
     start = task.start
     trained = tuned(task, start)
     made = {"no": as_it_is(task), "calibrate": calibrate(task)}

@@ -21,7 +21,7 @@ from torch import nn
 from umbel.client.cohort import Cohort
 from umbel.client.learner import Learner
 from umbel.client.personal.calibrate import numbers
-from umbel.client.personal.own import Floats, Own, Task, hypothesis_outputs, sums
+from umbel.client.personal.predictors import Floats, Predictors, Task, hypothesis_outputs, sums
 from umbel.client.personal.tune import tuned
 from umbel.models.losses import squared_error
 from umbel.models.model import Model
@@ -37,7 +37,7 @@ _PREFERRED, _SPREAD = 0.01, 2.0  # of the ratio: its median, and the deviation o
 _ROWS, _SQUARE = 1.0, 2e-4  # of the scale: equivalent to so many rows of this mean square
 
 
-def bayes(task: Task) -> Own:
+def bayes(task: Task) -> Predictors:
     """Return each client's posterior mean."""
     if closed_form(task.learner.model):
         return task.networks(unflatten(_posterior(task), task.hypotheses))

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from umbel.client.cohort import Cohort
-from umbel.client.personal.own import Floats, Own, Task, mixed, same_for, sums
+from umbel.client.personal.predictors import Floats, Predictors, Task, mixed, same_for, sums
 from umbel.models.losses import squared_error
 
 FACTOR_RIDGE = 0.1
@@ -27,16 +27,16 @@ NOISE_ROWS, NOISE_SQUARE = 1.0, 0.1
 """Prior for the noise on targets: that of so many rows with this mean square."""
 
 
-def calibrate(task: Task) -> Own:
+def calibrate(task: Task) -> Predictors:
     """Return the best hypotheses with a factor and an offset."""
     own = task.networks(task.start)
     return _fitted(own, task, task.best_outputs)
 
 
-def mixture(task: Task) -> Own:
+def mixture(task: Task) -> Predictors:
     """Return all hypotheses, weighted by the likelihood of the client's rows, with a factor and an offset."""
     weights = likelihoods(task)
-    own = Own.plain(same_for(len(task.cohort), task.hypotheses), task.outputs.shape[-1], weights)
+    own = Predictors.plain(same_for(len(task.cohort), task.hypotheses), task.outputs.shape[-1], weights)
     by_row = torch.from_numpy(np.repeat(weights, task.cohort.lengths, axis=0).T).to(task.outputs.device)
     outputs = mixed(task.learner.model.loss, task.outputs.double(), by_row)
     return _fitted(own, task, outputs)
@@ -75,7 +75,7 @@ def numbers(outputs: Tensor, cohort: Cohort) -> Floats:
     return found
 
 
-def _fitted(own: Own, task: Task, outputs: Tensor) -> Own:
+def _fitted(own: Predictors, task: Task, outputs: Tensor) -> Predictors:
     """Return predictors with the correction that suits their outputs (rows, \\*output shape) on the clients' rows."""
     kind = task.learner.model.loss.name
     if task.learner.model.loss.per_sample is squared_error:

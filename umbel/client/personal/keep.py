@@ -14,8 +14,7 @@ from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.learner import Learner, best_hypothesis
 from umbel.client.local import LocalParameters
 from umbel.client.node import Node
-from umbel.client.personal import make_own
-from umbel.client.personal.own import Own
+from umbel.client.personal import Predictors, Task, method
 from umbel.client.trial import try_out
 from umbel.models.prior import Prior
 from umbel.privacy.gate.randomness import streams
@@ -28,7 +27,7 @@ def models_to_keep(
 ) -> dict[int, Arrays]:
     r"""Return the arrays to keep for each client of the node, by its number in the data.
 
-    For a model without local parameters they are the client's own predictor (`Own.arrays`), made by the site's
+    For a model without local parameters they are the client's own predictor (`Predictors.arrays`), made by the site's
     ``personalise`` method. For a model with local parameters they are the best hypothesis, and the client's local
     parameters if it has trained any.
 
@@ -50,11 +49,13 @@ def models_to_keep(
     if trained:
         local = kept.read(trained)
         cohort = Cohort.gather(node.dataset, trained, learner.device)
-        best = of_each(hypotheses, learner.choose(hypotheses, cohort, local))
+        best = of_each(hypotheses, learner.choose(learner.tensors(hypotheses), cohort, learner.tensors(local)).numpy())
         found |= _by_client(best | local, trained)
     if new:
         cohort = Cohort.gather(node.dataset, new, learner.device)
-        losses, _ = learner.score_newcomers(hypotheses, cohort, kept.fresh(new), node.run.step_size)
+        losses, _ = learner.score_newcomers(
+            learner.tensors(hypotheses), cohort, learner.tensors(kept.fresh(new)), node.run.step_size
+        )
         found |= _by_client(of_each(hypotheses, best_hypothesis(losses)), new)
     return found
 
@@ -67,14 +68,14 @@ def write_models(folder: Path, models: Mapping[int, Arrays]) -> None:
         write_atomically(folder / f"client-{client}.safetensors", safetensors.numpy.save(own), private=True)
 
 
-def _made(node: Node, learner: Learner, hypotheses: Arrays, clients: Sequence[int], prior: Prior | None) -> Own:
+def _made(node: Node, learner: Learner, hypotheses: Arrays, clients: Sequence[int], prior: Prior | None) -> Predictors:
     policy, run = node.site.policy, node.run
     epochs = policy.personal_options.epochs
     update = LocalUpdate(epochs, run.step_size, run.batch_size, max_examples=policy.max_examples, descent=node.descent)
     cohort = Cohort.gather(node.dataset, clients, learner.device)
     # Round 0, since training rounds count from 1.
     draws = partial(streams, node.seed, "shuffle", 0, clients)
-    return make_own(policy.personal_method, learner, hypotheses, cohort, update, draws, prior)
+    return method(policy.personal_method)(Task(learner, hypotheses, cohort, update, draws, prior))
 
 
 def of_each(hypotheses: Arrays, best: NDArray[np.int64]) -> Arrays:

@@ -9,26 +9,28 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from umbel.client.personal.own import Floats, Own, Task
+from umbel.client.learner import arrays_of
+from umbel.client.personal.predictors import Floats, Predictors, Task
 from umbel.protocol.arrays import Arrays, all_finite
 
 SHARES = np.linspace(0, 1, 11)
 """Shares of the trained model that a mixture may have."""
 
 
-def as_it_is(task: Task) -> Own:
+def as_it_is(task: Task) -> Predictors:
     """Return the hypotheses that fit best."""
     return task.networks(task.start)
 
 
-def fine_tune(task: Task) -> Own:
+def fine_tune(task: Task) -> Predictors:
     """Return the best hypotheses, trained further; unchanged if that did not end in finite numbers."""
     return task.networks(tuned(task, task.start))
 
 
-def interpolate(task: Task) -> Own:
+def interpolate(task: Task) -> Predictors:
     """Return a mean of the best hypothesis and the tuned one, in the `best_shares`."""
     start = task.start
     return task.networks(between(start, tuned(task, start), best_shares(task)))
@@ -54,9 +56,10 @@ def best_shares(task: Task) -> Floats:
 
 def tuned(task: Task, start: Arrays, only: frozenset[str] | None = None) -> Arrays:
     r"""Train from each client's start, (clients, \*shape): all parameters, or `only` some; return the result."""
-    clients = len(task.cohort)
-    every = np.arange(clients)
-    trained, _ = task.learner.train(start, every, task.cohort, task.update, task.generators(), only=only)
+    learner, clients = task.learner, len(task.cohort)
+    shared, each = learner.tensors(start), torch.arange(clients)
+    after, _ = learner.train(shared, each, task.cohort, task.update, task.generators(), only=only)
+    trained = arrays_of(after)
     sound = np.all([all_finite(value.reshape(clients, -1), axis=1) for value in trained.values()], axis=0)
     return {name: np.where(wide(sound, value), value, start[name]) for name, value in trained.items()}
 

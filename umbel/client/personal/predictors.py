@@ -27,7 +27,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Own:
+class Predictors:
     r"""Each client's predictor: ``factor * mixture + offset``.
 
     The mixture is `mixed` of the outputs of m networks. For a loss of classes, factor and offset apply to the logits.
@@ -60,7 +60,7 @@ class Own:
         )
 
     @classmethod
-    def joined(cls, parts: Sequence[Own]) -> Own:
+    def joined(cls, parts: Sequence[Predictors]) -> Predictors:
         """Join the predictors of several cohorts, with as many networks each, to those of one."""
         if len(parts) == 1:
             return parts[0]
@@ -73,7 +73,7 @@ class Own:
         )
 
     @classmethod
-    def chosen(cls, made: Sequence[Own], which: NDArray[np.int64]) -> Self:
+    def chosen(cls, made: Sequence[Predictors], which: NDArray[np.int64]) -> Self:
         """Return, for each client, one of its predictors.
 
         If one has fewer networks, the rest get weight 0.
@@ -118,10 +118,10 @@ class Own:
             return cls.plain({name: value[None] for name, value in networks.items()}, outputs)
         return cls(networks, arrays[WEIGHTS][None], arrays[FACTOR][None], arrays[OFFSET][None])
 
-    def part(self, clients: slice | NDArray[np.int64]) -> Own:
+    def part(self, clients: slice | NDArray[np.int64]) -> Predictors:
         """Return the predictors of some clients."""
         parameters = {name: value[clients] for name, value in self.parameters.items()}
-        return Own(parameters, self.weights[clients], self.factor[clients], self.offset[clients])
+        return Predictors(parameters, self.weights[clients], self.factor[clients], self.offset[clients])
 
     def outputs(self, learner: Learner, cohort: Cohort) -> Tensor:
         """Return each client's predictions for its rows, (rows, \\*output shape)."""
@@ -130,7 +130,7 @@ class Own:
     def exact_outputs(self, learner: Learner, cohort: Cohort) -> Tensor:
         """Return what `outputs` rounds to float32."""
         owner = torch.from_numpy(np.repeat(np.arange(len(self)), cohort.lengths)).to(learner.device)
-        found = learner.own_outputs(self.parameters, cohort).double()
+        found = learner.outputs(self.parameters, cohort).double()
         result = mixed(learner.model.loss, found, torch.from_numpy(self.weights).to(learner.device)[owner].T)
         factor, offset = (
             torch.from_numpy(one).to(learner.device)[owner].reshape(len(owner), *[1] * (result.ndim - 2), one.shape[1])
@@ -152,7 +152,7 @@ class Own:
 
 def hypothesis_outputs(learner: Learner, hypotheses: Arrays, cohort: Cohort) -> Tensor:
     r"""Return the outputs of k hypotheses (k, \*shape) for each row, (k, rows, \*output shape)."""
-    return learner.own_outputs(same_for(len(cohort), hypotheses), cohort)
+    return learner.outputs(same_for(len(cohort), hypotheses), cohort)
 
 
 def same_for(clients: int, hypotheses: Arrays) -> Arrays:
@@ -205,7 +205,11 @@ Generators = Callable[[], Sequence[np.random.Generator]]
 
 @dataclass(frozen=True)
 class Task:
-    r"""Hypotheses (k, \*shape) that the clients of a cohort personalise.
+    r"""Hypotheses (k, \*shape) that the clients of a cohort personalise, by a `umbel.client.personal.method`.
+
+    Each client's predictor is made only from the hypotheses and the client's rows. A client without rows gets the first
+    hypothesis unchanged, or all of them with equal weights. Models with local parameters already are each client's own,
+    and do not belong here.
 
     Attributes
     ----------
@@ -250,6 +254,6 @@ class Task:
         owner = np.repeat(self.best, self.cohort.lengths)
         return self.outputs[owner, np.arange(len(owner))]
 
-    def networks(self, parameters: Arrays) -> Own:
+    def networks(self, parameters: Arrays) -> Predictors:
         r"""Return one network for each client (clients, \*shape) as the clients' predictors."""
-        return Own.plain({name: value[:, None] for name, value in parameters.items()}, self.outputs.shape[-1])
+        return Predictors.plain({name: value[:, None] for name, value in parameters.items()}, self.outputs.shape[-1])

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from tests.helpers.cohorts import CLOSE, cohort_of, draw_client, engines, learner_of, linear
+from tests.helpers.cohorts import CLOSE, ByArrays, cohort_of, draw_client, engines, learner_of, linear
 from tests.helpers.models import TINY_CNN, draw_hypotheses
 from umbel import models
 from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.learner import Learner
-from umbel.client.personal import Own, make_own
+from umbel.client.personal import Predictors, Task, method
 from umbel.models.prior import Prior
 from umbel.privacy.gate.policy import Personal
 from umbel.privacy.gate.randomness import streams
@@ -32,10 +32,10 @@ def made(
     cohort: Cohort,
     clients: list[int] | None = None,
     prior: Prior | None = None,
-) -> Own:
+) -> Predictors:
     """Make hypotheses clients' own; `clients` are their numbers, for what shuffles their rows."""
     draws = partial(streams, 0, "shuffle", 0, clients or range(len(cohort)))
-    return make_own(how, learner, hypotheses, cohort, STEP, draws, prior)
+    return method(how)(Task(learner, hypotheses, cohort, STEP, draws, prior))
 
 
 def rows(*targets: float) -> tuple[list[list[float]], list[float]]:
@@ -53,13 +53,13 @@ def test_outputs_are_those_of_each_clients_networks(engine: str, model: models.M
     own = {name: value.reshape(3, 2, *value.shape[1:]) for name, value in drawn.items()}
     same = {name: np.broadcast_to(value[:1], value.shape) for name, value in own.items()}
     for networks in (own, same):
-        found = learner.own_outputs(networks, cohort)
+        found = learner.outputs(networks, cohort)
         assert len(found) == 2
         for c in range(3):
             one = cohort.part(slice(c, c + 1)).features
             place = slice(int(cohort.starts[c]), int(cohort.starts[c] + cohort.lengths[c]))
             for j in range(2):
-                expected = learner.outputs({name: value[c, j] for name, value in networks.items()}, one)
+                expected = ByArrays(learner).outputs({name: value[c, j] for name, value in networks.items()}, one)
                 np.testing.assert_allclose(found[j, place], expected, **CLOSE)
 
 
@@ -136,7 +136,7 @@ def test_classifiers_are_mixed_as_probabilities() -> None:
     weight = sure / (sure + 0.5)
     np.testing.assert_allclose(own.weights, [[weight, 1 - weight]], rtol=1e-6)
     mean = weight * sure + (1 - weight) / 2
-    plain = Own.plain(own.parameters, 2, own.weights).outputs(learner, cohort)
+    plain = Predictors.plain(own.parameters, 2, own.weights).outputs(learner, cohort)
     np.testing.assert_allclose(plain.exp(), [[mean, 1 - mean]], rtol=1e-5)
 
 
@@ -161,7 +161,7 @@ def test_a_client_of_no_rows_has_a_hypothesis(how: str, model: models.Model) -> 
     own = made(how, learner, hypotheses, cohort)
     asked = cohort_of(second)
     found = own.part(slice(1, 2)).outputs(learner, asked)
-    expected = learner.outputs({name: value[0] for name, value in hypotheses.items()}, asked.features)
+    expected = ByArrays(learner).outputs({name: value[0] for name, value in hypotheses.items()}, asked.features)
     np.testing.assert_allclose(found, expected, **CLOSE)
     others = made(how, learner, hypotheses, cohort_of(first, second), [0, 2])
     np.testing.assert_allclose(
@@ -205,5 +205,5 @@ def test_a_predictor_is_read_as_it_was_written(how: Personal) -> None:
     own = made(how, learner, TWO, cohort)
     for c in range(2):
         one = cohort.part(slice(c, c + 1))
-        read = Own.read(own.arrays(c))
+        read = Predictors.read(own.arrays(c))
         assert torch.equal(read.outputs(learner, one), own.part(slice(c, c + 1)).outputs(learner, one))

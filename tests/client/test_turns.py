@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from flwr.app import RecordDict
 
 from tests.client.test_app import a_site
 from tests.helpers.datasets import manifest
@@ -16,9 +17,10 @@ from tests.helpers.messages import asked, releases, task_of
 from tests.helpers.models import draw_hypotheses
 from tests.helpers.nodes import ask
 from umbel import models
-from umbel.client import crew
-from umbel.client.crew import Crew
+from umbel.client import learner
+from umbel.client.learner import Turns
 from umbel.client.node import Node
+from umbel.client.work import NodeClients
 from umbel.data import offsets_of, write_dataset
 from umbel.protocol.clients import ClientInDataset
 
@@ -42,13 +44,20 @@ def node(path: Path, run_config: dict[str, Any], model: str = "lenet10", clients
     return Node.of({"data-path": str(path), "role": "train"}, run_config)
 
 
+def turns_of(own: Node, clients: list[ClientInDataset]) -> Turns:
+    """Return the turns of some clients of a node."""
+    work = NodeClients(own.site, own.run, RecordDict())
+    vars(work)["node"] = own
+    return work._turns(clients)
+
+
 def test_with_four_clients_a_core_each_core_has_a_client(tmp_path: Path, run_config: dict[str, Any]) -> None:
     """Also after the site's time, a thread that has not ended computes on a network that no other uses."""
     own = node(tmp_path / "many", run_config)
-    many, later = Crew(own, EVERYONE), Crew(own, EVERYONE)
+    many, later = turns_of(own, EVERYONE), turns_of(own, EVERYONE)
     assert many.size == 2
     with many.learner() as one, many.learner() as other, later.learner() as third, later.learner() as fourth:
-        assert len({id(learner.model.module) for learner in (one, other, third, fourth)}) == 4
+        assert len({id(lent.model.module) for lent in (one, other, third, fourth)}) == 4
     with many.threads:
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == 2
@@ -56,7 +65,7 @@ def test_with_four_clients_a_core_each_core_has_a_client(tmp_path: Path, run_con
 
 def test_the_clients_that_are_asked_decide_nothing(tmp_path: Path, run_config: dict[str, Any]) -> None:
     """A single one is computed by one thread too."""
-    one = Crew(node(tmp_path / "many", run_config), EVERYONE[:1])
+    one = turns_of(node(tmp_path / "many", run_config), EVERYONE[:1])
     assert one.size == 1
     with one.threads:
         assert torch.get_num_threads() == 1
@@ -66,7 +75,7 @@ def test_the_clients_that_are_asked_decide_nothing(tmp_path: Path, run_config: d
 def test_few_clients_and_networks_that_draw_have_all_cores(
     model: str, clients: int, tmp_path: Path, run_config: dict[str, Any]
 ) -> None:
-    few = Crew(node(tmp_path / "few", run_config, model, clients), EVERYONE[:clients])
+    few = turns_of(node(tmp_path / "few", run_config, model, clients), EVERYONE[:clients])
     assert few.size == 1
     with few.threads:
         assert torch.get_num_threads() == 2
@@ -75,8 +84,8 @@ def test_few_clients_and_networks_that_draw_have_all_cores(
 def test_memory_bounds_the_number_of_clients_at_a_time(
     tmp_path: Path, run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crew, "CPU_CHUNK_BYTES", 1)
-    assert Crew(node(tmp_path / "many", run_config), EVERYONE).size == 1
+    monkeypatch.setattr(learner, "CPU_CHUNK_BYTES", 1)
+    assert turns_of(node(tmp_path / "many", run_config), EVERYONE).size == 1
 
 
 def test_a_network_that_cannot_be_copied_computes_one_client_at_a_time(
@@ -85,7 +94,7 @@ def test_a_network_that_cannot_be_copied_computes_one_client_at_a_time(
     odd = node(tmp_path / "many", run_config)
     odd.model.module.odd = (one for one in ())
     try:
-        assert Crew(odd, EVERYONE).size == 1
+        assert turns_of(odd, EVERYONE).size == 1
     finally:
         del odd.model.module.odd
 
