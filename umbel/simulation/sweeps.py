@@ -39,8 +39,8 @@ def sweep(config: str | Path | Mapping[str, Any] = "", *, name: str, **values: A
     Returns
     -------
     DataFrame
-        One row for each run: its varied values, then its measures (`experiments.runs.finish`), and ``error``, which is
-        empty unless the run failed. A measure with the name of a varied setting is called ``measured.NAME``.
+        One row for each run: its varied values, then its measures (`umbel.simulation.measured.finish`), and ``error``,
+        which is empty unless the run failed. A measure with the name of a varied setting is called ``measured.NAME``.
 
     Raises
     ------
