@@ -64,7 +64,7 @@ def cohort_of(clients: int, times: int, device: torch.device, scratch: Path) -> 
     write_images(scratch / str(clients), clients + 1, 1)
     config = run_config(
         "femnist", dataset=str(scratch / str(clients)), hypotheses=2, restarts=1, clients_per_round=clients,
-        validation_clients_per_round=1, local_epochs=1, step_size=0.1, batch_size=20, noise_multiplier=0.0, patience=0,
+        validation="clients=1", local_epochs=1, step_size=0.1, batch_size=20, noise_multiplier=0.0, patience=0,
         rounds=1, device=device.type, strategy="group-privacy",
     )  # fmt: skip
     brief, memory = brief_of(config), dict[str, float]()

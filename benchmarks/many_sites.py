@@ -259,7 +259,7 @@ def run_config(nodes: int, rounds: int, parameters: int) -> dict[str, Any]:
     """Return the run config with which all nodes are asked in each round."""
     return {
         "dataset": "", "model": _model(parameters), "loss": "mse", "restarts": 1, "step-size": 0.01, "patience": 0,
-        "rounds": rounds, "clients-per-round": nodes, "min-nodes": nodes, "node-wait": _START_S,
+        "rounds": rounds, "clients-per-round": nodes, "wait": f"nodes={nodes} seconds={_START_S}",
         "round-timeout": _ROUND_S, "max-participations": 0, "local-epochs": 1, "noise-multiplier": 5.0,
         "choice-epsilon": 0.0, "clipping": "update",
     }  # fmt: skip
@@ -278,7 +278,7 @@ def _watch(
     config: Mapping[str, Any],
 ) -> None:
     """Do a run and note in `reading` what it takes."""
-    nodes, rounds = int(config["min-nodes"]), int(config["rounds"])
+    nodes, rounds = int(config["clients-per-round"]), int(config["rounds"])
     if not any(_online(home) >= nodes for _ in _until(_START_S)):
         reading.failures[f"only {_online(home)} of {nodes} nodes came online"] += 1
         return

@@ -26,15 +26,13 @@ HERE = Path(__file__).resolve().parent
 
 LIMITS: Mapping[str, str] = {
     "hypotheses": "max-hypotheses",
-    "local-epochs": "max-local-epochs",
-    "local-steps": "max-local-steps",
+    "local-epochs": "max-work",
+    "local-steps": "max-work",
     "noise-multiplier": "min-noise-multiplier",
     "mechanism": "mechanisms",
     "choice-epsilon": "max-choice-epsilon",
     "clipping": "clipping",
-    "clip-norm": "clip-norm-floor",
-    "clip-norm-floor": "clip-norm-floor",
-    "rows": "min-row-noise-multiplier",
+    "rows": "rows",
 }
 """By a key of the run config: the entry of a site's policy that bounds it."""
 

@@ -44,7 +44,7 @@ def settings(module: str) -> dict[str, Any]:
 
 def test_a_run_takes_all_of_them_at_once(mine: str, run_config: dict[str, Any]) -> None:
     own = {key: value for key, value in settings(mine).items() if not key.startswith(("reader", "personalise"))}
-    run = play(run_config | own | {"rounds": 2, "restarts": 1, "validate-every": 1})
+    run = play(run_config | own | {"rounds": 2, "restarts": 1, "validation": "every=1"})
     assert type(run.strategy).__name__ == "Halfway"
     assert run.setup.release.mechanism == f"{mine}:Coordinates"
     assert run.state.history[-1].metric is not None

@@ -40,15 +40,15 @@ RUNS: dict[str, dict[str, Any]] = {
         "restarts": 1, "step-size": 0.4, "local-epochs": 2, "batch-size": 3,
     },
     "images": {**IMAGES, "restarts": 1, "batch-size": 5},
-    "per-layer": {**IMAGES, "noise-per": "layer", "restarts": 2, "validate-every": 2},
+    "per-layer": {**IMAGES, "noise-per": "layer", "restarts": 2, "validation": "every=2"},
     "recommender": {
         "dataset": "preferences", "strategy": "recommender", "hypotheses": 1, "rounds": 8, "clients-per-round": 12,
-        "restarts": 1, "local-epochs": 0, "local-steps": 2, "noise-multiplier": 1.0, "clip-norm-floor": 1e-6,
+        "restarts": 1, "local-epochs": 0, "local-steps": 2, "noise-multiplier": 1.0, "clipping": "update floor=1e-6",
         "message-noise": 0.01,
     },
     "ifca": {"strategy": "ifca", "noise-multiplier": 0.0, "rounds": 6},
     "fedavg": {"strategy": "fedavg", "rounds": 6, "local-steps": 3, "patience": 2},
-    "public": {"clipping": "public", "clip-norm": 1.5, "clip-norm-decay": 0.9, "clip-norm-floor": 0.1, "rounds": 6},
+    "public": {"clipping": "public norm=1.5 decay=0.9 floor=0.1", "rounds": 6},
 }  # fmt: skip
 NOT_EXACT = {"recommender"}
 # When it was saved, the round in which patience ran out trained as well; now it only validates.

@@ -318,7 +318,7 @@ PROJECT = {
                 "components": {"serverapp": "umbel.server.app:app", "clientapp": "umbel.client.app:app"},
                 "config": PAPER | {
                     "dataset": "synthetic", "model": "models:net", "loss": "mse", "rounds": 1, "restarts": 1,
-                    "clients-per-round": 5, "observers": "", "min-nodes": 1, "seed": 0,
+                    "clients-per-round": 5, "observers": "", "wait": "nodes=1", "seed": 0,
                 },
             }
         }
@@ -377,7 +377,7 @@ def test_it_is_a_sites_own_app_beside_such_a_project(project: Path, python: Path
     with Deployment(tmp_path / "deployment", python=python) as deployment:
         node = deployment.start_node("site", within=within, **own, **ACCEPTED, role="split")
         deployment.wait_until_online()
-        run = deployment.submit(app=project, **SHORT | {"min_nodes": 1}, rounds=1, clients_per_round=3)
+        run = deployment.submit(app=project, **SHORT | {"wait": "nodes=1"}, rounds=1, clients_per_round=3)
         assert deployment.wait(run) == "finished:completed"
         assert node.rounds_paid(run) == [1]
 

@@ -44,7 +44,7 @@ CONFIG = CONFIGS / "hospital-sites.toml"
 # dollars.
 POLICY = (
     'role="split" min-noise-multiplier=10.0 clipping="public" max-choice-epsilon=1.0 budget=16.0 '
-    "report-noise-multiplier=10.0 report-bound=0.25"
+    'reports="noise=10.0 bound=0.25"'
 )
 LEDGER = "/ledger/umbel.jsonl"
 MAKE_LEDGER = f"test -e {LEDGER} || umbel site journal --create {LEDGER}"

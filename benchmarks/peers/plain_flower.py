@@ -26,11 +26,12 @@ from benchmarks.measure import Out, Ratio, Reading, benchmark, console, interlea
 from benchmarks.peers.rivals import Peer, environment
 from benchmarks.peers.tasks import hospital
 from umbel.data import find_dataset, open_dataset, write_dataset
+from umbel.protocol.run_config import Validation
 
 PLAIN = Path(__file__).parent / "plain"
 PEER = Peer("plain", ("3.11", "3.12", "3.13"), {}, "the gate, the policy and the ledger")
 # Names that both apps share.
-_SHARED = ("hypotheses", "noise-multiplier", "clients-per-round", "validation-clients-per-round", "step-size", "rounds")
+_SHARED = ("hypotheses", "noise-multiplier", "clients-per-round", "step-size", "rounds")
 
 
 def main(
@@ -89,7 +90,9 @@ def clients_in(data: Path) -> int:
 
 def plain_config(config: dict[str, Any], data: Path, results: Path) -> dict[str, Any]:
     """Return the plain app's run config for what umbel's says."""
-    return {key: config[key] for key in _SHARED} | {"data": str(data), "results": str(results)}
+    clients = Validation.read(str(config["validation"]), "validation").clients
+    own = {"validation-clients-per-round": clients, "data": str(data), "results": str(results)}
+    return {key: config[key] for key in _SHARED} | own
 
 
 def reading(rounds: list[dict[str, Any]]) -> Reading:

@@ -32,9 +32,8 @@ def cnn(scratch: Path) -> dict[str, Any]:
         "femnist",
         dataset=str(scratch / "images"),
         patience=0,
-        validate_every=1,
+        validation="every=1 clients=20",
         clients_per_round=10,
-        validation_clients_per_round=20,
         rounds=5,
         # One pass of the paper's algorithm alone, which every peer can do.
         strategy="group-privacy",

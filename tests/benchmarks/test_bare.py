@@ -32,7 +32,7 @@ def hospital(tmp_path: Path) -> dict[str, Any]:
         dataset=write_charges(tmp_path, [1, 2, 3, 4] * 10, 30),
         hypotheses=3,
         clients_per_round=8,
-        validation_clients_per_round=5,
+        validation="clients=5",
         patience=0,
         rounds=4,
     )
@@ -41,7 +41,7 @@ def hospital(tmp_path: Path) -> dict[str, Any]:
 @pytest.fixture
 def cnn(tmp_path: Path) -> dict[str, Any]:
     """Two rounds of made-up images, all of a client's at once, so that their order plays no part."""
-    few = {"clients-per-round": 2, "validation-clients-per-round": 2, "rounds": 2, "batch-size": 0}
+    few = {"clients-per-round": 2, "validation": "clients=2", "rounds": 2, "batch-size": 0}
     return TASKS["cnn"](tmp_path) | few
 
 

@@ -32,7 +32,7 @@ def config(tmp_path: Path) -> dict[str, Any]:
         rounds=3,
         patience=0,
         clients_per_round=4,
-        validation_clients_per_round=3,
+        validation="clients=3",
     )
 
 
@@ -56,9 +56,7 @@ def test_peers_get_the_clients_and_the_start_of_umbels_own_run(config: dict[str,
 def test_peers_get_umbels_network_for_images(tmp_path: Path) -> None:
     tasks.write_images(tmp_path / "images", clients=3, validation=1)
     brief = tasks.brief_of(
-        run_config(
-            "femnist", dataset=str(tmp_path / "images"), rounds=1, clients_per_round=2, validation_clients_per_round=1
-        )
+        run_config("femnist", dataset=str(tmp_path / "images"), rounds=1, clients_per_round=2, validation="clients=1")
     )
     images = torch.from_numpy(brief.client(2)[0])
     parameters = {name: torch.from_numpy(value) for name, value in brief.initial(1).items()}

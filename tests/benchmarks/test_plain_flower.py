@@ -27,7 +27,7 @@ def test_the_whole_of_it_runs_and_learns(tmp_path: Path) -> None:
     data = Path(write_charges(tmp_path, [2] * 8, 5))
     project = tomllib.loads((plain_flower.PLAIN / "pyproject.toml").read_text(encoding="utf-8"))
     shared = {
-        "hypotheses": 2, "noise-multiplier": 1e-3, "clients-per-round": 5, "validation-clients-per-round": 3,
+        "hypotheses": 2, "noise-multiplier": 1e-3, "clients-per-round": 5, "validation": "clients=3",
         "step-size": 0.1, "rounds": 20,
     }  # fmt: skip
     config: dict[str, Any] = project["tool"]["flwr"]["app"]["config"]

@@ -38,7 +38,7 @@ def test_a_value_that_cannot_be_used_is_named_before_anything_starts(
         umbel.run({"rounds": 0.5})
     monkeypatch.setenv(ENGINE, "batched")
     with raises(ModelError, "model.batches", "drops", "engine"):
-        umbel.run(model="tests.cli.test_runs:drops", loss="mse", node_wait=1.0)
+        umbel.run(model="tests.cli.test_runs:drops", loss="mse", wait="seconds=1.0")
     assert not (umbel_home / "runs").exists()
 
 

@@ -91,7 +91,7 @@ def test_no_command_runs_what_a_run_names(
 @pytest.mark.parametrize(
     "words",
     [
-        ("run", "dataset={data}", "rounds=1", "clients-per-round=1", "validation-clients-per-round=1"),
+        ("run", "dataset={data}", "rounds=1", "clients-per-round=1", "validation=clients=1"),
         ("site", "check", 'data-path="{data}"'),
         ("data", "list"),
         ("predict", "last", "{data}"),

@@ -12,7 +12,7 @@ from umbel.client.checks import entries_of
 from umbel.protocol.errors import SiteError
 from umbel.protocol.flower import parse_config_args
 
-TEXT = """data-path="/the data" budget=4  min-clients=12\n exact-losses=true keep-model='/models'"""
+TEXT = """data-path="/the data" budget=4  min-clients=12\n reports="exact=true" keep-model='/models'"""
 
 
 def test_pairs_are_read_with_their_types() -> None:
@@ -20,7 +20,7 @@ def test_pairs_are_read_with_their_types() -> None:
         "data-path": "/the data",
         "budget": 4,
         "min-clients": 12,
-        "exact-losses": True,
+        "reports": "exact=true",
         "keep-model": "/models",
     }
     assert entries_of(TEXT) == found

@@ -53,7 +53,7 @@ def released(tmp_path: Path, config: dict[str, Any], coins: NDArray[np.int64], s
     Journal.create(ledger)
     site = {
         "data-path": str(path), "ledger-path": str(ledger), "protect": "rows", "budget": "inf",
-        "row-budget": f"1e6 delta={DELTA}", "min-row-noise-multiplier": 1e-3,
+        "row-budget": f"1e6 delta={DELTA}", "rows": "noise=1e-3",
     }  # fmt: skip
     grid = InProcessGrid(app, config | {"dataset": "", "model": ""}, node_configs=[site])
     task = task_of(

@@ -171,11 +171,11 @@ def test_rows_beyond_the_bound_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("policy", "starts"),
     [
-        ({"max_rows": MANY}, True),
-        ({"max_rows": MANY - 1}, False),
-        ({"max_rows": MANY - 1, "protect": "both", "budget": 8, "row-budget": "inf"}, False),
-        ({"max_rows": MANY - 1, "protect": "clients", "budget": 8}, False),
-        ({"max_rows": MANY - 1, "protect": "clients", "budget": 8, "row-budget": "inf"}, True),
+        ({"rows": f"largest={MANY}"}, True),
+        ({"rows": f"largest={MANY - 1}"}, False),
+        ({"rows": f"largest={MANY - 1}", "protect": "both", "budget": 8, "row-budget": "inf"}, False),
+        ({"rows": f"largest={MANY - 1}", "protect": "clients", "budget": 8}, False),
+        ({"rows": f"largest={MANY - 1}", "protect": "clients", "budget": 8, "row-budget": "inf"}, True),
     ],
 )
 def test_a_site_that_protects_rows_does_not_start_with_a_larger_client_than_it_declares(
@@ -190,7 +190,7 @@ def test_a_site_that_protects_rows_does_not_start_with_a_larger_client_than_it_d
 
 
 def test_a_site_that_protects_clients_lets_no_larger_client_hide_its_rows(site: Grid, tmp_path: Path) -> None:
-    grid = site(max_rows=MANY - 1, protect="clients", budget=8, row_budget="inf")
+    grid = site(rows=f"largest={MANY - 1}", protect="clients", budget=8, row_budget="inf")
     assert refused(train(grid, noise_multiplier=50.0))
     assert not train(grid, round=2, noise_multiplier=50.0, row_clip_norm=0.0, row_rate=0.0, row_batch=0.0,
                      row_noise_multiplier=0.0).has_error()  # fmt: skip
@@ -212,7 +212,7 @@ def test_what_might_take_too_long_is_refused_before_any_charge(
 
 def test_a_made_up_client_takes_the_time_of_the_largest(monkeypatch: pytest.MonkeyPatch, site: Grid) -> None:
     """A clock that counts the rows of sums, and those of scores: .001 seconds each."""
-    [context] = site(max_rows=2000).contexts.values()
+    [context] = site(rows="largest=2000").contexts.values()
     here, clock = Node.of(context.node_config, context.run_config), [0.0]
     sums, score = dp_sgd._sums, type(here.learner).score
 

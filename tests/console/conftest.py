@@ -18,7 +18,7 @@ from umbel.protocol.release import Clipping
 EPSILON = 1.8
 PUBLIC: dict[str, Any] = {"clipping": Clipping.PUBLIC, "clip_norm": 1.0, "choice_epsilon": 1.0}
 RUN: dict[str, Any] = {
-    "clipping": "public", "clip-norm": 1.0, "choice-epsilon": 1.0, "rounds": 5, "max-participations": 3,
+    "clipping": "public norm=1.0", "choice-epsilon": 1.0, "rounds": 5, "max-participations": 3,
 }  # fmt: skip
 
 

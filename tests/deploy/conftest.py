@@ -22,7 +22,7 @@ SHORT: dict[str, Any] = {
     "model": "linear",
     "loss": "mse",
     "restarts": 1,
-    "min_nodes": 3,
+    "wait": "nodes=3",
 }
 """Run config of small runs over sites that serve their own data, and accept the paper's settings."""
 

@@ -43,7 +43,7 @@ def test_a_run_pauses_says_for_whom_it_waits_and_continues_by_itself(deployment:
     north, south = deployment.nodes.values()
     north.tamper({2: HOLD})
     south.tamper({2: HOLD})
-    config = SHORT | {"min_nodes": 2, "pause": "below=2", "rounds": ROUNDS, "clients_per_round": 2 * CLIENTS}
+    config = SHORT | {"wait": "nodes=2 below=2", "rounds": ROUNDS, "clients_per_round": 2 * CLIENTS}
     run = deployment.submit(**config, round_timeout=ROUND_S)
     wait_until("round 2", lambda: 2 in south.rounds_paid(run) and 2 in north.rounds_paid(run), RUN_S)
     south.kill()

@@ -288,7 +288,7 @@ def test_the_demo_configuration_is_a_run_of_the_app(run_config: dict[str, Any]) 
     assert set(values) <= set(run_config)
     setup = Setup.parse(run_config | values)
     assert setup.manifest is None
-    assert setup.fleet.run.min_nodes == len(SITES)
+    assert setup.fleet.run.wait.nodes == len(SITES)
 
 
 def test_the_image_makes_the_bundle_of_the_checkout(tmp_path: Path) -> None:

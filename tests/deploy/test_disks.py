@@ -22,7 +22,12 @@ pytestmark = [
     pytest.mark.timeout(5400),
 ]
 
-CONFIG: dict[str, Any] = SHORT | {"min_nodes": 2, "rounds": 3, "clients_per_round": 2 * CLIENTS, "round_timeout": 900.0}
+CONFIG: dict[str, Any] = SHORT | {
+    "wait": "nodes=2",
+    "rounds": 3,
+    "clients_per_round": 2 * CLIENTS,
+    "round_timeout": 900.0,
+}
 
 
 @pytest.fixture(scope="module")

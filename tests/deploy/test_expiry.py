@@ -19,7 +19,7 @@ pytestmark = [
 ]
 
 SITES = ("north", "south")
-ROUNDS = {"rounds": 2, "clients_per_round": 6, "min_nodes": len(SITES)}
+ROUNDS = {"rounds": 2, "clients_per_round": 6, "wait": f"nodes={len(SITES)}"}
 
 
 @pytest.fixture(scope="module")

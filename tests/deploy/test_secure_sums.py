@@ -48,7 +48,7 @@ def test_a_round_is_added_without_the_sites_that_were_killed(
         config = SHORT | {
             "strategy": "secure-average explore=0.0", "mechanism": "discrete-gaussian",
             "clipping": "public", "hypotheses": 1, "rounds": 3, "clients_per_round": sites * CLIENTS,
-            "min_nodes": sites, "pause": f"below={sites - killed}",
+            "wait": f"nodes={sites} below={sites - killed}",
         }  # fmt: skip
         run = deployment.submit(**config)
         for node in doomed:

@@ -56,7 +56,8 @@ BUDGET = 40.0
 START = datetime(2026, 1, 1, 22, tzinfo=UTC)
 RUN: dict[str, Any] = {
     "dataset": "", "model": "linear", "loss": "mse", "rounds": 2, "clients-per-round": 20, "min-releases": 1,
-    "noise-multiplier": 10.0, "clip-norm": 1.0, "choice-epsilon": 0.2, "restarts": 1, "node-wait": 3.0,
+    "noise-multiplier": 10.0, "clipping": "public norm=1.0", "choice-epsilon": 0.2, "restarts": 1,
+    "wait": "seconds=3.0",
     "device": "cpu", "max-participations": 2, "local-epochs": 1,
 }  # fmt: skip
 GROWTH, EARLY = 1.05, 20

@@ -78,7 +78,7 @@ LENET = LeNet(10)
 CASES: dict[str, tuple[Cost, dict[str, Any]]] = {
     "synthetic": (linear_mse, RUNS["synthetic"]),
     "without noise": (linear_mse, RUNS["synthetic"] | {"noise-multiplier": 0.0}),
-    "short updates": (linear_mse, RUNS["synthetic"] | {"clip-norm-floor": 0.5}),
+    "short updates": (linear_mse, RUNS["synthetic"] | {"clipping": "update floor=0.5"}),
     "hospital": (mlp_rmse, RUNS["hospital"]),
     "images": (lenet_cross_entropy, RUNS["images"]),
 }
@@ -142,7 +142,7 @@ def test_a_run_of_umbel_is_a_run_of_the_algorithm(
     theta = sets[int(np.argmin([validation_loss(one) for one in sets]))]
     rounds = algorithm.algorithm_1(
         theta, Z, F, umbel_draws(run.seed), T=run.rounds, U=run.clients_per_round, E=run.local_epochs,
-        s=run.step_size, B_s=run.batch_size, nu=run.noise_multiplier, r_min=run.clip_norm_floor,
+        s=run.step_size, B_s=run.batch_size, nu=run.noise_multiplier, r_min=run.clipping.floor,
     )  # fmt: skip
     thetas, C, S = zip((theta, None, None), *rounds, strict=True)
 
@@ -230,7 +230,7 @@ def test_an_ordinary_flower_app_with_umbels_parts_is_a_run_of_the_algorithm_too(
         return float(F(theta, *Z[int(context.node_config["partition-id"])]))
 
     mods = [umbel.ChooseHypothesis(loss), umbel.LaplaceMod(run.noise_multiplier, seed=run.seed)]
-    monkeypatch.setattr(laplace, "_FLOOR", run.clip_norm_floor)
+    monkeypatch.setattr(laplace, "_FLOOR", run.clipping.floor)
     app = ClientApp(mods=mods)
 
     @app.train()
@@ -253,7 +253,7 @@ def test_an_ordinary_flower_app_with_umbels_parts_is_a_run_of_the_algorithm_too(
     on_umbels_grid(monkeypatch)
     *_, (theta, _, S) = algorithm.algorithm_1(
         flatten(start), Z, F, draws, T=run.rounds, U=len(Z), E=run.local_epochs, s=run.step_size, B_s=run.batch_size,
-        nu=run.noise_multiplier, r_min=run.clip_norm_floor,
+        nu=run.noise_multiplier, r_min=run.clipping.floor,
     )  # fmt: skip
     found = flatten({array: result.arrays[array].numpy() for array in shapes})
     np.testing.assert_allclose(found, theta, rtol=TOLERANCE, atol=1e-6)

@@ -12,7 +12,7 @@ from umbel.protocol.tasks import TrainingSpec
 
 PAPER: dict[str, Any] = {
     "clients-per-round": 7, "max-participations": 0, "local-epochs": 1, "noise-multiplier": 5.0,
-    "choice-epsilon": 0.0, "clipping": "update", "clip-norm": 1.0, "clip-norm-decay": 1.0,
+    "choice-epsilon": 0.0, "clipping": "update norm=1.0 decay=1.0",
 }  # fmt: skip
 ACCEPTED = {"clipping": "any", "max-choice-epsilon": "inf", "budget": "inf"}
 """What a site's policy says that accepts them."""

@@ -27,7 +27,13 @@ HOSPITAL = Manifest(
     split={"train": 4, "validation": 3},
     units={"target": {"name": "payment", "unit": "dollars", "scale": 10_000}},
 )
-CONFIG = {"strategy": "group-privacy", "noise-multiplier": 5.0, "seed": 3, "validate-every": 1, "model": ""}
+CONFIG = {
+    "strategy": "group-privacy",
+    "noise-multiplier": 5.0,
+    "seed": 3,
+    "validation": "clients=0 every=1 by=mean",
+    "model": "",
+}
 VERSIONS = {"flwr": "1.42.0", "python": "3.11.7"}
 # Four training clients, who took part so often: the median is 2, and at 2/5 each the paper's budget .8 and at most 2.
 PARTICIPATIONS = np.array([0, 1, 3, 5])

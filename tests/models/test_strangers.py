@@ -93,7 +93,7 @@ def test_a_stranger_trains_two_rounds(name: str, kind: str, engine: str, more: d
     run = play(
         run_config(
             "synthetic", dataset=str(path), model=name, rounds=2, hypotheses=1, restarts=1, clients_per_round=2,
-            validate_every=2, noise_multiplier=0.0, step_size=0.01, batch_size=2, patience=0, **asked,
+            validation="every=2", noise_multiplier=0.0, step_size=0.01, batch_size=2, patience=0, **asked,
         )
     )  # fmt: skip
     assert [entry.releases for entry in run.state.history[:2]] == [2, 2]

@@ -268,13 +268,13 @@ def test_a_budget_at_a_delta_counts_gaussian_noise_as_it_is(own: dict[str, Any],
         (Gate(2.0, 1.0), {"release": "site"}, "this site has release"),
         (Gate(2.0, 1.0), {"role": "validation"}, "clients of role validation do not train"),
         (Gate(2.0, 1.0), {"role": "split"}, "role split is for umbel's own datasets"),
-        (Gate(2.0, 1.0), {"max-local-epochs": 5}, "max-local-epochs works only in umbel's own app"),
+        (Gate(2.0, 1.0), {"max-work": "epochs=5"}, "max-work works only in umbel's own app"),
         (Gate(2.0, 1.0), {"approve": "ask"}, "approve works only in umbel's own app"),
         (Gate(2.0, 1.0), {"insecure-seed": True}, "insecure-seed works only in umbel's own app"),
         (Gate(2.0, 1.0), {"max-participations": 0}, "no asked client is within budget"),
         (Gate(2.0, 1.0), {"protect": "both"}, 'this site has protect = "both"'),
         (Gate(2.0, 1.0), {"protect": "rows", "budget": "inf"}, "needs a row-budget"),
-        (Gate(2.0, 1.0), {"min-row-noise-multiplier": 1.0}, "min-row-noise-multiplier works only in umbel's own app"),
+        (Gate(2.0, 1.0), {"rows": "noise=1.0"}, "rows works only in umbel's own app"),
         (Gate(2.0, 1.0), {"budged": 3.0}, "did you mean budget?"),
         (Gate(2.0, 1.0), {"device": "cpu"}, "there is no device"),
         (Gate(2.0, 1.0), {"app-keys": "budget"}, "app-keys names budget"),
@@ -293,15 +293,14 @@ def test_a_sites_policy_wins_and_one_that_cannot_be_used_closes_it(
 HEEDED = {
     "allow-unsanitised", "app", "app-keys", "budget", "bundle", "data-path", "ledger-path",
     "max-choice-epsilon", "max-evaluations", "max-hypotheses", "max-participations",
-    "max-seconds", "mechanisms", "min-clients", "min-noise-multiplier", "paper-budget", "clip-norm-floor", "clipping",
-    "protect", "release", "report-bound", "row-budget", "report-noise-multiplier", "role",
-    "exact-losses", "policy-file", "witness-path",
+    "max-seconds", "mechanisms", "min-clients", "min-noise-multiplier", "paper-budget", "clipping",
+    "protect", "release", "reports", "row-budget", "role", "policy-file", "witness-path",
 }  # fmt: skip
 
 
 def test_every_entry_of_a_site_is_heeded_here_or_closes_it(tmp_path: Path, node_log: io.StringIO) -> None:
     """An entry that did nothing would be taken for a limit."""
-    values = {"approve": "ask", "place": "0/1", "max-examples": 5, "max-local-epochs": 5, "max-local-steps": 5}
+    values = {"approve": "ask", "place": "0/1", "max-work": "epochs=5"}
     for name in set(Policy.names()) - HEEDED:
         (tmp_path / name).mkdir()
         value = values.get(name, "/models" if name == "keep-model" else str(Policy.model_fields[field(name)].default))
@@ -417,9 +416,7 @@ def test_an_apps_budget_closes_no_validation_site_that_has_none(tmp_path: Path) 
 
 @pytest.mark.parametrize("names", [["eval_loss"], ["eval_acc", "eval_loss"]])
 def test_a_training_site_reports_with_noise_and_pays(names: list[str], tmp_path: Path) -> None:
-    node = Node(
-        Gate(2.0, 1.0, reports=names), unchanged, tmp_path, scored, report_noise_multiplier=1e6, report_bound=2.0
-    )
+    node = Node(Gate(2.0, 1.0, reports=names), unchanged, tmp_path, scored, reports="noise=1e6 bound=2.0")
     replies = [dict(node.send(asks(PAIR), "evaluate").content["metrics"]) for _ in range(8)]
     assert {reply.pop("num-examples") for reply in replies} == {1}
     assert {tuple(reply) for reply in replies} == {tuple(names)}
@@ -430,7 +427,7 @@ def test_a_training_site_reports_with_noise_and_pays(names: list[str], tmp_path:
 
 
 def test_who_cannot_pay_for_a_report_sends_none(tmp_path: Path) -> None:
-    node = Node(REPORTS, unchanged, tmp_path, scored, report_noise_multiplier=2.0, max_participations=1)
+    node = Node(REPORTS, unchanged, tmp_path, scored, reports="noise=2.0", max_participations=1)
     assert [refused(node.send(asks(PAIR), "evaluate")) for _ in range(2)] == [False, True]
 
 

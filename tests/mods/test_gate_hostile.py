@@ -291,7 +291,7 @@ def test_what_is_no_exception_to_python_is_a_fault_all_the_same(
     def panics(msg: Message) -> Message:
         raise error(SECRET)
 
-    node = Node(Gate(4.0, 1.0, frozen="b", reports=["loss"]), panics, tmp_path, report_noise_multiplier=2.0)
+    node = Node(Gate(4.0, 1.0, frozen="b", reports=["loss"]), panics, tmp_path, reports="noise=2.0")
     assert not refused(node.send(asks(START), kind))
     assert node.paid == 1
 
@@ -344,7 +344,7 @@ SCORES_BREAK: dict[str, Callable[[Message], Message]] = {
 @pytest.mark.parametrize("fault", SCORES_BREAK)
 def test_a_report_with_noise_is_as_any_other_whatever_goes_wrong(fault: str, tmp_path: Path) -> None:
     gate = Gate(4.0, 1.0, reports=["eval_loss"])
-    node = Node(gate, honest, tmp_path, SCORES_BREAK[fault], report_noise_multiplier=2.0)
+    node = Node(gate, honest, tmp_path, SCORES_BREAK[fault], reports="noise=2.0")
     reply = node.send(asks(START), "evaluate")
     assert set(reply.content["metrics"]) == {"eval_loss", "num-examples"}
     assert np.isfinite(reply.content["metrics"]["eval_loss"])

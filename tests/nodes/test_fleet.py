@@ -100,7 +100,7 @@ def test_a_run_pauses_while_fewer_nodes_are_there_than_it_needs_and_continues_by
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "flwr")
-    fleet, grid, slept = paused(monkeypatch, [[5]] * 20 + [[5, 6]], pause="below=2")
+    fleet, grid, slept = paused(monkeypatch, [[5]] * 20 + [[5, 6]], wait="below=2")
     fleet.wait(3, grid)
     assert len(slept) == 20
     assert max(slept) <= 5
@@ -114,7 +114,7 @@ def test_a_run_pauses_while_fewer_nodes_are_there_than_it_needs_and_continues_by
 
 @pytest.mark.parametrize("released", [True, False])
 def test_without_any_node_a_run_fails_after_its_longest_pause(monkeypatch: pytest.MonkeyPatch, released: bool) -> None:
-    fleet, grid, slept = paused(monkeypatch, [[]], pause="seconds=60")
+    fleet, grid, slept = paused(monkeypatch, [[]], wait="pause=60")
     fleet.participations[0] = released
     if released:
         with raises(FleetError, "nodes.away", "pauses", "node 5 (offline"):
@@ -127,14 +127,14 @@ def test_without_any_node_a_run_fails_after_its_longest_pause(monkeypatch: pytes
 
 def test_a_site_that_comes_with_a_new_key_ends_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     says = {5: Hosting(2, 0), 6: Hosting(2, 0), 7: Hosting(3, 0)}
-    fleet, grid, _ = paused(monkeypatch, [[], [], [7]], says, pause="seconds=60")
+    fleet, grid, _ = paused(monkeypatch, [[], [], [7]], says, wait="pause=60")
     fleet.wait(3, grid)
     assert fleet.roster(grid).train == 7
     assert [node for node, _ in fleet.roster(grid).nodes] == [5, 6, 7]
 
 
 def test_in_simulation_a_run_does_not_wait() -> None:
-    grid, fleet = PaperGrid.simulated(train=4, nodes=2), Fleet(clients_per_round=2, pause="below=2")
+    grid, fleet = PaperGrid.simulated(train=4, nodes=2), Fleet(clients_per_round=2, wait="below=2")
     fleet.roster(grid)
     fleet.participations[0] = 1
     grid.looks = [[100]]
@@ -155,7 +155,7 @@ class Mute(Elsewhere):
 def test_a_round_that_connected_nodes_never_answer_ends_the_run_after_its_longest_pause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    fleet, grid, slept = paused(monkeypatch, [[5, 6]], pause="seconds=60", max_participations=0)
+    fleet, grid, slept = paused(monkeypatch, [[5, 6]], wait="pause=60", max_participations=0)
     grid.__class__ = Mute
     with raises(FleetError, "nodes.away", "node 5 (silent", "node 6 (silent"):
         for _ in range(20):
@@ -333,7 +333,7 @@ def test_clients_are_asked_equally_often() -> None:
 def validating(nodes: int, clients: int = 4, per_round: int = 0, round: int = 1) -> tuple[PaperGrid, list[Message]]:
     """Return the messages to validation clients, which follow two training clients."""
     grid = PaperGrid.simulated(train=2, validation=clients, nodes=nodes)
-    fleet = Fleet(clients_per_round=1, validation_clients_per_round=per_round)
+    fleet = Fleet(clients_per_round=1, validation=f"clients={per_round}")
     return grid, fleet.ask_evaluation(round, RECORD, EvaluationSpec(step_size=0.5, run="mine"), grid).messages
 
 

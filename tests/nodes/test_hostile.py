@@ -245,7 +245,7 @@ def quiet() -> Iterator[None]:
 def test_no_reply_of_a_round_does_harm() -> None:
     """Each node is asked in each round for four clients, as if it had never failed."""
     grid = HostileGrid(honest_nodes=2, hostile_nodes=40, seed=1)
-    fleet = Fleet(clients_per_round=10, max_participations=0, per_node="share=0.05", min_nodes=3)
+    fleet = Fleet(clients_per_round=10, max_participations=0, per_node="share=0.05", wait="nodes=3")
     sent = Hypotheses({"weight": np.array([[[1.0, 1.0]], [[-5.0, 4.0]]], np.float32)})
     task = paper_task(noise_multiplier=1.0)
     roster = fleet.roster(grid)
@@ -274,7 +274,7 @@ def test_no_reply_of_a_round_does_harm() -> None:
 def test_a_run_goes_on_as_it_should_with_a_fifth_of_its_nodes_hostile_and_more_that_come() -> None:
     rounds, size = 30, 50
     grid = HostileGrid(honest_nodes=20, hostile_nodes=5, seed=2)
-    fleet = Fleet(clients_per_round=size, max_participations=0, per_node="share=0.04", min_nodes=25, quorum=0.9)
+    fleet = Fleet(clients_per_round=size, max_participations=0, per_node="share=0.04", wait="nodes=25", quorum=0.9)
     strategy = on(fleet, GroupPrivacy(hypotheses=2))
     setup = Setup(
         RunConfig(rounds=rounds, restarts=1, round_timeout=0.05, clients_per_round=size), strategy, fleet, LINEAR, None

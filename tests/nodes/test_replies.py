@@ -491,5 +491,5 @@ def test_a_metric_that_is_a_share_counts_as_one_from_0_to_1(lie: float, held: fl
 
 
 def test_a_run_may_take_the_median() -> None:
-    asked, grid, messages = validation(validate_by="median")
+    asked, grid, messages = validation(validation="by=median")
     assert asked.scores(grid.scores(messages, LOSS.__getitem__)) == Scores(3.0, 30.0, 4)

@@ -33,7 +33,7 @@ def gather(
     grid: Grid, min_nodes: int, wait_s: float, clients: tuple[int, int] = (1, 0), max_clients: int = 1_000_000
 ) -> Roster:
     run = RunConfig(
-        min_nodes=min_nodes, node_wait=wait_s, clients_per_round=clients[0], validation_clients_per_round=clients[1],
+        wait=f"nodes={min_nodes} seconds={wait_s}", clients_per_round=clients[0], validation=f"clients={clients[1]}",
         per_node=f"clients={max_clients}",
     )  # fmt: skip
     return umbel.nodes.roster.gather(Exchange(transport_of(grid)), run)
@@ -334,7 +334,7 @@ def test_of_a_thousand_slow_nodes_none_is_forgotten() -> None:
 def test_who_is_not_waited_for_is_not_asked_again_and_answers_all_the_same() -> None:
     grid = PaperGrid({5: Hosting(2, 0), 6: Hosting(1, 0)}, slow={6: 1})
     exchange = Exchange(transport_of(grid))
-    assert umbel.nodes.roster.gather(exchange, RunConfig(clients_per_round=1, node_wait=60)).train == 2
+    assert umbel.nodes.roster.gather(exchange, RunConfig(clients_per_round=1, wait="seconds=60")).train == 2
     assert exchange.awaited("query") == {6}
     (late,) = exchange.run([], timeout=1, keep_late=("query",))
     assert (late.node, exchange.awaited("query")) == (6, set())
@@ -404,7 +404,7 @@ def test_a_simulation_cannot_do_without_a_part_of_its_dataset(clock: Clock) -> N
 
 
 def test_a_simulation_gets_no_more_nodes_than_it_has(clock: Clock) -> None:
-    with raises(FleetError, "nodes.too-few", "min-nodes = 3", "2 nodes"):
+    with raises(FleetError, "nodes.too-few", "nodes = 3", "2 nodes"):
         gather(PaperGrid({5: EVEN, 6: ODD}), min_nodes=3, wait_s=300)
     assert clock.now == 1000, "there is nothing to wait for"
 

@@ -16,7 +16,8 @@ from pydantic import Field
 from tests.helpers.errors import raises
 from tests.helpers.models import write_module
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.plugins import import_by_name, own_path, parse_options, parse_pairs
+from umbel.protocol.options import parse_options, parse_pairs
+from umbel.protocol.plugins import import_by_name, own_path
 from umbel.protocol.project import OWN_PATH
 from umbel.protocol.tasks import TrainingSpec
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.protocol.release import Clipping, ClipSchedule, Kind, NoisePer, Release, ReleaseBy, exact, quotient
+from umbel.protocol.release import Clipping, Kind, NoisePer, Release, ReleaseBy, exact, quotient
 
 
 def release(n: int, noise_multiplier: float, mode: Clipping = Clipping.UPDATE) -> Release:
@@ -79,19 +79,3 @@ def test_names_are_those_that_travel_and_stand_in_ledgers() -> None:
 
 
 # --- schedule
-
-
-def test_a_public_radius_shrinks_by_its_factor_down_to_the_floor() -> None:
-    schedule = ClipSchedule(Clipping.PUBLIC, floor=0.3, start=2.0, decay=0.5)
-    assert [schedule.at(round) for round in (1, 2, 3, 4, 5)] == [2, 1, 0.5, 0.3, 0.3]
-
-
-def test_the_radius_of_an_update_is_its_floor_in_every_round() -> None:
-    schedule = ClipSchedule(Clipping.UPDATE, floor=0.3, start=2.0, decay=0.5)
-    assert [schedule.at(round) for round in (1, 2, 50)] == [0.3, 0.3, 0.3]
-
-
-def test_a_mode_may_be_written_as_text_and_a_wrong_one_is_refused() -> None:
-    assert ClipSchedule("public", start=2.0).at(1) == 2.0  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="publik"):
-        ClipSchedule("publik")  # type: ignore[arg-type]

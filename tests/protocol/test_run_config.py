@@ -15,9 +15,10 @@ from umbel.models import LOSSES, METRICS, MODELS, SIZED
 from umbel.privacy.gate.policy import Policy
 from umbel.privacy.mechanisms import MECHANISMS
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.release import Clipping, ClipSchedule, NoisePer, RowPrivacy
+from umbel.protocol.options import Options
+from umbel.protocol.release import Clipping, NoisePer, RowPrivacy
 from umbel.protocol.rules import Settings
-from umbel.protocol.run_config import RunConfig
+from umbel.protocol.run_config import ClipSchedule, RunConfig
 from umbel.strategies import STRATEGIES
 from umbel_lab.attacks.__main__ import audit_command
 
@@ -37,8 +38,9 @@ def test_flower_hands_over_what_the_class_says() -> None:
 @pytest.mark.parametrize("file", sorted((ROOT / "configs").glob("*.toml")), ids=lambda file: file.stem)
 def test_every_config_that_comes_along_can_be_run(file: Any) -> None:
     config = tomllib.loads(file.read_text(encoding="utf-8"))
-    entries = RunConfig.parse(RunConfig().entries() | config).entries()
-    assert {key: entries[key] for key in config} == config
+    run = RunConfig.parse(RunConfig().entries() | config)
+    options = {key for key, value in run if isinstance(value, Options)}
+    assert {key: value for key, value in config.items() if run.entries()[key] != value}.keys() <= options
 
 
 def test_every_key_has_a_help_of_one_line() -> None:
@@ -79,16 +81,23 @@ def test_entries_are_plain_values_that_come_back() -> None:
     ("key", "value", "rule"),
     [
         *(("rounds", value, "of at least 1") for value in (0, 2.0, "2", True)),
-        *((key, 0, "of at least 1") for key in ("clients-per-round", "validate-every", "restarts", "min-nodes")),
+        *((key, 0, "of at least 1") for key in ("clients-per-round", "restarts")),
         *((key, -1, "of at least 0") for key in ("patience", "seed", "batch-size", "local-epochs")),
         ("hypotheses", 1001, "at most 1000"),
         *(("step-size", value, "a finite number above 0") for value in (0, True, "0.1", float("nan"), 10**400)),
-        *((key, 0.0, "above 0") for key in ("clip-norm-floor", "clip-norm", "clip-norm-decay", "node-wait")),
+        *(("clipping", f"public {name}=0.0", f"{name} must be above 0") for name in ("floor", "norm", "decay")),
+        ("validation", "every=0", "every must be at least 1"),
+        ("wait", "nodes=0", "nodes must be at least 1"),
+        ("wait", "seconds=0", "seconds must be above 0"),
+        ("wait", "until=3", "no option until"),
+        ("per-node", "share=0", "share must be above 0"),
+        ("rows", "clip=1 noise=1 rate=0.1 batch=0", "batch must be above 0"),
+        ("rows", "clip=1 noise=1 rate=0.1", "it lacks batch"),
         *(("noise-multiplier", value, "a finite number of at least 0") for value in (-1.0, float("inf"))),
         ("message-noise", -1.0, "of at least 0"),
         ("choice-epsilon", 31.0, "at most 30"),
         ("quorum", 1.5, "at most 1"),
-        ("clipping", "secret", "update, public"),
+        ("clipping", "secret", "'update' or 'public'"),
         ("noise-per", "parameter", "vector, layer, row"),
         ("device", "tpu", "auto, cpu, cuda"),
         ("strategy", 3, "text"),
@@ -114,17 +123,13 @@ def rows(**changes: float) -> dict[str, Any]:
     ("entries", "parts"),
     [
         ({"min-releases": 21}, ("min-releases = 21", "clients-per-round = 20")),
-        ({"clipping": "public", "clip-norm-decay": 1e300}, ("clip-norm-decay", "100 rounds")),
+        ({"clipping": "public decay=1e300"}, ("decay", "100 rounds")),
         ({"clipping": "public", "noise-per": "layer"}, ("noise-per", "clipping")),
         ({"mechanism": "gaussian", "clipping": "update"}, ("mechanism", "clipping")),
         ({"max-participations": 1, "per-node": "share=0.5"}, ("max-participations", "per-node")),
         ({"local-epochs": 0}, ("local-epochs", "local-steps")),
         ({"rows": "clip=1 noise=1 rate=0.1 batch=5"}, ("rows", "protect")),
         ({"protect": "rows", "noise-multiplier": 0.0}, ("rows", "umbel plan --row-epsilon")),
-        (rows(batch=0.0), ("rows", "batch")),
-        (ROWS | {"rows": "clip=1 noise=1 rate=0.1"}, ("rows lacks batch",)),
-        ({"pause": "until=3"}, ("pause", "until")),
-        ({"per-node": "share=0"}, ("per-node", "share")),
         (ROWS | {"noise-multiplier": 1.0}, ("noise-multiplier = 0", "both")),
         (ROWS | {"protect": "both"}, ("noise-multiplier", "rows")),
         (ROWS | {"message-noise": 1.0}, ("message-noise",)),
@@ -158,17 +163,22 @@ def test_a_whole_number_will_do_for_a_real_one() -> None:
 # --- what is made of it
 
 
-def test_the_radius_of_each_round_comes_from_four_keys() -> None:
-    keys = {"clipping": "public", "clip-norm-floor": 0.2, "clip-norm": 3.0, "clip-norm-decay": 0.5}
-    run = RunConfig.parse(keys)
-    assert run.clipping is Clipping.PUBLIC
-    assert run.schedule == ClipSchedule(Clipping.PUBLIC, 0.2, 3.0, 0.5)
+def test_the_radius_of_each_round_comes_from_one_key() -> None:
+    run = RunConfig.parse({"clipping": "public floor=0.2 norm=3.0 decay=0.5"})
+    assert run.clipping == ClipSchedule(Clipping.PUBLIC, 3.0, 0.5, 0.2)
+    assert run.entries()["clipping"] == "public norm=3.0 decay=0.5 floor=0.2"
+
+
+def test_the_radius_shrinks_to_its_floor_and_that_of_an_update_is_its_floor() -> None:
+    public, update = (ClipSchedule(mode, norm=2.0, decay=0.5, floor=0.3) for mode in (Clipping.PUBLIC, Clipping.UPDATE))
+    assert [public.at(round) for round in (1, 2, 3, 4, 5)] == [2, 1, 0.5, 0.3, 0.3]
+    assert [update.at(round) for round in (1, 2, 50)] == [0.3, 0.3, 0.3]
 
 
 def test_a_radius_that_stays_finite_in_all_rounds_may_grow() -> None:
-    assert RunConfig.parse({"clipping": "public", "clip-norm-decay": 1e3, "rounds": 100}).clip_norm_bounded
+    assert RunConfig.parse({"clipping": "public decay=1e3", "rounds": 100}).clipping.at(100) == 2e297
     # With radius update the schedule plays no part.
-    assert RunConfig.parse({"clipping": "update", "clip-norm-decay": 1e300}).clip_norm_bounded
+    assert RunConfig.parse({"clipping": "update decay=1e300"}).clipping.at(100) == 0.01
 
 
 @pytest.mark.parametrize(

@@ -187,12 +187,12 @@ def test_ifca_finds_both_optima_without_noise(play: Play) -> None:
 # --- the same whatever it runs on
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "public radius": {"clipping": "public", "clip_norm": 0.5, "clip_norm_decay": 0.9},
-    "shuffled minibatches": {"batch_size": 3, "local_epochs": 2, "validation_clients_per_round": 20},
+    "public radius": {"clipping": "public norm=0.5 decay=0.9"},
+    "shuffled minibatches": {"batch_size": 3, "local_epochs": 2, "validation": "clients=20"},
     "IFCA": {"strategy": "ifca", "noise_multiplier": 0.0},
     "a recommender, which batches give to rounding alone": {
         "dataset": "preferences", "strategy": "recommender", "hypotheses": 1, "clients_per_round": 12,
-        "step_size": 0.03, "clip_norm_floor": 1e-6, "noise_multiplier": 1.0,
+        "step_size": 0.03, "clipping": "update floor=1e-6", "noise_multiplier": 1.0,
     },
 }  # fmt: skip
 
@@ -355,7 +355,7 @@ def test_every_node_gets_one_message_a_round_and_its_reply_holds_what_is_allowed
 
 
 def test_a_round_that_does_not_validate_asks_for_training_alone(play: Play) -> None:
-    run = play(nodes=2, validate_every=3)
+    run = play(nodes=2, validation="every=3")
     assert isinstance(run.grid, ListeningGrid)
     for number, entry in enumerate(run.trained, 1):
         asked = {tuple(map(bool, numbers_asked(message.content))) for message, _ in run.grid.exchanged(str(number))}
@@ -405,9 +405,9 @@ def test_sites_serve_their_own_data_and_are_numbered_by_node_id(play: Play, tmp_
 def test_the_servers_own_data_are_not_what_a_site_serves(play: Play, tmp_path: Path, umbel_home: Path) -> None:
     # The run config names the bundled dataset; the site has other data, and fewer clients.
     site = {"data-path": str(plane(tmp_path / "one", (3, -2), train=3, validation=2)), "role": "split"}
-    for key, asked, there in (("clients-per-round", 7, 3), ("validation-clients-per-round", 4, 2)):
-        with raises(ConfigError, "config.too-few-clients", key, asked, there):
-            play(sites=[site], **{"clients-per-round": 3} | {key: asked})
+    for changes, asked, there in (({"clients-per-round": 7}, 7, 3), ({"validation": "clients=4"}, 4, 2)):
+        with raises(ConfigError, "config.too-few-clients", next(iter(changes)), asked, there):
+            play(sites=[site], **{"clients-per-round": 3} | changes)
     assert not (umbel_home / "runs").exists(), "nothing is left behind"
 
 
@@ -819,7 +819,7 @@ def test_a_site_keeps_the_hypothesis_that_fits_each_client_best(play: Play, tmp_
 def test_a_site_that_is_set_up_wrongly_takes_no_part(play: Play, tmp_path: Path, entries: dict[str, str]) -> None:
     (site,) = sites(tmp_path, 1)
     with raises(FleetError, "nodes.missing"):
-        play(sites=[site | entries], node_wait=0.1)
+        play(sites=[site | entries], wait="seconds=0.1")
 
 
 @pytest.mark.parametrize("validation", [0, 1])
@@ -831,6 +831,6 @@ def test_patience_without_validation_clients_has_no_effect_and_the_log_says_so(
     split = {"train": 4, "validation": validation}
     own = Manifest(name="own", clients=clients, split=split, model="linear", loss="mse")
     write_dataset(tmp_path / "own", own, rows, rows[:, 0], offsets_of([2] * clients))
-    asked = {"clients_per_round": 4, "validation_clients_per_round": 0, "patience": 1, "rounds": 1}
+    asked = {"clients_per_round": 4, "validation": "clients=0", "patience": 1, "rounds": 1}
     play(dataset=str(tmp_path / "own"), **asked)
     assert any("patience = 1 has no effect" in line for line in caplog.messages) == (not validation)

@@ -93,7 +93,7 @@ def test_a_long_run_gets_a_hundred_lines_of_rounds_that_were_validated(
     run_config: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     losses = [1.0] * 1001
-    lines = logged(caplog, run_config, Scripted(losses), rounds=1000, **{"validate_every": 5})
+    lines = logged(caplog, run_config, Scripted(losses), rounds=1000, **{"validation": "every=5"})
     (warned,) = (line for line in lines if "collapsed" in line)
     lines.remove(warned)
     assert len(lines) == 102, "every tenth, the last, and what came of it"

@@ -222,7 +222,7 @@ def test_patience_ends_a_run_that_gets_no_better(
 
 def test_patience_counts_validations_not_rounds() -> None:
     # Rounds 1, 4, 7 and 10 validate theta = 0, 3, 6 and 9.
-    state, _ = play(Scripted([5] * 20), rounds=20, patience=2, validate_every=3)
+    state, _ = play(Scripted([5] * 20), rounds=20, patience=2, validation="every=3")
     assert [entry.number for entry in state.history if entry.loss is not None] == [1, 4, 7]
     assert len(state.history) == 7
 
@@ -268,7 +268,7 @@ def test_a_validation_that_belongs_to_the_training_goes_with_it() -> None:
     ("every", "validated"), [(1, [1, 2, 3, 4, 5, 6]), (2, [1, 3, 5, 6]), (3, [1, 4, 6]), (9, [1, 6])]
 )
 def test_rounds_in_between_train_alone(every: int, validated: list[int]) -> None:
-    state, grid = play(Scripted([9, 8, 7, 6, 5, 4]), validate_every=every)
+    state, grid = play(Scripted([9, 8, 7, 6, 5, 4]), validation=f"every={every}")
     assert [number for number, (asks,) in enumerate(grid.exchanges, 1) if "evaluation" in asks] == validated
     assert [entry.number for entry in state.history if entry.loss is not None] == validated
     assert all("training" in asks for (asks,) in grid.exchanges[:5])

@@ -15,8 +15,8 @@ from umbel import strategies
 from umbel.data import Manifest, write_dataset, write_leaf
 from umbel.privacy.accounting.guarantee import guarantee
 from umbel.protocol.errors import ConfigError, DatasetError, ModelError
-from umbel.protocol.release import Clipping, ClipSchedule, Kind, Release, RowPrivacy
-from umbel.protocol.run_config import RunConfig
+from umbel.protocol.release import Clipping, Kind, Release, RowPrivacy
+from umbel.protocol.run_config import ClipSchedule, RunConfig
 from umbel.protocol.tasks import TrainingSpec
 from umbel.server.callbacks import named
 from umbel.server.setup import Setup
@@ -33,7 +33,7 @@ def test_the_defaults_run_algorithm_1_on_the_papers_synthetic_data() -> None:
     strategy, fleet = setup.strategy, setup.fleet
     assert type(strategy) is GroupPrivacy
     assert (strategy.hypotheses, strategy.min_releases, fleet.run.clients_per_round) == (2, 1, 20)
-    assert setup.config.schedule == ClipSchedule(Clipping.PUBLIC, floor=0.01, start=2.0, decay=0.85)
+    assert setup.config.clipping == ClipSchedule(Clipping.PUBLIC, floor=0.01, norm=2.0, decay=0.85)
     assert (setup.model.name, setup.model.loss.name) == ("linear", "mse")
     assert setup.manifest is not None
     assert setup.manifest.name == "synthetic"
@@ -49,13 +49,12 @@ def test_each_value_goes_where_it_belongs(run_config: dict[str, Any]) -> None:
     # Values that tell the keys apart.
     run_config |= {"hypotheses": 3, "clients-per-round": 11, "min-releases": 4, "local-epochs": 20, "step-size": 0.21}
     run_config |= {"batch-size": 22, "noise-multiplier": 23.0, "local-steps": 27, "mechanism": "gaussian"}
-    run_config |= {"choice-epsilon": 0.29, "clipping": "public"}
-    run_config |= {"clip-norm-floor": 0.24, "clip-norm": 25.0, "clip-norm-decay": 0.26}
+    run_config |= {"choice-epsilon": 0.29, "clipping": "public norm=25.0 decay=0.26 floor=0.24"}
     setup = Setup.parse(run_config)
     strategy = setup.strategy
     assert (strategy.hypotheses, strategy.min_releases, setup.fleet.run.clients_per_round) == (3, 4, 11)
     assert setup.fleet.run is setup.config
-    assert setup.config.schedule == ClipSchedule(Clipping.PUBLIC, floor=0.24, start=25.0, decay=0.26)
+    assert setup.config.clipping == ClipSchedule(Clipping.PUBLIC, floor=0.24, norm=25.0, decay=0.26)
     assert setup.release == Release(
         Kind.TRAIN, 2, 23.0, Clipping.PUBLIC, mechanism="gaussian", hypotheses=3, choice_epsilon=0.29
     )
@@ -208,7 +207,7 @@ def test_each_key_has_a_rule(run_config: dict[str, Any], key: str) -> None:
         ({"strategy": "umbel.protocol.tasks:TrainingSpec"}, (ConfigError, "config.not-built-on", "TrainingSpec")),
         ({"strategy": "group-privacy x=1"}, (ConfigError, "config.unknown-option", "strategy", "respawn")),
         ({"observers": "nowhere:Mine"}, (ConfigError, "config.import", "nowhere:Mine")),
-        ({"track": "mlflo"}, (ConfigError, "config.wrong-value", "mlflo", "tensorboard")),
+        ({"observers": "mlflo"}, (ConfigError, "config.unknown-name", "mlflo", "tensorboard")),
         ({"model": "resnet"}, (ModelError, "model.unknown", "resnet", "linear")),
         ({"loss": "absolute"}, (ModelError, "model.unknown-loss", "absolute", "rmse")),
         ({"pretrained": "/nowhere"}, (ModelError, "model.pretrained", "/nowhere")),

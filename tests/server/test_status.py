@@ -31,7 +31,7 @@ def test_each_site_has_its_state_its_releases_and_its_refusals(roster: Roster) -
     for code in ("refused.noise", "refused.noise", "", "refused.waits"):
         roster.note(1, [5], [], {9: code})
     roster.see([5, 9])
-    status = status_of(RunConfig(rounds=7, pause="below=2"), roster, 3, np.array([2, 0, 1]))
+    status = status_of(RunConfig(rounds=7, wait="below=2"), roster, 3, np.array([2, 0, 1]))
     assert (status.round, status.rounds, status.pause_below, status.paused) == (3, 7, 2, 0)
     south, ninth, west = status.sites
     assert (south.name, south.presence, south.releases, south.refusals) == ("south", "online", 2, {})

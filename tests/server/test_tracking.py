@@ -54,7 +54,7 @@ def read(folder: Path) -> EventAccumulator:
 
 
 def test_the_figures_are_those_of_the_run_folder(run_config: dict[str, Any]) -> None:
-    run = play(run_config | {"rounds": 1, "restarts": 1, "validate-every": 2})
+    run = play(run_config | {"rounds": 1, "restarts": 1, "validation": "every=2"})
     first = run.state.history[0]
     assert "validation_loss" in figures(run)
     assert "asked" not in figures(run), "nobody trained after the last round"
@@ -83,7 +83,7 @@ def test_the_guarantee_and_the_heuristic_have_names_of_their_own(run_config: dic
 
 
 def test_a_run_and_what_is_added_to_it_is_read_back_and_removed_with_the_run(run_config: dict[str, Any]) -> None:
-    run = with_two_more_rounds(run_config | {"restarts": 1, "track": "tensorboard"})
+    run = with_two_more_rounds(run_config | {"restarts": 1, "observers": "tensorboard"})
     events = read(run.folder / "tensorboard")
     losses = [(one.step, one.value) for one in events.Scalars("validation_loss")]
     assert losses == [(entry["number"], pytest.approx(entry["loss"])) for entry in run.history]
@@ -103,7 +103,7 @@ def test_a_link_in_place_of_the_events_is_not_removed(run_config: dict[str, Any]
 
 def test_a_run_without_a_folder_has_no_events(run_config: dict[str, Any]) -> None:
     with raises(ConfigError, "config.track-where", "tensorboard"):
-        play(run_config | {"rounds": 1, "restarts": 1, "track": "tensorboard"})
+        play(run_config | {"rounds": 1, "restarts": 1, "observers": "tensorboard"})
 
 
 # --- MLflow
@@ -147,8 +147,8 @@ def test_a_server_that_fails_later_is_left_alone_with_one_warning(
     mlflow.log_batch.side_effect = [None, None, OSError("the disk is full.\nTraceback")]
     run = play(run_config | {"rounds": 3, "restarts": 1}, observers=[MLflow()])
     assert run.state.stopped == "all 3 rounds done"
-    warnings = [line for line in caplog.messages if line.startswith("track:")]
-    assert warnings == ["track: MLflow failed, and the run continues without it: the disk is full"]
+    warnings = [line for line in caplog.messages if line.startswith("observers:")]
+    assert warnings == ["observers: MLflow failed, and the run continues without it: the disk is full"]
 
 
 def test_it_must_be_said_where(run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +165,7 @@ def test_a_run_and_what_is_added_to_it_is_one_run_on_the_server(
     from mlflow import MlflowClient
 
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "umbel-tests")
-    run = with_two_more_rounds(run_config | {"restarts": 1, "track": "mlflow"})
+    run = with_two_more_rounds(run_config | {"restarts": 1, "observers": "mlflow"})
     server = MlflowClient(URI)
     experiment = server.get_experiment_by_name("umbel-tests")
     assert experiment is not None
@@ -184,12 +184,12 @@ def test_a_run_and_what_is_added_to_it_is_one_run_on_the_server(
 
 
 def test_another_name_is_refused() -> None:
-    with raises(ConfigError, "config.wrong-value", "track", "mlflow"):
-        named(Setup.parse({"track": "mlfow"}))
+    with raises(ConfigError, "config.unknown-name", "observers", "mlflow"):
+        named(Setup.parse({"observers": "mlfow"}))
 
 
 @pytest.mark.parametrize("name", TRACKERS)
 def test_a_library_that_is_missing_is_named_with_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("umbel.server.tracking.find_spec", lambda name: None)
-    with raises(ConfigError, "config.missing-library", f"umbel[{name}]", "track"):
-        named(Setup.parse({"track": name}))
+    with raises(ConfigError, "config.missing-library", f"umbel[{name}]", "observers"):
+        named(Setup.parse({"observers": name}))

@@ -37,9 +37,9 @@ class Counting(Callback):
 
 
 def test_a_config_is_the_defaults_with_a_file_and_changes_over_them() -> None:
-    config = run_config("hospital", clients_per_round=9, clip_norm_floor=0.5)
+    config = run_config("hospital", clients_per_round=9, clipping="public floor=0.5")
     assert set(config) == set(RunConfig.names())
-    assert (config["dataset"], config["clients-per-round"], config["clip-norm-floor"]) == ("hospital", 9, 0.5)
+    assert (config["dataset"], config["clients-per-round"], config["clipping"]) == ("hospital", 9, "public floor=0.5")
     assert config["seed"] == RunConfig().seed
     RunConfig.parse(config)
 
@@ -113,7 +113,7 @@ def test_a_node_that_refuses_ends_a_strict_run(strict: bool) -> None:
 
 ROWS = {
     "rows": "clip=1 noise=1.2 rate=0.1 batch=10", "local-epochs": 1,
-    "step-size": 0.5, "clip-norm": 2.0, "rounds": 12, "delta": 1e-5,
+    "step-size": 0.5, "clipping": "public norm=2.0", "rounds": 12, "delta": 1e-5,
 }  # fmt: skip
 
 

@@ -97,7 +97,7 @@ def test_one_knob_plans_a_pure_guarantee(umbel_home: Path) -> None:
 def test_a_planned_run_learns(umbel_home: Path) -> None:
     """The constant is .77 off: 200 * .01 / sqrt(12) = .58 by x, and .5 by z."""
     save(umbel_home)
-    planned = values_of("mine", {"validation-clients-per-round": 5}, Wanted(epsilon=8))
+    planned = values_of("mine", {"validation": "clients=5"}, Wanted(epsilon=8))
     run = play(RunConfig().entries() | planned.values)
     assert run.state.history[-1].loss is not None
     assert run.state.history[-1].loss < 0.4
@@ -138,7 +138,13 @@ def test_no_plan_costs_more_than_was_wanted(
 def test_where_the_choices_take_a_pure_epsilon_there_is_one_at_delta(umbel_home: Path, undrowned: None) -> None:
     """Forty choices of epsilon .22 cost 8.8 in all, and 6.1 at delta 1e-5."""
     save(umbel_home)
-    given = {"hypotheses": 2, "choice-epsilon": 0.22, "max-participations": 40, "rounds": 40, "clip-norm": 0.5}
+    given = {
+        "hypotheses": 2,
+        "choice-epsilon": 0.22,
+        "max-participations": 40,
+        "rounds": 40,
+        "clipping": "public norm=0.5",
+    }
     planned = values_of("mine", given, Wanted(8.0, 1e-5))
     assert spent(planned.values, 1e-5)[1] <= 8
     with raises(ConfigError, "config.unreachable-epsilon"):
@@ -154,7 +160,7 @@ def test_rows_play_no_part_in_a_plan(umbel_home: Path) -> None:
 
 def test_what_the_user_gives_wins(umbel_home: Path) -> None:
     save(umbel_home)
-    given = {"rounds": 7, "clip-norm": 0.5, "step-size": 0.01, "model": "linear inputs=2 outputs=1"}
+    given = {"rounds": 7, "clipping": "public norm=0.5", "step-size": 0.01, "model": "linear inputs=2 outputs=1"}
     values = values_of("mine", given, Wanted(epsilon=4)).values
     assert values | given == values
 
@@ -246,7 +252,7 @@ def test_a_configuration_keeps_what_is_no_privacy(umbel_home: Path) -> None:
     own, planned = read_values("synthetic"), values_of("synthetic", wanted=Wanted(epsilon=4)).values
     assert {key for key in own if own[key] != planned[key]} <= {
         "noise-multiplier", "choice-epsilon", "clipping", "rounds", "clients-per-round", "max-participations",
-        "clip-norm-floor", "restarts",
+        "restarts",
     }  # fmt: skip
     assert spent(planned, 1e-5)[1] <= 4
     assert values_of("synthetic") == PlannedRun(own, []), "and without an epsilon it is as it was"
@@ -258,7 +264,7 @@ def test_own_data_without_an_epsilon_have_no_noise(umbel_home: Path) -> None:
     save(umbel_home, train=30)
     for planned in (values_of("mine"), values_of("", {"dataset": "mine"})):
         run = RunConfig.parse(planned.values)
-        assert (run.noise_multiplier, run.clipping, run.clients_per_round) == (0, "update", 30)
+        assert (run.noise_multiplier, run.clipping.mode, run.clients_per_round) == (0, "update", 30)
         [line] = planned.words
         assert "guarantees nothing" in line
         assert line.endswith("umbel run mine --epsilon 4")
@@ -401,14 +407,14 @@ def test_made_up_clients_fit_the_model(umbel_home: Path, model: str, loss: str, 
 def test_models_with_local_parameters_and_of_tokens_are_planned(umbel_home: Path, undrowned: None) -> None:
     """Rows of a recommender cannot be made up, so its clip norm is the usual one."""
     planned = values_of("", {"dataset": "preferences"}, Wanted(epsilon=8)).values
-    assert planned["clip-norm"] == RunConfig().clip_norm
+    assert RunConfig.parse(planned).clipping.norm == RunConfig().clipping.norm
     words = np.random.default_rng(0).integers(0, 11, (400, 6))
     data = umbel.from_arrays(
         words, None, client=np.arange(400) // 4, tokens=11, model="tests.helpers.strangers:TiedWriter"
     )
     data.write("words")
     planned = values_of("words", {"loss": "cross-entropy"}, Wanted(epsilon=8)).values
-    assert planned["clip-norm"] > 0
+    assert RunConfig.parse(planned).clipping.norm > 0
     assert spent(planned, 1e-5)[1] <= 8
 
 

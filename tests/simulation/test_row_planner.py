@@ -17,7 +17,7 @@ from tests.simulation.test_planner import HIDDEN, save
 from umbel.client.checks import entries_of
 from umbel.privacy.accounting.rows import row_guarantee
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.plugins import parse_options
+from umbel.protocol.options import parse_options
 from umbel.protocol.run_config import RowSettings, RunConfig
 from umbel.server.setup import Setup
 from umbel.simulation.in_process import play
@@ -42,8 +42,8 @@ def test_one_knob_plans_the_noise_of_training(umbel_home: Path) -> None:
     run = RunConfig.parse(planned.values)
     assert (run.protect, run.noise_multiplier, run.hypotheses, run.restarts) == ("rows", 0, 1, 1)
     assert (run.rounds, run.clients_per_round, run.max_participations) == (20, 100, 4)
-    assert run.of_rows is not None
-    assert (run.of_rows.rate, run.of_rows.batch, run.local_steps) == (1, 40, 5)
+    assert run.rows is not None
+    assert (run.rows.rate, run.rows.batch, run.local_steps) == (1, 40, 5)
     assert 2.97 < spent(planned.values) <= 3
     assert "Above 20 a guarantee proves next to nothing" in values_of("mine", wanted=Wanted(25, rows=40)).words[-1]
     assert "epsilon 3" in planned.words[0] or "epsilon 2.99" in planned.words[0]
@@ -62,8 +62,8 @@ def test_a_site_with_the_limits_of_a_plan_lets_a_client_take_part_as_planned(umb
 def test_clients_of_many_rows_train_on_some_of_them(umbel_home: Path) -> None:
     save(umbel_home)
     run = RunConfig.parse(values_of("mine", wanted=Wanted(3, rows=10_000)).values)
-    assert run.of_rows is not None
-    assert (run.of_rows.rate, run.of_rows.batch) == (0.026, 260)
+    assert run.rows is not None
+    assert (run.rows.rate, run.rows.batch) == (0.026, 260)
 
 
 @settings(max_examples=examples(10))
@@ -134,7 +134,7 @@ def test_a_plan_reads_no_row(umbel_home: Path) -> None:
 def test_a_planned_run_learns(umbel_home: Path) -> None:
     """The constant is .77 off, as in `tests.simulation.test_planner`."""
     save(umbel_home, train=60)
-    planned = values_of("mine", {"validation-clients-per-round": 5}, Wanted(8, rows=6))
+    planned = values_of("mine", {"validation": "clients=5"}, Wanted(8, rows=6))
     run = play(RunConfig().entries() | planned.values)
     assert run.state.history[-1].loss is not None
     assert run.state.history[-1].loss < 0.4

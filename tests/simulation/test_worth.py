@@ -330,7 +330,7 @@ def test_where_training_diverges_at_every_client_the_run_is_not_worth_it(tmp_pat
     x = draw.normal(0, 1e4, (12, 8, 2))
     folder = write(tmp_path / "d", *((rows, rows @ [1e-4, 2e-4]) for rows in x), train=8, loss="mse")
     told = {"dataset": str(folder), "rounds": 2, "restarts": 1, "step-size": 0.3, "clients-per-round": 8}
-    told |= {"validation-clients-per-round": 4}
+    told |= {"validation": "clients=4"}
     run = umbel.load(in_process.run(in_process.run_config("synthetic") | BASE | told, 1, [Appraisal()]))
     assert run.history["loss"].nunique() == 1
     assert run.verdict.startswith("No: no round changed the hypotheses")
@@ -345,7 +345,7 @@ def test_rows_that_changed_during_the_run_measure_nothing(tmp_path: Path) -> Non
 
     write(tmp_path / "d", *[(ONES, [1.0] * 4)] * 4, train=2, loss="mse")
     told = {"dataset": str(tmp_path / "d"), "rounds": 1, "restarts": 1, "clients-per-round": 2}
-    config = in_process.run_config("synthetic") | BASE | told | {"validation-clients-per-round": 2}
+    config = in_process.run_config("synthetic") | BASE | told | {"validation": "clients=2"}
     assert not (in_process.run(config, 1, [Swap(), Appraisal()]) / FILE).exists()
 
 

@@ -83,7 +83,7 @@ class Rehearsal:
 
 
 def test_a_round_asks_for_what_the_strategy_and_the_run_say() -> None:
-    clipped = {"clipping": "public", "clip_norm": 0.8, "clip_norm_decay": 0.5}
+    clipped = {"clipping": "public norm=0.8 decay=0.5"}
     (message,) = Rehearsal(run=clipped).ask(round=3)
     np.testing.assert_array_equal(vectors(hypotheses_in(message.content)), HYPOTHESES_SENT)
     assert training_in(message.content) == TrainingSpec(

@@ -128,7 +128,7 @@ def dataset(folder: Path, groups: int, seed: int) -> str:
 def config(run_config: dict[str, Any]) -> dict[str, Any]:
     return run_config | {
         "hypotheses": "auto", "clients-per-round": 40, "rounds": 75, "restarts": 1,
-        "validate-every": 25,
+        "validation": "every=25",
     }  # fmt: skip
 
 
@@ -148,7 +148,7 @@ def test_as_many_are_left_as_there_are_groups(
 def test_a_run_that_was_stopped_before_or_after_the_choice_goes_on(
     tmp_path: Path, config: dict[str, Any], blank_figures: None
 ) -> None:
-    config |= {"dataset": dataset(tmp_path, 2, 0), "rounds": 9, "validate-every": 1}
+    config |= {"dataset": dataset(tmp_path, 2, 0), "rounds": 9, "validation": "every=1"}
     config |= {"strategy": "flower:FedAvgM server-momentum=0.9"}
     whole = run_app(config, InProcessGrid(umbel.client.app.app, config))
     assert [len(entry["groups"]) for entry in whole.trained] == [8, 8, 8] + [len(whole.arrays("latest")["weight"])] * 6
@@ -183,7 +183,7 @@ def test_a_report_has_all_rounds_whatever_the_number_of_hypotheses(
     strategy: str, k: Any, rounds: int, tmp_path: Path, config: dict[str, Any]
 ) -> None:
     config |= {"dataset": dataset(tmp_path, 2, 0), "strategy": strategy, "hypotheses": k, "rounds": rounds}
-    config |= {"noise-multiplier": 0.0, "validate-every": 1}
+    config |= {"noise-multiplier": 0.0, "validation": "every=1"}
     run = run_app(config, InProcessGrid(umbel.client.app.app, config))
     numbers = [len(entry["groups"]) for entry in run.trained]
     assert numbers[0] == (8 if k == "auto" else 1)

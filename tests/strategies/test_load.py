@@ -83,9 +83,9 @@ def test_a_strategy_of_flowers_own_or_an_instance_is_refused(
 
 def test_a_strategy_is_made_with_the_clients_that_the_run_asks_for() -> None:
     run = RunConfig(
-        strategy="fedavg", hypotheses=5, clients_per_round=11, validation_clients_per_round=12, min_releases=4, seed=13,
-        min_nodes=3, node_wait=14.0, quorum=0.5, per_node="clients=15 share=0.25 update-norm=16.0",
-        validate_by="median", max_participations=0,
+        strategy="fedavg", hypotheses=5, clients_per_round=11, validation="clients=12 by=median", min_releases=4,
+        seed=13, wait="nodes=3 seconds=14.0", quorum=0.5, per_node="clients=15 share=0.25 update-norm=16.0",
+        max_participations=0,
     )  # fmt: skip
     strategy = strategies.make(run)
     assert type(strategy) is FedAvg

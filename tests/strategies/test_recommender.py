@@ -27,7 +27,7 @@ def factors_config(run_config: Config) -> Config:
     """Steps of Protocol 1 on the preferences that come with the app."""
     return run_config | {
         "strategy": "recommender", "dataset": "preferences", "noise-multiplier": 0.0, "restarts": 1,
-        "local-epochs": 0, "local-steps": 1, "clients-per-round": 20, "clip-norm-floor": 1e-6,
+        "local-epochs": 0, "local-steps": 1, "clients-per-round": 20, "clipping": "update floor=1e-6",
     }  # fmt: skip
 
 
@@ -85,7 +85,7 @@ def test_items_with_a_prior_decay_by_the_share_of_the_clients_that_took_part() -
 @pytest.mark.rest
 def test_with_biases_newcomers_are_told_better_what_they_like(factors_config: Config) -> None:
     """What everybody dislikes most of is what a bias is for."""
-    epochs = {"local-steps": 0, "local-epochs": 1, "rounds": 40, "validate-every": 39}
+    epochs = {"local-steps": 0, "local-epochs": 1, "rounds": 40, "validation": "every=39"}
     plain, biased = (
         play(factors_config | epochs | {"model": model}).state.history[-1] for model in ("", "biased-factors")
     )

@@ -13,7 +13,7 @@ from tests.helpers.errors import raises
 from tests.helpers.scripted import on
 from umbel.nodes.fleet import Fleet
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.plugins import parse_options
+from umbel.protocol.options import parse_options
 from umbel.server.setup import Setup
 from umbel.simulation.in_process import play
 from umbel.strategies.group_privacy import GroupOptions, GroupPrivacy

@@ -35,9 +35,8 @@ from umbel.simulation.in_process import play, run_config
 from umbel.strategies import Callback
 
 CONFIG: dict[str, Any] = {
-    "strategy": "secure-average", "clipping": "public", "mechanism": "discrete-gaussian",
+    "strategy": "secure-average", "clipping": "public norm=10", "mechanism": "discrete-gaussian",
     "noise_multiplier": 1.0, "choice_epsilon": 0.0, "restarts": 1, "rounds": 5, "clients_per_round": 60,
-    "clip_norm": 10.0,
 }  # fmt: skip
 
 
@@ -68,7 +67,13 @@ def test_the_number_of_sites_does_not_change_the_noise() -> None:
 
     Over 30 rounds of 20 sites within five standard errors: a false alarm in 1.7 million runs.
     """
-    config = {"hypotheses": 1, "step_size": 1e-12, "rounds": 30, "clip_norm_decay": 1.0, "noise_multiplier": 2.0}
+    config = {
+        "hypotheses": 1,
+        "step_size": 1e-12,
+        "rounds": 30,
+        "clipping": "public norm=10 decay=1.0",
+        "noise_multiplier": 2.0,
+    }
     for nodes in (3, 20):
         found: list[Any] = []
 
@@ -88,7 +93,7 @@ def test_the_same_seed_gives_the_same_result() -> None:
 
 
 def test_a_hundred_clients_at_four_sites_find_both_models() -> None:
-    run = played(rounds=30, clients_per_round=80, clip_norm_decay=0.9)
+    run = played(rounds=30, clients_per_round=80, clipping="public norm=10 decay=0.9")
     first, last = run.state.history[0], run.state.history[-1]
     assert first.loss is not None
     assert last.loss is not None
@@ -193,7 +198,7 @@ def test_a_validation_without_training_is_a_sum_as_well(monkeypatch: pytest.Monk
     assert any(last)
 
 
-@pytest.mark.parametrize("changes", [{"restarts": 2}, {"validate_by": "median"}, {"noise_multiplier": 0.0}], ids=str)
+@pytest.mark.parametrize("changes", [{"restarts": 2}, {"validation": "by=median"}, {"noise_multiplier": 0.0}], ids=str)
 def test_reports_that_cannot_be_added_are_refused(changes: dict[str, Any]) -> None:
     with raises(ConfigError, "config.report-noise"):
         played(**REPORTS | changes)
@@ -323,7 +328,7 @@ def sites(home: Path, *names: str, **changes: Any) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-OWN = {"dataset": "", "min_nodes": 3, "rounds": 3, "noise_multiplier": 2.0}
+OWN = {"dataset": "", "wait": "nodes=3", "rounds": 3, "noise_multiplier": 2.0}
 
 
 def at_sites(nodes: list[dict[str, Any]], **changes: Any) -> Run:
@@ -343,7 +348,7 @@ def test_sites_that_list_each_other_add_their_sums(umbel_home: Path) -> None:
 @pytest.mark.parametrize(
     "changes",
     [{"parties": "", "party_key": "", "release": "any"}, {"least_parties": 4}, {"colluding_parties": 1},
-     {"release": "site"}, {"clip_norm_floor": 20.0}, {"mechanisms": "laplace"}, {"min_noise_multiplier": 3.0}],
+     {"release": "site"}, {"clipping": "public floor=20.0"}, {"mechanisms": "laplace"}, {"min_noise_multiplier": 3.0}],
     ids=lambda changes: next(iter(changes)),
 )  # fmt: skip
 def test_sites_whose_policy_asks_for_more_add_nothing(umbel_home: Path, changes: dict[str, Any]) -> None:
@@ -359,7 +364,7 @@ def test_a_site_that_is_not_in_the_others_lists_stops_no_sum(umbel_home: Path) -
     paths, listed = keys(umbel_home / "other", "west")
     *three, _ = nodes[0]["parties"].split()
     nodes[3] |= {"parties": " ".join([*three, listed]), "party-key": paths["west"]}
-    run = at_sites(nodes, rounds=2, min_nodes=4)
+    run = at_sites(nodes, rounds=2, wait="nodes=4")
     assert [entry.moved for entry in run.state.history if entry.asked] == [True] * 2
     assert not any(Journal(umbel_home / "3.jsonl").account(client) for client in range(100))
 

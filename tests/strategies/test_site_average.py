@@ -40,7 +40,7 @@ COMMON: dict[str, Any] = {
     "local_epochs": 1, "step_size": 0.1, "batch_size": 10, "noise_multiplier": 0.0, "mechanism": "laplace",
     "choice_epsilon": 1.0,
 }  # fmt: skip
-PUBLIC: dict[str, Any] = {"clipping": "public", "clip_norm": 100.0}
+PUBLIC: dict[str, Any] = {"clipping": "public norm=100"}
 
 
 class Rehearsal:
@@ -210,7 +210,7 @@ def test_what_no_site_can_answer_is_refused_before_any_work(changes: dict[str, A
 # --- whole runs
 
 CONFIG: dict[str, Any] = {
-    "strategy": "site-average", "clipping": "public", "clip_norm": 1.0, "clip_norm_decay": 0.95,
+    "strategy": "site-average", "clipping": "public norm=1.0 decay=0.95",
     "clients_per_round": 80, "rounds": 30, "restarts": 5, "seed": 1,
 }  # fmt: skip
 NOISE: dict[str, dict[str, Any]] = {
@@ -259,7 +259,7 @@ def test_two_hypotheses_find_the_two_models(mechanism: str, umbel_home: Path) ->
 def test_sites_with_data_of_their_own_take_part(umbel_home: Path) -> None:
     """Three sites of one dataset, each with a ledger; one has too few clients for its own rule, and refuses."""
     config = run_config(
-        "synthetic", **CONFIG | NOISE["laplace"] | {"dataset": "", "rounds": 12, "min_nodes": 3}, model="linear"
+        "synthetic", **CONFIG | NOISE["laplace"] | {"dataset": "", "rounds": 12, "wait": "nodes=3"}, model="linear"
     )
     common = {"data-path": str(ROOT / "datasets" / "synthetic.json"), "role": "split", "release": "site", **ACCEPTED}
     own = ({"place": f"{i}/3", "ledger-path": str(umbel_home / f"{i}.jsonl")} for i in range(3))

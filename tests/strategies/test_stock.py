@@ -245,7 +245,7 @@ class Typed(FedTrimmedAvg):
 def test_a_run_that_was_stopped_goes_on_bit_for_bit(run_config: dict[str, Any]) -> None:
     run_config |= {
         "strategy": "flower:FedAdam eta=1.0", "rounds": 4, "restarts": 1, "hypotheses": 1,
-        "validation-clients-per-round": 5, "noise-multiplier": 1.0,
+        "validation": "clients=5", "noise-multiplier": 1.0,
     }  # fmt: skip
 
     def play(config: dict[str, Any]) -> AppRun:

@@ -29,7 +29,8 @@ from umbel.privacy.mechanisms.sampled_gaussian import most_drawn
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientInDataset, ClientOnNode, counted
 from umbel.protocol.errors import DatasetError, ModelError, ProtocolError, Refused, SiteError, UmbelError
-from umbel.protocol.plugins import import_by_name, parse_pairs
+from umbel.protocol.options import parse_pairs
+from umbel.protocol.plugins import import_by_name
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import Hosting, TrainingSpec
 
@@ -174,9 +175,9 @@ class Node:
         """Return how a client trains for a task."""
         policy, rows, most = self.site.policy, task.row_privacy, sys.maxsize
         if rows is not None and not self.site.simulated:
-            most = most_drawn(policy.max_rows, rows.rate)
+            most = most_drawn(policy.rows.largest, rows.rate)
         steps = task.local_epochs, task.step_size, task.batch_size, task.local_steps
-        return LocalUpdate(*steps, policy.max_examples, self.descent, rows, most)
+        return LocalUpdate(*steps, policy.max_work.examples, self.descent, rows, most)
 
     def _try_training(self, hypotheses: int, task: TrainingSpec) -> None:
         """Raise if a training step of a made-up client fails here, or clients that hide rows might lack time.
@@ -185,24 +186,24 @@ class Node:
         large as any may be.
         """
         policy, clients = self.site.policy, len(task.clients)
-        seconds = try_training(self.learner, self.dataset, hypotheses, self.update(task), policy.max_rows)
+        seconds = try_training(self.learner, self.dataset, hypotheses, self.update(task), policy.rows.largest)
         needed = _TIMES * clients * seconds
         if needed > policy.max_seconds:
             raise Refused(
-                f"{clients} clients of {policy.max_rows:,} rows might take {needed:,.3g} seconds on this machine, and "
-                f"max-seconds is {policy.max_seconds:g}; raise max-seconds, or lower max-rows as far as the clients "
-                "allow, or let the run ask for fewer clients or steps, or a smaller rate of rows",
+                f"{clients} clients of {policy.rows.largest:,} rows might take {needed:,.3g} seconds on this machine, "
+                f"and max-seconds is {policy.max_seconds:g}; raise max-seconds, or lower largest of rows as far as the "
+                "clients allow, or let the run ask for fewer clients or steps, or a smaller rate of rows",
                 code="refused.work",
             )
 
     def _check_largest(self) -> None:
         """Raise `SiteError` if a training client has more rows than the site declares."""
-        part, most = self.training, self.site.policy.max_rows
+        part, most = self.training, self.site.policy.rows.largest
         largest = int(self.dataset.lengths[part.start : part.stop : part.step].max(initial=0))
         if largest > most and not self.site.simulated:
             raise SiteError(
-                f"a client has {largest:,} rows, and max-rows = {most:,} says that none has more; raise it, or serve "
-                "fewer rows",
+                f"a client has {largest:,} rows, and the policy's rows say that none has more than largest={most}; "
+                "raise it, or serve fewer rows",
                 code="site.max-rows",
             )
 

@@ -38,7 +38,7 @@ _MOST_STEPS = 100_000
 
 _PRICING = frozenset(
     ("strategy", "model", "hypotheses", "rounds", "noise-multiplier", "mechanism", "choice-epsilon", "clipping",
-     "clip-norm", "max-participations")
+     "max-participations")
 )  # fmt: skip
 _HALVINGS = 20  # for the part of a budget that is used
 

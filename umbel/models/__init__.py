@@ -26,7 +26,8 @@ from umbel.models.model import Model, check, stamp_of
 from umbel.models.networks import CNN, LeNet, Linear, Softmax, TanhCNN, Units, mlp
 from umbel.protocol import builds
 from umbel.protocol.errors import ConfigError, ModelError, UmbelError
-from umbel.protocol.plugins import import_by_name, parse_options, parse_pairs
+from umbel.protocol.options import parse_options, parse_pairs
+from umbel.protocol.plugins import import_by_name
 from umbel.protocol.run_config import RunConfig
 
 __all__ = ["LOSSES", "METRICS", "MODELS", "Loss", "Model", "Score", "load", "load_for", "load_loss", "load_metric"]

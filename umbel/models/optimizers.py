@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.plugins import parse_options
+from umbel.protocol.options import parse_options
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]

@@ -68,7 +68,7 @@ class Gate:
         unchanged, even if the app changes them, and cost nothing. Arrays of integers must be among them.
     reports : sequence of str
         Names of one or two metrics that the evaluate function returns. They may leave if the site lets its
-        clients report: with noise (``report-noise-multiplier``), or exactly (role ``validation``).
+        clients report: with noise (``reports``), or exactly (role ``validation``).
     weighted_by_key : str
         The strategy's setting: the metric by which it weights clients. It becomes 1 for all.
 

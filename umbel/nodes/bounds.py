@@ -11,7 +11,7 @@ from umbel.privacy import mechanisms
 from umbel.privacy.mechanisms import Mechanism
 from umbel.privacy.mechanisms.sanitise import NOISE_STEPS
 from umbel.protocol.arrays import Vectors, in_blocks
-from umbel.protocol.release import Clipping, ClipSchedule, NoisePer, ReleaseBy
+from umbel.protocol.release import LEAST_CLIP_NORM, Clipping, NoisePer, ReleaseBy
 from umbel.protocol.tasks import TrainingSpec
 
 LARGEST_UPDATE = 1e6
@@ -39,7 +39,7 @@ def furthest(task: TrainingSpec, hypotheses: Vectors, most: float = 0.0) -> floa
     public, whole_vector = task.clipping is Clipping.PUBLIC, task.noise_per is NoisePer.VECTOR
     # A site raises a clip norm to its own floor, which is this where it sets none, and until the noise spans enough
     # steps of 32-bit numbers.
-    clip_norm = max(task.clip_norm, ClipSchedule.floor)
+    clip_norm = max(task.clip_norm, LEAST_CLIP_NORM)
     largest = float(max(hypotheses.max(), -hypotheses.min()))
     step = _spacing(largest)
     if mechanism is not None:
@@ -71,7 +71,7 @@ def furthest_sum(task: TrainingSpec, k: int, n: int, clients: int, most: float =
         Maximum norm of an update; 0 for the clip norm.
     """
     mechanism = _mechanism(task)
-    clip_norm = max(task.clip_norm, ClipSchedule.floor, most)
+    clip_norm = max(task.clip_norm, LEAST_CLIP_NORM, most)
     reach = clients * clip_norm
     step = _spacing(reach)
     if mechanism is not None:

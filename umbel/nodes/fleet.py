@@ -92,7 +92,7 @@ class Fleet:
         if self._roster is None:
             roster = gather(self.exchange_on(grid), self.run)
             check_enough("clients-per-round", self.run.clients_per_round, roster.train)
-            check_enough("validation-clients-per-round", self.run.validation_clients_per_round, roster.validation)
+            check_enough("validation clients", self.run.validation.clients, roster.validation)
             self.participations, self._turns = np.zeros((2, roster.train), np.int64)
             self._roster = roster
         return self._roster
@@ -162,12 +162,12 @@ class Fleet:
                 clients = draw_in_turn(roster, round, seed, size, self._turns, most)
                 self._turns[clients] += 1
             else:
-                clients = draw(roster, TRAIN, round, seed, size, run.limits.share)
+                clients = draw(roster, TRAIN, round, seed, size, run.per_node.share)
         return ask(roster, clients, round, hypotheses, task)
 
     def task_of(self, round: int, config: Mapping[str, Any], decisions: Mapping[str, Any]) -> TrainingSpec:
         """Return the task for all clients of a round."""
-        clip = {"clipping": str(self.run.schedule.mode), "clip_norm": self.run.schedule.at(round)}
+        clip = {"clipping": str(self.run.clipping.mode), "clip_norm": self.run.clipping.at(round)}
         return TrainingSpec.of_config({**config, **clip, **decisions})
 
     def ask_evaluation(
@@ -181,8 +181,8 @@ class Fleet:
         """Ask a sample of the validation clients to score the hypotheses, by one message for each node."""
         task = config if isinstance(config, EvaluationSpec) else EvaluationSpec.of_config(config)
         roster, run = self._look(grid, round), self.run
-        seed, size = [run.seed, _SAMPLE_VALIDATION, round], run.validation_clients_per_round or roster.validation
-        clients = draw(roster, VALIDATION, round, seed, size, run.limits.share)
+        seed, size = [run.seed, _SAMPLE_VALIDATION, round], run.validation.clients or roster.validation
+        clients = draw(roster, VALIDATION, round, seed, size, run.per_node.share)
         return ask(roster, clients, round, hypotheses, task, group)
 
     def together(self, joint: Joint, asked: Asked, colluding: int, least: int) -> list[Message]:
@@ -209,7 +209,7 @@ class Fleet:
         if len(roster) < least:
             text = f"a secure sum needs at least {least} sites, and there are {len(roster)}; start more"
             raise FleetError(f"{text}, in simulation by {MORE_NODES}", code="nodes.too-few-parties")
-        clients = self.run.clients_per_round, self.run.validation_clients_per_round or roster.validation
+        clients = self.run.clients_per_round, self.run.validation.clients or roster.validation
         terms = terms_of(
             training.task, training.hypotheses, clients[0], len(roster), colluding, least, joint.reports, clients[1]
         )
@@ -236,9 +236,9 @@ class Fleet:
     def wait(self, round: int, grid: Grid, paused: Callable[[float, float], None] = lambda *_: None) -> None:
         """Wait until enough nodes are there for a round.
 
-        They are as many as the run config's ``pause`` says, one of them with training clients. In simulation lost nodes
-        do not return. Before the first release of a run, a node that refuses is more likely to disagree with the run
-        config than to be away.
+        They are as many as ``below`` in the run config's ``wait``, one of them with training clients. In simulation
+        lost nodes do not return. Before the first release of a run, a node that refuses is more likely to disagree with
+        the run config than to be away.
 
         Parameters
         ----------
@@ -253,14 +253,14 @@ class Fleet:
         if not self.waits(grid):
             return
         roster, exchange = self._look(grid, round), self.exchange_on(grid)
-        now, told, least = time.monotonic(), -math.inf, self.run.pauses.below
+        now, told, least = time.monotonic(), -math.inf, self.run.wait.below
         # Otherwise a round whose nodes are connected, and never reply, would be repeated without end.
         began = min(now, self._unanswered_since)
         since = time.time() - (now - began)
         while not roster.enough(round, least):
             waited = time.monotonic() - began
             waits_for = f"for {roster.missing(round)}" if roster.gone(round) else "for more nodes"
-            if waited >= self.run.pauses.seconds:
+            if waited >= self.run.wait.pause:
                 raise FleetError(
                     f"round {round} waited {in_time(waited)} {waits_for}, since fewer than the {least} below which "
                     "it pauses can be asked; the run can be resumed when they are back, or with a lower pause",
@@ -269,7 +269,7 @@ class Fleet:
             if waited - told >= _TELL_S:
                 told = waited
                 text = "Paused before round %d since %s: %d of %d nodes can be asked. Waiting %s, at most until %s"
-                left, end = len(roster) - len(roster.gone(round)), since + self.run.pauses.seconds
+                left, end = len(roster) - len(roster.gone(round)), since + self.run.wait.pause
                 log(WARNING, text, round, at_time(since), left, least, waits_for, at_time(end))
                 paused(since, end)
             for answer in exchange.run(self._invitations(round, exchange), _POLL_S, keep_late=("query",)):
@@ -360,11 +360,11 @@ class Fleet:
 
     def releases(self, asked: Asked, replies: Iterable[Message]) -> Releases:
         """Return the releases in the replies to `ask_training`, and count participations."""
-        return self._counted(read_releases(asked, replies, self.run.limits.update_norm))
+        return self._counted(read_releases(asked, replies, self.run.per_node.update_norm))
 
     def sums(self, asked: Asked, replies: Iterable[Message]) -> Sums:
         """Return the sums in the replies to `ask_training`, if sites were asked for them; count as above."""
-        return self._counted(read_sums(asked, replies, self.run.limits.update_norm))
+        return self._counted(read_sums(asked, replies, self.run.per_node.update_norm))
 
     def secure_sum(self, joint: Joint, replies: Iterable[Message]) -> Total:
         """Return the secure sum over the nodes that replied to the messages of `together`; count as above."""
@@ -388,7 +388,7 @@ class Fleet:
 
     def scores(self, asked: Asked, replies: Iterable[Message]) -> Scores | None:
         """Return the scores in the replies to `ask_evaluation`; None without valid replies."""
-        return read_scores(asked, replies, self.run.validate_by, self.metric_is_share)
+        return read_scores(asked, replies, self.run.validation.by, self.metric_is_share)
 
     # --- nodes that join
 
@@ -407,7 +407,7 @@ class Fleet:
         if answer.gone:
             self._invited.pop(answer.node, None)  # to be asked again
         names = self._roster.names
-        hosting = hosting_of(answer, self.run.limits.clients, together, names, self._roster)
+        hosting = hosting_of(answer, self.run.per_node.clients, together, names, self._roster)
         if hosting is None:
             return
         self._roster.join({answer.node: hosting})

@@ -59,8 +59,8 @@ def read_releases(asked: Asked, replies: Iterable[Message], update_norm: float =
         inside = near(one.matrix, sent, reach)
         if not inside.all():
             text = (
-                "left out %d of %d releases of %s, further than %.3g from the hypotheses; if its clip-norm-floor or "
-                "its data explain such long updates, raise the update-norm of per-node"
+                "left out %d of %d releases of %s, further than %.3g from the hypotheses; if its floor of clipping "
+                "or its data explain such long updates, raise the update-norm of per-node"
             )
             name = asked.names[one.reply.metadata.src_node_id]
             log(WARNING, text, (~inside).sum(), len(inside), name, reach)
@@ -193,7 +193,7 @@ def read_sums(asked: Asked, replies: Iterable[Message], update_norm: float = 0.0
         if not longest <= most:
             text = (
                 "left out the sums of %s: one has norm %.3g, above the %.3g that %d clients can have; if its "
-                "clip-norm-floor explains such long sums, raise the update-norm of per-node"
+                "floor of clipping explains such long sums, raise the update-norm of per-node"
             )
             log(WARNING, text, asked.names[node], longest, most, len(mine))
             outside.append(mine)

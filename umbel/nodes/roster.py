@@ -260,7 +260,7 @@ def gather(exchange: Exchange, run: RunConfig) -> Roster:
     Raises
     ------
     FleetError
-        If the nodes are missing after `node_wait` seconds.
+        If the nodes are missing after the ``seconds`` of ``wait``.
     """
     began, together = time.monotonic(), exchange.transport.together
     nodes: dict[int, Hosting] = {}
@@ -268,14 +268,14 @@ def gather(exchange: Exchange, run: RunConfig) -> Roster:
     hopes: dict[int, str] = {}  # why a refusal may pass
     waiting = False
     while True:
-        left = max(_POLL_S, began + run.node_wait - time.monotonic())
+        left = max(_POLL_S, began + run.wait.seconds - time.monotonic())
         refusing = {node for node, again in refused.items() if time.monotonic() < again}
         asked = {*nodes, *refusing, *exchange.awaited("query")}
         new = [node for node in sorted(exchange.connected()) if node not in asked]
         queries = [Message(query(), node, "query", group_id="query", ttl=left) for node in new]
         for answer in exchange.run(queries, _POLL_S, keep_late=("query",)):
             known = answer.node in refused
-            hosting = hosting_of(answer, run.limits.clients, together, exchange.names, quietly=known)
+            hosting = hosting_of(answer, run.per_node.clients, together, exchange.names, quietly=known)
             if hosting is not None:
                 nodes[answer.node] = hosting
                 refused.pop(answer.node, None)
@@ -289,21 +289,21 @@ def gather(exchange: Exchange, run: RunConfig) -> Roster:
         fitting = fellows(nodes)
         parts = max(1, next((hosting.step for hosting in fitting.values()), 1))
         waited = time.monotonic() - began
-        if len(fitting) >= max(run.min_nodes, parts):
+        if len(fitting) >= max(run.wait.nodes, parts):
             there = [sum(one.train for one in fitting.values()), sum(one.validation for one in fitting.values())]
             # Where nodes are in many places, more of them may come.
-            enough = there[0] >= run.clients_per_round and there[1] >= run.validation_clients_per_round
-            if together or enough or waited >= run.node_wait:
+            enough = there[0] >= run.clients_per_round and there[1] >= run.validation.clients
+            if together or enough or waited >= run.wait.seconds:
                 for node in set(nodes) - set(fitting):
                     name = exchange.names[node]
                     log(WARNING, "%s splits the dataset differently from most and is left out", name)
                 hosts = f"{count_of(len(fitting), 'node')} {'hosts' if len(fitting) == 1 else 'host'}"
                 log(INFO, "%s %d training and %d validation clients", hosts, *there)
                 return Roster(fitting, exchange.names)
-        if together and parts < run.min_nodes and any(hosting.simulated for hosting in fitting.values()):
+        if together and parts < run.wait.nodes and any(hosting.simulated for hosting in fitting.values()):
             raise FleetError(
-                f"min-nodes = {run.min_nodes}, and the simulation has {count_of(parts, 'node')}; lower it, or simulate "
-                f"more: {MORE_NODES}",
+                f"wait: nodes = {run.wait.nodes}, and the simulation has {count_of(parts, 'node')}; lower it, or "
+                f"simulate more: {MORE_NODES}",
                 code="nodes.too-few",
             )
         if together and refused and parts > 1:
@@ -311,21 +311,21 @@ def gather(exchange: Exchange, run: RunConfig) -> Roster:
                 f"{count_of(len(refused), 'simulated node')} refused to take part; the log above says why",
                 code="nodes.refused",
             )
-        if waited >= run.node_wait:
+        if waited >= run.wait.seconds:
             raise FleetError(
-                f"after {run.node_wait:.0f} s the run has {len(fitting)} of "
-                f"{count_of(max(run.min_nodes, parts), 'node')}, and {len(refused)} refused{_hopes(refused, hopes)}; "
-                "start more nodes, lower min-nodes or raise node-wait",
+                f"after {run.wait.seconds:.0f} s the run has {len(fitting)} of "
+                f"{count_of(max(run.wait.nodes, parts), 'node')}, and {len(refused)} refused{_hopes(refused, hopes)}; "
+                "start more nodes, or set fewer nodes or more seconds in wait",
                 code="nodes.missing",
             )
         if not waiting:
-            log(INFO, "waiting for nodes to report their clients, for at most %.0f s", run.node_wait)
+            log(INFO, "waiting for nodes to report their clients, for at most %.0f s", run.wait.seconds)
             waiting = True
         time.sleep(pause(waited))
 
 
 def _hopes(refused: Container[int], hopes: Mapping[int, str]) -> str:
-    """Return why refusals may pass, if they may: then a larger node-wait helps."""
+    """Return why refusals may pass, if they may: then to wait longer helps."""
     reasons = Counter(why for node, why in hopes.items() if node in refused)
     return "".join(f", {times} because {why}" for why, times in sorted(reasons.items()))
 

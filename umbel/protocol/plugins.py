@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import difflib
 import importlib
 import inspect
@@ -11,18 +10,15 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cached_property, lru_cache
+from functools import cached_property
 from importlib.machinery import PathFinder
 from itertools import dropwhile
 from typing import Any, TypeVar
-
-from pydantic import TypeAdapter, ValidationError
 
 from umbel.protocol import builds
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.home import append, make_folder, umbel_home
 from umbel.protocol.project import OWN_PATH, PACKAGE
-from umbel.protocol.rules import fault_text
 
 T = TypeVar("T")
 
@@ -47,11 +43,6 @@ def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
     if name in LAB:
         return f"{what} {name!r} is in umbel's lab: pip install umbel-lab, and name it {LAB[name]!r}"
     return f"unknown {what} {name!r}; choose from {', '.join(known)} or give package.module:name"
-
-
-@dataclasses.dataclass(frozen=True)
-class NoOptions:
-    """The options of code that has none."""
 
 
 TRUST = "UMBEL_TRUST"
@@ -215,72 +206,6 @@ def load_class(what: str, name: str, built_in: Mapping[str, type[T]], base: type
         built_on = f"{base.__module__}.{base.__name__}"
         raise ConfigError(f"{what} {name!r} is not a class built on {built_on}", code="config.not-built-on")
     return found
-
-
-def parse_pairs(text: str, key: str) -> dict[str, str]:
-    """Return the pairs of ``name=value name=value``; `key` is named in errors."""
-    pairs: dict[str, str] = {}
-    for word in text.split():
-        name, equals, value = word.partition("=")
-        if not (name and equals) or name in pairs:
-            raise ConfigError(f'{key} must be "name=value ...", each once, got {text!r}', code="config.option-pairs")
-        pairs[name] = value
-    return pairs
-
-
-def parse_options(kind: type[T], text: str, key: str) -> T:
-    """Parse ``name=value name=value`` into the dataclass of options that a user's code declares.
-
-    A field's name may have hyphens. A value is read as the field's type.
-
-    Parameters
-    ----------
-    kind : type
-        A dataclass; ``pydantic.Field`` annotations set bounds. A class that only derives from one lacks its own fields.
-    key : str
-        The setting that `text` belongs to, for errors.
-
-    Raises
-    ------
-    ConfigError
-        If an option is unknown or missing, or a value does not fit; also if `kind` is not a dataclass.
-    """
-    return options_of(kind, parse_pairs(text, key), key)
-
-
-def options_of(kind: type[T], given: Mapping[str, str], key: str) -> T:
-    """Return the options in pairs of names and texts; see `parse_options`."""
-    if "__dataclass_fields__" not in vars(kind):
-        text = f"{key}: {kind.__module__}.{kind.__qualname__} declares options, but is not a dataclass"
-        raise ConfigError(f"{text}; put @dataclass(frozen=True) above it", code="config.options-class")
-    pairs = {name.replace("-", "_"): value for name, value in given.items()}
-    if len(pairs) < len(given):
-        raise ConfigError(f"{key} must give each option once, got {' '.join(given)!r}", code="config.option-pairs")
-    dataclass: Any = kind
-    known = {field.name: field for field in dataclasses.fields(dataclass)}
-    for name in pairs:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            options = f"the options are {', '.join(known)}" if known else "there are none"
-            there = f"did you mean {near[0]}?" if near else options
-            raise ConfigError(f"{key}: there is no option {name}; {there}", code="config.unknown-option")
-    try:
-        parsed: T = _adapter(dataclass).validate_strings(pairs)
-        return parsed
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        name = str(first["loc"][0]) if first["loc"] else ""
-        if first["type"] == "missing":
-            raise ConfigError(f"{key} lacks {name}", code="config.missing-option") from None
-        raise ConfigError(
-            f"{key}: {name} {fault_text(first)}, got {pairs.get(name)!r}", code="config.option-value"
-        ) from None
-
-
-@lru_cache(maxsize=64)
-def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
-    """Return what reads options of a kind: to make it takes longer than to read, and rounds read theirs again."""
-    return TypeAdapter(kind)
 
 
 def refuse_uncalled(what: str, kind: type[Any], base: type[Any], instead: Mapping[str, str] = {}) -> None:

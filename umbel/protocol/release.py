@@ -8,6 +8,8 @@ from enum import StrEnum
 from fractions import Fraction
 from functools import lru_cache
 
+LEAST_CLIP_NORM = 0.01
+"""The default of the smallest clip norm: an update of length 0 would get no noise."""
 MAX_CHOICE_EPSILON = 30.0
 """Largest epsilon of a choice. Above it a choice is practically open, and its probabilities are finer than random
 numbers."""
@@ -99,27 +101,6 @@ class NoisePer(StrEnum):
     """The parameters of each layer (group privacy paper, Sec. 5.3)."""
     ROW = "row"
     """Each row of each array, as an item of a recommender."""
-
-
-@dataclass(frozen=True)
-class ClipSchedule:
-    """The clip norm of round t.
-
-    Mode ``update``: `floor`. Mode ``public``: ``start * decay**(t - 1)``, at least `floor`.
-    """
-
-    mode: Clipping = Clipping.PUBLIC
-    floor: float = 0.01
-    start: float = 2.0
-    decay: float = 0.85
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "mode", Clipping(self.mode))
-
-    def at(self, round: int) -> float:
-        """Return the clip norm of a round, counted from 1."""
-        public = self.mode is Clipping.PUBLIC
-        return max(self.start * self.decay ** (round - 1), self.floor) if public else self.floor
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ import difflib
 import math
 import types
 from collections.abc import Mapping
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from functools import cache, lru_cache
-from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin
+from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -40,7 +40,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",
-        alias_generator=lambda name: name.replace("_", "-"),
+        alias_generator=lambda name: key_of(name),
         populate_by_name=True,
         strict=True,
         validate_default=False,
@@ -74,7 +74,7 @@ class Settings(BaseModel):
         """Return entries with hyphens in their names; a setting that is there both ways stays twice and is refused."""
         found: dict[str, Any] = {}
         for name, value in entries.items():
-            kebab = name.replace("_", "-")
+            kebab = key_of(name)
             if name not in cls.names() and kebab in cls.names() and kebab not in entries:
                 name = kebab
             found[name] = value
@@ -100,11 +100,13 @@ class Settings(BaseModel):
         if strange:
             return cls._unknown(strange)
         first = found[0]
-        if not first["loc"] or first["type"] == "value_error":
+        if not first["loc"]:
             # The message of the class's own validator is complete.
             text = str(first["ctx"]["error"]) if "ctx" in first else first["msg"]
             return cls.error(text, code=f"{kind}.conflict")
         key = str(first["loc"][0])
+        if first["type"] == "value_error":
+            return cls.error(f"{key}: {first['ctx']['error']}", code=f"{kind}.wrong-value")
         if first["type"] == "missing":
             return cls.error(f"{cls.source} lacks {key}", code=f"{kind}.missing-key")
         if len(first["loc"]) > 1:
@@ -150,6 +152,10 @@ def rule(field: FieldInfo) -> str:
     if options:
         return f"one of {', '.join(options)}"
     inner = _inner(kind)
+    if is_dataclass(inner):
+        parts = get_type_hints(inner, include_extras=True)
+        rules = {entry.name: rule(FieldInfo.from_annotation(parts[entry.name])) for entry in fields(inner)}
+        return "; ".join(f"{key_of(name)}: {text}" for name, text in rules.items())
     if inner is bool:
         return "true or false"
     if inner in (int, float):
@@ -191,8 +197,15 @@ def fault_text(fault: Any) -> str:
     return str(fault["msg"])
 
 
+def key_of(name: str) -> str:
+    """Return a field's name as people write it."""
+    return name.replace("_", "-")
+
+
 def shown(value: Any) -> str:
     """Return a value in TOML's notation."""
+    if value is None:
+        return '""'
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str) or is_dataclass(value):

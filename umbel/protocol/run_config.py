@@ -11,11 +11,12 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from umbel.protocol.errors import ConfigError, ProtocolError
-from umbel.protocol.plugins import distrust, parse_options
-from umbel.protocol.release import LAPLACE, MAX_CHOICE_EPSILON, Clipping, ClipSchedule, NoisePer, Protect, Release
-from umbel.protocol.rules import Settings
+from umbel.protocol.options import AS_TEXT, Options
+from umbel.protocol.plugins import distrust
+from umbel.protocol.release import LAPLACE, LEAST_CLIP_NORM, MAX_CHOICE_EPSILON, Clipping, NoisePer, Protect, Release
+from umbel.protocol.rules import Settings, key_of
 from umbel.protocol.signatures import SIGNATURE
-from umbel.protocol.tasks import TrainingSpec
+from umbel.protocol.tasks import ROWS, TrainingSpec
 
 # More than any experiment needs, and few enough to fit a node's memory.
 MAX_HYPOTHESES = 1000
@@ -43,13 +44,44 @@ def _hypotheses(value: Any) -> Any:
 
 
 Number = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_number)]
-Clips = Annotated[Clipping, Field(strict=False)]
 Noised = Annotated[NoisePer, Field(strict=False)]
 Protected = Annotated[Protect, Field(strict=False)]
 
 
 @dataclass(frozen=True)
-class RowSettings:
+class ClipSchedule(Options):
+    """The clip norm of round t, of the key ``clipping``.
+
+    Mode ``update``: `floor`. Mode ``public``: ``norm * decay**(t - 1)``, at least `floor`.
+    """
+
+    FIRST: ClassVar[str] = "mode"
+    mode: Clipping = Clipping.PUBLIC
+    norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 2.0
+    decay: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.85
+    floor: Annotated[float, Field(gt=0, allow_inf_nan=False)] = LEAST_CLIP_NORM
+
+    def at(self, round: int) -> float:
+        """Return the clip norm of a round, counted from 1; infinite if no number is as large."""
+        if self.mode is Clipping.UPDATE:
+            return self.floor
+        try:
+            return max(self.norm * self.decay ** (round - 1), self.floor)
+        except OverflowError:
+            return math.inf
+
+
+@dataclass(frozen=True)
+class Validation(Options):
+    """Validations of a run, of the key ``validation``."""
+
+    clients: Annotated[int, Field(ge=0)] = 0
+    every: Annotated[int, Field(ge=1)] = 1
+    by: Literal["mean", "median"] = "mean"
+
+
+@dataclass(frozen=True)
+class RowSettings(Options):
     """C, sigma, q and B of the key ``rows`` (`umbel.protocol.release.RowPrivacy`)."""
 
     clip: Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -57,12 +89,9 @@ class RowSettings:
     rate: Annotated[float, Field(gt=0, le=1)]
     batch: Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
-    def __str__(self) -> str:
-        return f"clip={self.clip!r} noise={self.noise!r} rate={self.rate!r} batch={self.batch!r}"
-
 
 @dataclass(frozen=True)
-class NodeLimits:
+class NodeLimits(Options):
     """Limits for one node, of the key ``per-node``."""
 
     clients: Annotated[int, Field(ge=1)] = MAX_CLIENTS
@@ -71,11 +100,13 @@ class NodeLimits:
 
 
 @dataclass(frozen=True)
-class Pause:
-    """When a later round waits, of the key ``pause``."""
+class Wait(Options):
+    """When a run waits for nodes, of the key ``wait``."""
 
+    nodes: Annotated[int, Field(ge=1)] = 1
+    seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 300.0
     below: Annotated[int, Field(ge=1)] = 1
-    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 86400.0
+    pause: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 86400.0
 
 
 class RunConfig(Settings):
@@ -90,7 +121,7 @@ class RunConfig(Settings):
         "protect": "Privacy; a site's own policy overrules these settings",
         "per-node": "Limits for one node",
         "observers": "Watching",
-        "min-nodes": "Waiting",
+        "wait": "Waiting",
     }
     """Titles of the sections of pyproject.toml's table, by first key (`tools/defaults.py`)."""
 
@@ -146,11 +177,10 @@ class RunConfig(Settings):
         ge=0,
         description="maximum participations of a client; clients take turns; 0 for random draws without a maximum",
     )
-    validation_clients_per_round: int = Field(0, ge=0, description="clients asked in each validation; 0 for all")
-    validate_every: int = Field(1, ge=1, description="rounds from one validation to the next")
-    validate_by: Literal["mean", "median"] = Field(
-        "mean",
-        description="how clients' losses are combined: mean, with outliers clipped, or median, if many sites may lie",
+    validation: Annotated[Validation, AS_TEXT] = Field(
+        Validation(),
+        description="clients asked in each validation, 0 for all; rounds from one to the next; by, how clients' losses "
+        "are combined: mean, with outliers clipped, or median, if many sites may lie",
     )
     min_releases: int = Field(1, ge=1, description="a round with fewer releases does not change the hypotheses")
     restarts: int = Field(5, ge=1, description="random sets of initial hypotheses; validation clients pick the best")
@@ -213,14 +243,11 @@ class RunConfig(Settings):
         TrainingSpec.noise_per,
         description="unit that gets separate noise: vector (all parameters together), layer or row",
     )
-    clipping: Clips = Field(
-        TrainingSpec.clipping,
-        description="update: clip to the norm of the client's update, as in the paper; public: to a public schedule",
-    )
-    clip_norm_floor: Number = Field(ClipSchedule.floor, gt=0, description="smallest clip norm, or radius")
-    clip_norm: Number = Field(ClipSchedule.start, gt=0, description="with public clipping: the clip norm of round 1")
-    clip_norm_decay: Number = Field(
-        ClipSchedule.decay, gt=0, description="with public clipping: its factor from one round to the next"
+    clipping: Annotated[ClipSchedule, AS_TEXT] = Field(
+        ClipSchedule(),
+        description="public: clip to a public norm, which begins with norm and is multiplied by decay from one round "
+        "to the next; update: to the norm of the client's update, as in the paper; the clip norm, or radius, is never "
+        "below floor",
     )
     message_noise: Number = Field(
         TrainingSpec.message_noise,
@@ -228,8 +255,8 @@ class RunConfig(Settings):
         description="sigma of the PAC paper's noisy messages; the guarantee does not count it",
     )
 
-    rows: str = Field(
-        "",
+    rows: Annotated[Annotated[RowSettings, AS_TEXT] | None, BeforeValidator(lambda value: value or None)] = Field(
+        None,
         description='with protect = "rows" or "both", as in "clip=1 noise=1.1 rate=0.1 batch=256": C, the norm to '
         "which the gradient of each row is clipped; sigma, the noise of each training step per unit of C; q, the "
         "probability of each row to be drawn in a step; B, the public number by which a step's sum of gradients is "
@@ -237,28 +264,24 @@ class RunConfig(Settings):
         "batch-size has no effect",
     )
 
-    per_node: str = Field(
+    per_node: Annotated[NodeLimits, AS_TEXT] = Field(
+        NodeLimits(),
+        description="limits for one node: nodes that report more clients are left out; share is a node's maximum share "
+        "of a round's clients; longer updates than update-norm are left out (0: those beyond the clip norm if clipping "
+        "is public, otherwise 1,000,000). The first two not in simulation",
+    )
+
+    observers: str = Field(
         "",
-        description='limits for one node, as in "clients=500 share=0.2 update-norm=5": nodes that report more clients '
-        "(by default 1,000,000) are left out; share is a node's maximum share of a round's clients (by default 1); "
-        "longer updates are left out (by default those beyond the clip norm if clipping is public, otherwise "
-        "1,000,000). The first two not in simulation",
+        description='mlflow, tensorboard, or callbacks of the run, as "package.module:Class name=value", separated '
+        "by ;",
     )
 
-    observers: str = Field("", description='callbacks of the run, as "package.module:Class name=value", separated by ;')
-
-    track: Literal["", "mlflow", "tensorboard"] = Field(
-        "", description='tool that records the run: mlflow or tensorboard; "" for none'
-    )
-
-    min_nodes: int = Field(1, ge=1, description="nodes that must be connected before round 1")
-    node_wait: Number = Field(
-        300.0, gt=0, description="maximum seconds to wait for nodes; a node imports PyTorch before its first reply"
-    )
-    pause: str = Field(
-        "",
-        description='when a later round waits, as in "below=3 seconds=3600": while fewer nodes than this can be asked '
-        "(by default 1), and so many seconds at most (by default 86400), after which the run fails; not in simulation",
+    wait: Annotated[Wait, AS_TEXT] = Field(
+        Wait(),
+        description="nodes that must be connected before round 1, and maximum seconds to wait for them; a node imports "
+        "PyTorch before its first reply. A later round waits while nodes below a number can be asked, and pause "
+        "seconds at most, after which the run fails; not in simulation",
     )
     round_timeout: Number = Field(3600.0, gt=0, description="seconds to wait for a round's replies")
     quorum: Number = Field(1.0, gt=0, le=1, description="share of a round's clients whose replies close the round")
@@ -268,22 +291,18 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        try:
-            _ = self.of_rows, self.limits, self.pauses
-        except ConfigError as error:
-            raise ValueError(error.text) from None
         if self.min_releases > self.clients_per_round:
             text = f"min-releases = {self.min_releases} exceeds clients-per-round = {self.clients_per_round}; lower it"
             raise ValueError(text)
-        if not self.clip_norm_bounded:
+        if math.isinf(self.clipping.at(self.rounds)):
             made = f"makes the clip norm infinite within {self.rounds} rounds; lower it"
-            raise ValueError(f"clip-norm-decay = {self.clip_norm_decay} {made}")
-        if self.noise_per is not NoisePer.VECTOR and self.clipping is Clipping.PUBLIC:
+            raise ValueError(f"clipping: decay = {self.clipping.decay} {made}")
+        if self.noise_per is not NoisePer.VECTOR and self.clipping.mode is Clipping.PUBLIC:
             raise ValueError(f'noise-per = "{self.noise_per}" works only with clipping = "update"; change one of them')
-        if self.mechanism != LAPLACE and self.clipping is Clipping.UPDATE and self.noise_multiplier:
+        if self.mechanism != LAPLACE and self.clipping.mode is Clipping.UPDATE and self.noise_multiplier:
             text = f'mechanism = "{self.mechanism}" needs a public clip norm; set clipping = "public"'
             raise ValueError(text)
-        if self.max_participations and self.limits.share < 1:
+        if self.max_participations and self.per_node.share < 1:
             text = "max-participations and the share of per-node cannot be combined; set max-participations = 0"
             raise ValueError(f"{text}, or leave share out")
         if not (self.local_epochs or self.local_steps):
@@ -312,8 +331,7 @@ class RunConfig(Settings):
             raise ValueError('protect = "both" needs noise on models; set a noise-multiplier, or protect = "rows"')
         if self.message_noise:
             raise ValueError("message-noise reveals facts about rows, which protect hides; set it to 0")
-        rows = self.of_rows
-        if rows and self.local_epochs > MAX_ROW_STEPS * rows.rate and not self.local_steps:
+        if self.local_epochs > MAX_ROW_STEPS * self.rows.rate and not self.local_steps:
             text = f"local-epochs / rate makes more than {MAX_ROW_STEPS:,} steps a round"
             raise ValueError(f"{text}; raise the rate of rows, or set local-steps")
 
@@ -326,21 +344,6 @@ class RunConfig(Settings):
     def strategy_options(self) -> str:
         """The strategy's options, as ``name=value name=value``."""
         return self.strategy.partition(" ")[2]
-
-    @property
-    def of_rows(self) -> RowSettings | None:
-        """How clients train if `protect` hides rows."""
-        return parse_options(RowSettings, self.rows, "rows") if self.rows else None
-
-    @property
-    def limits(self) -> NodeLimits:
-        """Limits for one node."""
-        return parse_options(NodeLimits, self.per_node, "per-node")
-
-    @property
-    def pauses(self) -> Pause:
-        """When a later round waits."""
-        return parse_options(Pause, self.pause, "pause")
 
     @property
     def most_hypotheses(self) -> int:
@@ -361,30 +364,13 @@ class RunConfig(Settings):
         last."""
         return self.restarts + self.rounds + 1
 
-    @property
-    def clip_norm_bounded(self) -> bool:
-        """Whether the clip norm stays finite in all rounds."""
-        try:
-            return math.isfinite(self.schedule.at(self.rounds))
-        except OverflowError:
-            return False
-
-    @property
-    def schedule(self) -> ClipSchedule:
-        """The clip norm of each round."""
-        return ClipSchedule(self.clipping, self.clip_norm_floor, self.clip_norm, self.clip_norm_decay)
-
     def training(self, round: int = 1) -> TrainingSpec:
         """Return the template of a round's task for training clients."""
         said = {entry.name: getattr(self, entry.name) for entry in fields(TrainingSpec) if hasattr(self, entry.name)}
-        if rows := self.of_rows:
-            said |= {
-                "row_clip_norm": rows.clip,
-                "row_noise_multiplier": rows.noise,
-                "row_rate": rows.rate,
-                "row_batch": rows.batch,
-            }
-        return TrainingSpec(**said | {"clip_norm": self.schedule.at(round)})
+        said |= {"clipping": self.clipping.mode, "clip_norm": self.clipping.at(round)}
+        if rows := self.rows:
+            said |= zip(ROWS, vars(rows).values(), strict=True)
+        return TrainingSpec(**said)
 
     def release(self, n: int, hypotheses: int) -> Release:
         """Return a training client's release of a model of n parameters, one for each participation."""
@@ -392,10 +378,8 @@ class RunConfig(Settings):
 
     def entries(self) -> dict[str, Any]:
         """Return the config as Flower passes it to the app: kebab-case keys, plain values."""
-        return {
-            key: str(value) if isinstance(value, str) else value
-            for key, value in self.model_dump(by_alias=True).items()
-        }
+        plain = {key_of(name): str(value) if isinstance(value, str | Options) else value for name, value in self}
+        return {key: "" if value is None else value for key, value in plain.items()}
 
     def unsigned(self) -> dict[str, Any]:
         """Return the entries without the signature: what it covers, and what people approve."""

@@ -15,9 +15,9 @@ from umbel.protocol.errors import ProtocolError
 from umbel.protocol.flower import filled
 from umbel.protocol.release import (
     LAPLACE,
+    LEAST_CLIP_NORM,
     MAX_CHOICE_EPSILON,
     Clipping,
-    ClipSchedule,
     NoisePer,
     Release,
     ReleaseBy,
@@ -168,7 +168,7 @@ class TrainingSpec(_Spec):
     batch_size: int = 10
     noise_multiplier: float = 2.0
     clipping: Clipping = Clipping.PUBLIC
-    clip_norm: float = ClipSchedule.floor
+    clip_norm: float = LEAST_CLIP_NORM
     noise_per: NoisePer = NoisePer.VECTOR
     disclose_choice: bool = False
     local_steps: int = 0

@@ -83,8 +83,8 @@ def _announce(setup: Setup, grid: Grid) -> Roster:
     """Say what will run, with warnings about settings that have no effect, and return its nodes."""
     config, strategy = setup.config, setup.strategy
     text = "%s: k = %d hypotheses, %d clients a round, clipping %s"
-    log(INFO, text, type(strategy).__name__, strategy.hypotheses, config.clients_per_round, config.schedule.mode)
-    if config.protect.clients and not config.noise_multiplier and config.clipping is Clipping.PUBLIC:
+    log(INFO, text, type(strategy).__name__, strategy.hypotheses, config.clients_per_round, config.clipping.mode)
+    if config.protect.clients and not config.noise_multiplier and config.clipping.mode is Clipping.PUBLIC:
         neither = "clipping=update choice-epsilon=0"
         log(WARNING, "Without noise, updates are still clipped and choices still randomised. To stop both: %s", neither)
     if setup.first:

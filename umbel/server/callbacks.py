@@ -23,7 +23,8 @@ from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ConfigError, DiskError, FleetError, UmbelError
 from umbel.protocol.home import LAST_ROOM, LEAST_ROOM, check_room
 from umbel.protocol.log import log
-from umbel.protocol.plugins import NoOptions, import_by_name, parse_options, refuse_uncalled
+from umbel.protocol.options import NoOptions, parse_options
+from umbel.protocol.plugins import import_by_name, refuse_uncalled, unknown_name
 from umbel.protocol.words import count_of, in_time
 from umbel.server.history import State, collapsed, last_rounds
 from umbel.server.report.alarms import alarms, why_collapsed
@@ -32,7 +33,7 @@ from umbel.server.run_folder import number_of
 from umbel.server.setup import Setup
 from umbel.server.status import RunState, status_of
 from umbel.server.summary import Summary
-from umbel.server.tracking import load_tracker
+from umbel.server.tracking import TRACKERS, load_tracker
 from umbel.strategies import Callback
 
 _FIRST = 3  # rounds; a node without a reply in a single round may only be slow
@@ -42,7 +43,7 @@ _LARGE = 1 << 24  # bytes of hypotheses and strategy's state; writing fewer take
 
 
 def named(setup: Setup) -> tuple[Callback, ...]:
-    """Return the callbacks in a run config, its tracker, and the strategy if it is a callback too.
+    """Return the callbacks in a run config, and the strategy if it is a callback too.
 
     Raises
     ------
@@ -52,12 +53,16 @@ def named(setup: Setup) -> tuple[Callback, ...]:
     run, strategy = setup.config, setup.strategy
     entries = [entry.strip() for entry in run.observers.split(";") if entry.strip()]
     itself = (strategy,) if isinstance(strategy, Callback) else ()
-    return (*map(_load, entries), *load_tracker(run.track), *itself)
+    return (*map(_load, entries), *itself)
 
 
 def _load(entry: str) -> Callback:
-    """Return the callback that ``package.module:Class name=value`` describes; errors as for `named`."""
+    """Return the callback that ``package.module:Class name=value`` describes, or a tracker; errors as for `named`."""
     name, _, options = entry.partition(" ")
+    if entry in TRACKERS:
+        return load_tracker(entry)
+    if ":" not in name:
+        raise ConfigError(unknown_name("observers", name, TRACKERS), code="config.unknown-name")
     kind, key = import_by_name(name), f"observers, {name}"
     if not (isinstance(kind, type) and issubclass(kind, Callback)):
         raise ConfigError(f"observers: {name!r} is not a class built on umbel.Callback", code="config.not-built-on")
@@ -146,7 +151,7 @@ class Log(Callback):
         config = self.run.setup.config
         every = -(-config.rounds // _LINES)
         # With fewer lines than rounds, choose rounds that were validated.
-        self._every = every if every == 1 else -(-every // config.validate_every) * config.validate_every
+        self._every = every if every == 1 else -(-every // config.validation.every) * config.validation.every
         self._began = self._clock()
         self._first: tuple[int, float] | None = None
         self._told = self._collapsed = False
@@ -156,7 +161,7 @@ class Log(Callback):
         state, summary = self.run.state, self._summary
         for line in summary.outcome_lines(state):
             log(INFO, "%s", line)
-        k, every = number_of(state.hypotheses), self.run.setup.config.validate_every
+        k, every = number_of(state.hypotheses), self.run.setup.config.validation.every
         for alarm in alarms(state.history, k, every, summary.validators):
             log(WARNING, "%s: %s", alarm.title, alarm.text)
 

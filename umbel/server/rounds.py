@@ -145,7 +145,7 @@ class Run(Callback):
             task.to_record(),
             task.evaluation.to_record(),
             first_round=len(state.history) + 1,
-            evaluate_every=config.validate_every,
+            evaluate_every=config.validation.every,
             callbacks=[self, *self.callbacks],
             nodes=self.fleet,
         )

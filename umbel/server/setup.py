@@ -22,7 +22,7 @@ from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.clients import ClientInRun
 from umbel.protocol.errors import ConfigError, Refused
 from umbel.protocol.release import Protect, Release, ReleaseBy
-from umbel.protocol.run_config import RunConfig
+from umbel.protocol.run_config import RunConfig, Validation
 from umbel.protocol.tasks import Hosting, TrainingSpec
 from umbel.server.history import State
 from umbel.server.run_folder import RunFolder, hypotheses_in, number_of
@@ -31,8 +31,8 @@ from umbel.strategies import HypothesisStrategy
 
 # Settings that may change when a run resumes.
 _FREE = {
-    "resume", "rounds", "patience", "validate-every", "observers", "min-releases", "device", "min-nodes",
-    "node-wait", "round-timeout", "pause", "quorum", "per-node", "track",
+    "resume", "rounds", "patience", "observers", "min-releases", "device", "wait", "round-timeout", "quorum",
+    "per-node",
 }  # fmt: skip
 
 
@@ -242,6 +242,8 @@ def _check_the_same(setup: Setup, saved: Mapping[str, Any], name: str) -> None:
     """Raise unless the run has the same settings, rows and frozen parameters as before."""
     config, data = setup.config.entries(), saved.get("data", "")
     for key, value in RunConfig.current(saved["config"]).items():
+        if key == "validation":  # how often may change
+            value = str(replace(Validation.read(str(value), key), every=setup.config.validation.every))
         if key not in _FREE and config.get(key) != value:
             raise ConfigError(
                 f"resume: {key} was {value!r} and is {config.get(key)!r}; restore the old value",

@@ -77,6 +77,4 @@ def status_of(run: RunConfig, roster: Roster, round: int, participations: NDArra
         )
 
     sites = tuple(of_site(*each) for each in roster.nodes)
-    return Status(
-        round=round, rounds=run.rounds, pause_below=run.pauses.below, written=time.time(), sites=sites, **more
-    )
+    return Status(round=round, rounds=run.rounds, pause_below=run.wait.below, written=time.time(), sites=sites, **more)

@@ -1,4 +1,4 @@
-"""Callbacks that follow a run in a tool: ``track = "mlflow"`` or ``"tensorboard"`` in the run config.
+"""Callbacks that follow a run in a tool: ``mlflow`` or ``tensorboard`` among the run config's ``observers``.
 
 They tell nothing beyond the run's folder: for each round its seconds, validation losses in the target's unit if there
 is one, and releases; at the end its guarantees. Only this machine says to whom: TensorBoard's events lie in the run's
@@ -84,7 +84,7 @@ class TensorBoard(Tracker):
         from torch.utils.tensorboard import SummaryWriter
 
         if self.run.folder is None:
-            text = 'track = "tensorboard" writes into the run\'s folder, and this run leaves none; leave track out'
+            text = "observers: tensorboard writes into the run's folder, and this run leaves none; leave it out"
             raise ConfigError(text, code="config.track-where")
         folder = str(self.run.folder.path / "tensorboard")
         self._writer = SummaryWriter(folder, purge_step=len(self.run.state.history) + 1)
@@ -112,7 +112,7 @@ class MLflow(Tracker):
         """Make a run with the settings, or find the one of this name."""
         if not os.environ.get("MLFLOW_TRACKING_URI"):
             # MLflow's default is a file in the working directory, which in a Flower app is not the user's.
-            text = 'track = "mlflow" needs a server: set MLFLOW_TRACKING_URI=http://HOST:5000'
+            text = "observers: mlflow needs a server: set MLFLOW_TRACKING_URI=http://HOST:5000"
             raise ConfigError(text, code="config.track-where")
         # Without telemetry; and a server that cannot be reached should not delay a run for minutes.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -134,7 +134,7 @@ class MLflow(Tracker):
             self._id = client.create_run(experiment, tags={_RUN: run.name}, run_name=run.name).info.run_id
             client.log_batch(self._id, params=[Param(key, str(value)) for key, value in settings(run).items()])
         except Exception as error:
-            text = f"track: MLflow does not work: {_first_line(error)}; repair that, or leave track out"
+            text = f"observers: MLflow does not work: {_first_line(error)}; repair that, or leave it out"
             raise ConfigError(text, code="config.track-failed") from error
 
     def _write(self, round: int, values: Mapping[str, float], stopped: str = "") -> None:
@@ -151,22 +151,20 @@ class MLflow(Tracker):
                 self._client.set_terminated(self._id)
         except Exception as error:
             self._failed = True
-            log(WARNING, "track: MLflow failed, and the run continues without it: %s", _first_line(error))
+            log(WARNING, "observers: MLflow failed, and the run continues without it: %s", _first_line(error))
 
 
 TRACKERS: Mapping[str, type[Tracker]] = {"mlflow": MLflow, "tensorboard": TensorBoard}
 """By name, which is also that of the library, and of the extra that installs it."""
 
 
-def load_tracker(name: str) -> tuple[Tracker, ...]:
-    """Return the tracker in the run config; none if it names none. Raise `ConfigError` if its library is missing."""
-    if not name:
-        return ()
+def load_tracker(name: str) -> Tracker:
+    """Return a tracker by name. Raise `ConfigError` if its library is missing."""
     spec = find_spec(name)
     if spec is None or spec.origin is None:  # a folder of that name is no library
-        text = f"track = {name!r} needs a library that is not installed: pip install 'umbel[{name}]'"
+        text = f"observers: {name} needs a library that is not installed: pip install 'umbel[{name}]'"
         raise ConfigError(text, code="config.missing-library")
-    return (TRACKERS[name](),)
+    return TRACKERS[name]()
 
 
 def _first_line(error: Exception) -> str:

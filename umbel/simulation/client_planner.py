@@ -28,16 +28,15 @@ from umbel.privacy.accounting.guarantee import (
 from umbel.privacy.accounting.plan import Plan, Task, plan_for
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import LAPLACE, Clipping, NoisePer, Protect, Release, ReleaseBy
-from umbel.protocol.run_config import RunConfig
+from umbel.protocol.run_config import ClipSchedule, RunConfig
 from umbel.protocol.words import count_of
 from umbel.simulation.facts import Draft, check_declared, estimated_scales, filled, made_up
 from umbel.simulation.start import Wanted
 
-PRIVACY = ("noise-multiplier", "mechanism", "choice-epsilon", "clipping", "clip-norm", "clip-norm-decay")
+PRIVACY = ("noise-multiplier", "mechanism", "choice-epsilon", "clipping")
 """Keys of the noise; a user who sets one decides on the run's privacy."""
 
 PROVISIONAL: Mapping[str, Any] = {
-    "clipping": str(Clipping.PUBLIC),
     "noise-per": str(NoisePer.VECTOR),
     "choice-epsilon": 1.0,
     "mechanism": LAPLACE,
@@ -153,7 +152,7 @@ def _check_given(draft: Draft) -> None:
         reason += ', or set protect = "both"'
     elif "noise-multiplier" in draft.kept and not run.noise_multiplier:
         reason = "noise-multiplier = 0 has no guarantee; leave it out, or leave out --epsilon"
-    elif "clipping" in draft.kept and run.clipping is not Clipping.PUBLIC:
+    elif "clipping" in draft.kept and run.clipping.mode is not Clipping.PUBLIC:
         reason = f'clipping = "{run.clipping}" has no guarantee; leave it out, or leave out --epsilon'
     elif strategy.discloses_choice and strategy.hypotheses > 1:
         reason = f"strategy {run.strategy!r} discloses choices, so it has no guarantee; name another strategy"
@@ -213,20 +212,17 @@ def _noise(goal: Goal) -> Plan:
 
 def _entries(goal: Goal, planned: Schedule, draft: Draft) -> dict[str, Any]:
     run, kept, model, rounds, (*_, last, path) = goal.run, goal.kept, draft.setup.model, planned.rounds, goal.rule
-    start, decay = run.clip_norm, run.clip_norm_decay
-    if "clip-norm-decay" not in kept:
-        decay = float(f"{last ** (1 / (rounds - 1)):.3g}") if rounds > 1 else 1.0
-    if "clip-norm" not in kept and not model.local_shapes:  # else made-up rows may be none of the model's
+    start, decay = run.clipping.norm, float(f"{last ** (1 / (rounds - 1)):.3g}") if rounds > 1 else 1.0
+    if "clipping" not in kept and not model.local_shapes:  # else made-up rows may be none of the model's
         path += goal.hypotheses > 1
         share = min(1.0, path / sum(decay**number for number in range(rounds)))
         start = float(f"{share * first_update(run, model, made_up(model, draft.dataset)):.3g}")
+    floor = min(run.clipping.floor, float(f"{start * decay ** (rounds - 1):.1g}") / 2)
     return {
         "noise-multiplier": planned.plan.noise_multiplier,
         "mechanism": planned.plan.task.mechanism,
         "choice-epsilon": planned.plan.choice_epsilon,
-        "clip-norm": start,
-        "clip-norm-decay": decay,
-        "clip-norm-floor": min(run.clip_norm_floor, float(f"{start * decay ** (rounds - 1):.1g}") / 2),
+        "clipping": str(ClipSchedule(Clipping.PUBLIC, start, decay, floor)),
         "rounds": rounds,
         "clients-per-round": planned.clients,
         "max-participations": planned.plan.max_participations,
@@ -252,8 +248,8 @@ def _words(goal: Goal, planned: Schedule, run: RunConfig, have: Guarantee) -> li
     lines = [
         f"Planned: {stated(have)} for a client over the whole run, with {count_of(run.rounds, 'round')} of "
         f"{count_of(run.clients_per_round, 'client')}. A client takes part {often}, and {_WHO[goal.task.by]}.",
-        f"Noise multiplier {run.noise_multiplier:.4g} ({run.mechanism}), clip norm {run.clip_norm:.3g} times "
-        f"{run.clip_norm_decay:.3g} a round: noise of {planned.left:.2g} clip norms in a hypothesis.",
+        f"Noise multiplier {run.noise_multiplier:.4g} ({run.mechanism}), clip norm {run.clipping.norm:.3g} times "
+        f"{run.clipping.decay:.3g} a round: noise of {planned.left:.2g} clip norms in a hypothesis.",
     ]
     if goal.hypotheses == 1 and "hypotheses" not in goal.kept:
         kinds = "Where they are of several kinds, try hypotheses=2; each of the two has more noise."

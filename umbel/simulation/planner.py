@@ -17,7 +17,7 @@ from umbel.privacy.accounting.plan import large_delta, rounded_up, row_noise_for
 from umbel.privacy.accounting.rows import needed_budget, row_guarantee
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Clipping, Protect, Release, ReleaseBy
-from umbel.protocol.run_config import RowSettings, RunConfig
+from umbel.protocol.run_config import ClipSchedule, RowSettings, RunConfig
 from umbel.protocol.words import count_of
 from umbel.server.setup import Setup
 from umbel.simulation.client_planner import PRIVACY, PROVISIONAL, with_noise
@@ -43,7 +43,9 @@ def plan_run(
     if wanted and not configured:
         planned.setdefault("hypotheses", 1)
     if wanted and not by_rows:
-        planned = filled(planned, PROVISIONAL, kept)
+        clipping = ClipSchedule.read(str(planned.get("clipping", Clipping.PUBLIC)), "clipping")
+        public = str(replace(clipping, mode=Clipping.PUBLIC))
+        planned = filled(planned, {**PROVISIONAL, "clipping": public}, kept)
     setup = Setup.parse(planned)
     dataset = setup.open_dataset()
     assert dataset is not None, "a simulated run names one"
@@ -84,7 +86,7 @@ def _without_noise(setup: Setup, clients: int, validates: bool) -> dict[str, Any
         "clients-per-round": clients,
     }
     if setup.strategy.release_by is not ReleaseBy.CLIENT:
-        entries |= {"clipping": str(Clipping.PUBLIC), "clip-norm": 1e6, "clip-norm-decay": 1.0}
+        entries["clipping"] = str(ClipSchedule(Clipping.PUBLIC, norm=1e6, decay=1.0))
     return {**entries, "patience": 15} if validates else entries
 
 
@@ -106,7 +108,7 @@ def with_row_noise(draft: Draft) -> tuple[dict[str, Any], list[str]]:
     if "choice-epsilon" not in draft.kept:
         values["choice-epsilon"] = usual_choice(wanted.epsilon, times) if setup.strategy.hypotheses > 1 else 0.0
     run = RunConfig.parse(values)
-    release, settings = run.release(model.num_parameters, fewest), run.of_rows
+    release, settings = run.release(model.num_parameters, fewest), run.rows
     assert settings is not None, "they are those of the wanted guarantee"
 
     def with_noise(sigma: float) -> Release:
@@ -149,7 +151,7 @@ def _words(run: RunConfig, release: Release, settings: RowSettings, have: Guaran
         f"the noise is {noise:.2g} row clip norms long if clients have {count_of(rows, 'row')}.",
         "It hides each single row, and not what the rows of a client have in common. No row was read.",
         f'A site\'s policy: protect="rows" budget="inf" row-budget="{allowed:.4g} delta={have.delta:g}" '
-        f"min-row-noise-multiplier={sigma} max-row-rate={release.row_rate} max-local-steps={release.row_steps} "
+        f'rows="noise={sigma} rate={release.row_rate}" max-work="steps={release.row_steps}" '
         f"max-hypotheses={release.hypotheses}{chosen}",
     ]
     if have.epsilon > MEANINGFUL:

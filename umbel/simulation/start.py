@@ -185,9 +185,12 @@ def check(values: Mapping[str, Any]) -> Setup:
         Saved.of(setup)
     dataset = setup.open_dataset()
     assert dataset is not None, "the run config names it"
-    for key, kind in ("clients-per-round", "train"), ("validation-clients-per-round", "validation"):
-        if (asked := run.entries()[key]) > (there := dataset.manifest.split[kind]):
-            text = f"{key} = {asked}, but dataset {run.dataset!r} has only {there}; set {key}={there}"
+    for key, asked, kind, at_most in (
+        ("clients-per-round", run.clients_per_round, "train", "clients-per-round={}"),
+        ("validation: clients", run.validation.clients, "validation", 'validation="clients={}"'),
+    ):
+        if asked > (there := dataset.manifest.split[kind]):
+            text = f"{key} = {asked}, but dataset {run.dataset!r} has only {there}; set {at_most.format(there)}"
             raise ConfigError(text, code="config.too-few-clients")
     try_out(setup.model, dataset, run.device, hypotheses=setup.strategy.hypotheses)
     return setup

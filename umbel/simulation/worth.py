@@ -25,7 +25,7 @@ from umbel.client.personal.bayes import closed_form
 from umbel.client.prediction import DEFAULT
 from umbel.client.trial import try_out
 from umbel.data import Dataset
-from umbel.models.fit import look
+from umbel.models.fit import traits_of
 from umbel.models.losses import SLOPES
 from umbel.models.prior import Prior
 from umbel.nodes.differences import prior_of
@@ -210,7 +210,7 @@ class Ways:
         self.sign = 1 if self.model.metric.higher_is_better else -1
         # How many numbers a network holds, and computes for a row.
         held = sum(parameter.numel() for parameter in self.model.module.parameters())
-        self.numbers = held + look(self.model, dataset.features.shape[1:]).activations
+        self.numbers = held + traits_of(self.model, dataset.features.shape[1:]).activations
         self.clients = measured(dataset, self.run.seed, MOST // self.numbers)
         if self.clients:
             self.learner = try_out(self.model, dataset, self.run.device)
@@ -300,7 +300,7 @@ class Ways:
         """Measure one model of all training clients' rows, if it is likely to be the best."""
         fits = len(self.rows.features) * self.numbers <= 4 * MOST
         why = _LOCAL if self.model.local_shapes else "" if fits else _LARGE
-        if look(self.model, tuple(self.rows.features.shape[1:])).draws or self.model.batch_dependent:
+        if traits_of(self.model, self.rows.shape).draws or self.model.batch_dependent:
             why = why or "since its loss of all rows at once is not that of training"
         if not why:
             fitted, why = fit_pooled(self.learner, self.rows, self.run.seed, self.state.hypotheses)
@@ -329,7 +329,7 @@ class Ways:
     def _constants(self, cohort: Cohort) -> tuple[Tensor, str]:
         """Return the best constant outputs for the rows of each client (clients, outputs), and their description."""
         model, targets = self.model, cohort.targets
-        shape = look(model, tuple(cohort.features.shape[1:])).outputs
+        shape = traits_of(model, cohort.shape).outputs
         lengths = torch.from_numpy(cohort.lengths).to(targets.device)
         owners = torch.arange(len(cohort), device=targets.device).repeat_interleave(lengths)
 

@@ -74,7 +74,7 @@ _INSTEAD = {"aggregate_fit": "aggregate_train", "configure_fit": "configure_trai
 
 def make(run: RunConfig) -> HypothesisStrategy:
     """Return the strategy of a run config, with its options."""
-    from umbel.protocol.plugins import parse_options
+    from umbel.protocol.options import parse_options
     from umbel.protocol.run_config import AUTO
     from umbel.strategies.how_many import HowMany
 

@@ -73,7 +73,7 @@ class SecureAverage(SiteAverage):
         if self.reports.summed:
             for what, wrong, instead in (
                 ("random initial sets, which clients score one by one", run.restarts > 1, "restarts = 1"),
-                ("medians", run.validate_by != "mean", 'validate-by = "mean"'),
+                ("medians", run.validation.by != "mean", 'validation = "by=mean"'),
                 ("runs without noise", not run.noise_multiplier > 0, "noise-multiplier, or leave report-noise out"),
             ):
                 if wrong:

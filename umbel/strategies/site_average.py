@@ -63,8 +63,8 @@ class SiteAverage(HypothesisStrategy):
         if self.how_many is not None:
             text = f"strategy {run.strategy!r} cannot choose the number of hypotheses; set hypotheses"
             raise ConfigError(text, code="config.hypotheses")
-        if run.clipping is not Clipping.PUBLIC:
-            text = f'strategy {run.strategy!r} works only with clipping = "public", not "{run.clipping}"'
+        if run.clipping.mode is not Clipping.PUBLIC:
+            text = f'strategy {run.strategy!r} works only with clipping = "public", not "{run.clipping.mode}"'
             raise ConfigError(text, code="config.clipping")
 
     def aggregate_train(

@@ -12,7 +12,7 @@ import typer
 from umbel.privacy.accounting.guarantee import DELTA
 from umbel.protocol.cli import command_group, errors_in_one_line
 from umbel.protocol.home import umbel_home
-from umbel.protocol.plugins import parse_options
+from umbel.protocol.options import parse_options
 from umbel_lab.attacks import identify, reconstruct
 from umbel_lab.attacks.audit import bounds, findings
 from umbel_lab.output import Page

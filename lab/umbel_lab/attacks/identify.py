@@ -20,7 +20,7 @@ from rich.progress import track
 from umbel.data import Dataset, find_dataset, open_dataset
 from umbel.protocol.errors import DatasetError
 from umbel.protocol.logs import quiet
-from umbel.protocol.plugins import parse_options
+from umbel.protocol.options import parse_options
 from umbel.simulation.in_process import play, run_config
 from umbel_lab.attacks.pac_attack import ERRORS, AttackOptions, PacAttack, lean_of, needed, theorem_1
 from umbel_lab.output import Page, Section
@@ -167,7 +167,7 @@ def attack(dataset: str, nu: float, options: Mapping[str, Any], **changes: Any) 
         "recommender" if biased else "pac-attack",
         dataset=dataset,
         strategy=f"{PacAttack.__module__}:{PacAttack.__name__} {text}",
-        validate_every=_VALIDATE_EVERY,
+        validation=f"every={_VALIDATE_EVERY}",
         noise_multiplier=nu,
         rounds=parsed.rounds,
         clients_per_round=min(_MAX_A_ROUND, data.manifest.train),

@@ -232,7 +232,7 @@ class PacAttack(Recommender, Callback):
         self.findings: list[dict[str, Any]] = []
         self._model = model
         self._release = Release(
-            Kind.TRAIN, model.num_parameters, run.noise_multiplier, run.clipping, mechanism=run.mechanism
+            Kind.TRAIN, model.num_parameters, run.noise_multiplier, run.clipping.mode, mechanism=run.mechanism
         )
         self._honest: Arrays = {}
         (self._shape,) = model.shapes.values()

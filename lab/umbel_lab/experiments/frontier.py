@@ -73,11 +73,13 @@ def arms(quick: bool, of: str) -> Arms:
             add(THREE, label, base | three)
             add(ONE, label, one | {"noise-multiplier": 2 * task["parameters"] / epsilon})
         add(CENTRAL, label, one | central(epsilon))
-    base = base_of(of, task["epsilons"][-1]) | {"clipping": "update", "choice-epsilon": 0.0}
+    base = base_of(of, task["epsilons"][-1])
+    schedule, base = base["clipping"], base | {"clipping": "update", "choice-epsilon": 0.0}
     for nu in task["multipliers"]:
         add(HEURISTIC, f"nu {nu:g}", base | {"noise-multiplier": nu})
     for label, changes in task["plain"].items():
-        add(PLAIN, label, base | {"noise-multiplier": 0.0, **changes})
+        clipped = {"clipping": schedule} if "clipping" in changes else {}
+        add(PLAIN, label, base | {"noise-multiplier": 0.0, **changes} | clipped)
     for entry in task["compared"]:
         for who in _WITHOUT:
             own = _DATA["without"][who] | entry.get("changes", {})

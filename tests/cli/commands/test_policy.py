@@ -57,7 +57,7 @@ def test_a_policy_that_closes_a_site_is_not_explained(text: str, code: str, tmp_
         ({"budget": "inf"}, "no budget"),
         ({"clipping": "any"}, "clipping depends on the data"),
         ({"max_choice_epsilon": "inf"}, "which group"),
-        ({"role": "split", "exact_losses": True}, "exact losses"),
+        ({"role": "split", "reports": "exact=true"}, "exact losses"),
         ({"insecure_seed": True}, "seed"),
         ({"mechanisms": "laplace mine:Noise"}, "mine:Noise"),
         ({"app": "mine.client_app:app"}, "mine.client_app:app"),

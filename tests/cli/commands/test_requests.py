@@ -224,9 +224,7 @@ def test_a_task_that_differs_has_its_own_price(site: Site, changes: dict[str, An
 def test_noise_whose_seed_the_server_knows_has_no_price_and_waits_again(
     tmp_path: Path, run_config: dict[str, Any]
 ) -> None:
-    site = Site(
-        tmp_path, run_config | {"clipping": "public", "choice-epsilon": 1.0}, **{"report-noise-multiplier": 5.0}
-    )
+    site = Site(tmp_path, run_config | {"clipping": "public", "choice-epsilon": 1.0}, **{"reports": "noise=5.0"})
     [config] = [context.node_config for context in site.grid.contexts.values()]
     config["role"] = "train"
     site.query()
@@ -317,7 +315,7 @@ def test_a_name_must_be_one_requests(site: Site, run_config: dict[str, Any]) -> 
 
 
 def test_more_clients_than_the_run_config_says_wait_by_themselves(tmp_path: Path, run_config: dict[str, Any]) -> None:
-    few = {"clients-per-round": 1, "validation-clients-per-round": 0, "min-releases": 1}
+    few = {"clients-per-round": 1, "validation": "clients=0", "min-releases": 1}
     site = Site(tmp_path, run_config | few)
     site.query()
     site.run("approve", site.waiting[0])
@@ -344,13 +342,13 @@ def test_a_site_without_requests_is_told_so(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("blank_figures")
 @pytest.mark.parametrize(
     "changes",
-    [{"clipping": "public", "clip-norm": 1.5, "clip-norm-decay": 0.9}, {"strategy": "fedavg", "local-steps": 2}],
+    [{"clipping": "public norm=1.5 decay=0.9"}, {"strategy": "fedavg", "local-steps": 2}],
 )
 def test_a_whole_run_asks_for_no_more_than_its_run_config_says(
     tmp_path: Path, run_config: dict[str, Any], changes: dict[str, Any]
 ) -> None:
     """Nothing that umbel's own server sends waits again."""
-    config = run_config | {"rounds": 3, "clients-per-round": 2, "node-wait": 0.1} | changes
+    config = run_config | {"rounds": 3, "clients-per-round": 2, "wait": "seconds=0.1"} | changes
     site = Site(tmp_path, config, **{"keep-model": str(tmp_path / "models")})
     with pytest.raises(FleetError, match="refused"):
         run_app(config, site.grid)

@@ -28,8 +28,8 @@ def umbel(*words: str) -> tuple[int, str]:
 def test_values_come_from_a_file_and_from_the_command_line(tmp_path: Path) -> None:
     config = tmp_path / "mine.toml"
     config.write_text('rounds = 3\nstrategy = "ifca"\n')
-    values = {"rounds": 7, "strategy": "fedavg", "clip-norm-floor": 0.5}
-    words = ["rounds=7", "strategy=fedavg", "clip-norm-floor=0.5"]
+    values = {"rounds": 7, "strategy": "fedavg", "clipping": "public floor=0.5"}
+    words = ["rounds=7", "strategy=fedavg", "clipping=public floor=0.5"]
     assert asked([str(config), *words]) == (values, [])
 
 
@@ -109,7 +109,7 @@ def test_what_cannot_be_run_is_told_in_one_line_before_anything_starts(
         (["dataset=nowhere"], "data", "'nowhere'"),
         (["dataset="], "config.no-dataset", "dataset"),
         (["clients-per-round=101"], "config.too-few-clients", "clients-per-round=100"),
-        (["validation-clients-per-round=101"], "config.too-few-clients", "validation-clients-per-round=100"),
+        (["validation=clients=101"], "config.too-few-clients", 'validation="clients=100"'),
         (["model=mlp"], "model", "'mlp'"),
         (["strategy=fedavgg"], "config", "'fedavgg'"),
         (["loss=cross-entropy"], "model", "classes"),

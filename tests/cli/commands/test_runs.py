@@ -199,7 +199,7 @@ def test_keys_are_all_there_and_found_by_a_word() -> None:
     assert "stop after this many validations" in found
     assert "a whole number of at least 0" in found
     assert "step-size" not in found
-    assert "clip-norm-decay" in umbel("config", "clip_norm_decay")
+    assert "clients-per-round" in umbel("config", "clients_per_round")
     assert "did you mean patience?" in umbel("config", "patiance", code=2)
     assert "min-noise-multiplier" in umbel("config", "--site")
 

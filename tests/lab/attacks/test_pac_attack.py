@@ -21,7 +21,7 @@ from umbel.models import load
 from umbel.privacy.gate.totals import Totals
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.messages import hypotheses_in, training_in
-from umbel.protocol.plugins import parse_options
+from umbel.protocol.options import parse_options
 from umbel.protocol.tasks import TrainingSpec
 from umbel.server.run_folder import RunFolder
 from umbel.server.setup import Setup
@@ -111,8 +111,8 @@ class Attacked:
 def attack_config(run_config: Config) -> Config:
     """The run config of an attack with `OPTIONS`."""
     attack = {"strategy": "umbel_lab.attacks.pac_attack:PacAttack", "dataset": "preferences", "rounds": 1000}
-    steps = {"local-epochs": 0, "local-steps": 1, "clients-per-round": 20, "validate-every": 1000, "restarts": 1}
-    return run_config | attack | steps | {"noise-multiplier": 0.0, "clip-norm-floor": 1e-6} | options()
+    steps = {"local-epochs": 0, "local-steps": 1, "clients-per-round": 20, "validation": "every=1000", "restarts": 1}
+    return run_config | attack | steps | {"noise-multiplier": 0.0, "clipping": "update floor=1e-6"} | options()
 
 
 # --- what an attack makes of updates, by hand

@@ -202,7 +202,7 @@ def test_the_experiment_is_a_run_config(
     setup = experiment(name, umbel_home, own, 28, 28)
     run = setup.config
     assert (setup.model.name, setup.strategy.hypotheses) == (model, 2)
-    assert (run.rounds, run.patience, run.validate_every, run.restarts) == (rounds, 5, 5, 1)
+    assert (run.rounds, run.patience, run.validation.every, run.restarts) == (rounds, 5, 5, 1)
     assert name == "femnist" or setup.task().noise_multiplier == 3.0
 
 

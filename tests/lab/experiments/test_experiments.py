@@ -75,8 +75,8 @@ def test_the_hospital_grid_is_the_papers_for_either_loss(hospitals: Path, tmp_pa
     relocated = product([""], ["group-privacy empty=relocate"], (3, 5, 7), nus, seeds)
     assert found == {*product(("", "mse"), ["group-privacy"], (1, 3, 5, 7), nus, seeds), *relocated}
     assert len(grid) == len(found) == 660
-    sizes = ("clients-per-round", "validation-clients-per-round", "patience")
-    assert {tuple(config[name] for name in sizes) for config in grid} == {(100, 200, 30)}
+    sizes = ("clients-per-round", "validation", "patience")
+    assert {tuple(config[name] for name in sizes) for config in grid} == {(100, "clients=200", 30)}
     assert len({spec.name for spec in specs}) == len(specs)
     assert {(c["seed"], c["dataset"]) for c in grid} == {
         (seed, str(tmp_path / "data" / f"hospital-{seed}")) for seed in range(2000, 2010)

@@ -79,8 +79,8 @@ def test_one_site_with_gaussian_noise_is_central_dp_fedavg(tmp_path: Path) -> No
     write_dataset(tmp_path / "wide", own, x, x[:, 0] * 3, offsets_of([4] * clients))
     clip, nu = 0.01, 3.0
     base = run_config(
-        "hospital-services", dataset=str(tmp_path / "wide"), rounds=1, clients_per_round=19, clip_norm=clip,
-        noise_multiplier=0.0,
+        "hospital-services", dataset=str(tmp_path / "wide"), rounds=1, clients_per_round=19,
+        clipping=f"public norm={clip}", noise_multiplier=0.0,
     )  # fmt: skip
     plain = flatten(play(base | {"strategy": "fedavg"}).state.hypotheses)
     summed = {"strategy": "site-average", "mechanism": "gaussian"}

@@ -118,7 +118,7 @@ def test_a_run_finds_two_groups_and_leaves_one_whole(tmp_path: Path, run_config:
         "clients-per-round": 40,
         "restarts": 2,
     }
-    run_config |= {"noise-multiplier": 0.1, "validate-every": 20}
+    run_config |= {"noise-multiplier": 0.1, "validation": "every=20"}
     for groups in (1, 2):
         run = play(run_config | {"dataset": dataset(tmp_path, groups, 0)})
         found = run.state.best["weight"].reshape(-1, 2)

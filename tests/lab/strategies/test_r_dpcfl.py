@@ -126,7 +126,7 @@ def test_a_run_finds_three_groups(tmp_path: Path, run_config: dict[str, Any]) ->
         "clients-per-round": 40,
         "restarts": 1,
     }
-    run_config |= {"noise-multiplier": 0.0, "validate-every": 60, "max-participations": 0}
+    run_config |= {"noise-multiplier": 0.0, "validation": "every=60", "max-participations": 0}
     found = play(run_config | {"dataset": dataset(tmp_path, 3, 0)}).state.best["weight"].reshape(-1, 2)
     for truth in GROUPS[:3]:
         assert np.linalg.norm(found - np.array(truth), axis=1).min() < 1

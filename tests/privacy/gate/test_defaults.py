@@ -78,7 +78,7 @@ def test_a_first_ledger_is_made_and_one_that_was_lost_is_not(tmp_path: Path, umb
     assert history[0]["releases"] == TRAIN
     (umbel_home / "ledger.jsonl").unlink()
     with raises(FleetError, "nodes.missing"):
-        run(data, {}, rounds=1, **{"node-wait": 0.2})
+        run(data, {}, rounds=1, **{"wait": "seconds=0.2"})
     assert not (umbel_home / "ledger.jsonl").exists()
 
 
@@ -86,7 +86,7 @@ def test_a_ledger_whose_place_is_named_is_not_made(tmp_path: Path) -> None:
     """It may lie on a volume that is missing."""
     data, path = write(tmp_path / "data", validation=0), tmp_path / "volume" / "ledger.jsonl"
     with raises(FleetError, "nodes.missing"):
-        run(data, {"ledger-path": str(path)}, rounds=1, **{"node-wait": 0.2})
+        run(data, {"ledger-path": str(path)}, rounds=1, **{"wait": "seconds=0.2"})
     assert not path.exists()
 
 

@@ -58,7 +58,7 @@ SITES: dict[str, dict[str, Any]] = {
         "clipping": "public", "mechanisms": "laplace gaussian", "max-choice-epsilon": 1.0,
         "budget": "40 delta=1e-5",
     },
-    "reports": {"report-noise-multiplier": 2.0, "report-bound": 3.0, "max-participations": 60},
+    "reports": {"reports": "noise=2.0 bound=3.0", "max-participations": 60},
     "validation": {"role": "validation", "max-evaluations": 40},
     "keeps": {"role": "split", "keep-model": "{folder}/models"},
     "place": {"role": "split", "place": "1/3"},
@@ -124,7 +124,7 @@ class Watched:
         policy = {
             key: value.format(folder=folder) if isinstance(value, str) else value for key, value in SITES[name].items()
         }
-        caps = {"max-local-epochs": 3, "max-local-steps": 4, "data-path": str(data)}
+        caps = {"max-work": "epochs=3 steps=4", "data-path": str(data)}
         config = caps | {"ledger-path": str(folder / "ledger.jsonl")} | policy
         Journal.create(folder / "ledger.jsonl")
         return cls(name, folder, config, InProcessGrid(app, paper_run(), node_configs=[config]), shapes)
@@ -132,7 +132,7 @@ class Watched:
     @property
     def least(self) -> tuple[float, float]:
         """The lowest noise multiplier and radius of a release."""
-        return float(self.config.get("min-noise-multiplier", 1.0)), float(self.config.get("clip-norm-floor", 0.01))
+        return float(self.config.get("min-noise-multiplier", 1.0)), 0.01
 
     def check(self, message: Message, reply: Message) -> str:
         """Check a reply, count what left, and return what kind of reply it was."""

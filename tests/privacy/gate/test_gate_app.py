@@ -109,7 +109,7 @@ def test_without_a_whole_ledger_a_site_with_a_limit_answers_nothing(
 ) -> None:
     """Neither what is charged, nor what has no price; a server names the type of a message as it likes."""
     path = Journal.create(tmp_path / "ledger.jsonl").path
-    site = {**OWN, "role": "split", "max-participations": 9, "exact-losses": "yes", "ledger-path": str(path)}
+    site = {**OWN, "role": "split", "max-participations": 9, "reports": "exact=yes", "ledger-path": str(path)}
     assert not refused(ask_app(GOOD["train"], "train", run_config, **site))
     assert not refused(ask_app(GOOD[asks], message_type, run_config, **site))
     damage(path)

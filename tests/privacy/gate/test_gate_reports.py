@@ -44,7 +44,7 @@ from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 SECRET = "diagnosis-of-patient-17"
 SECRET_LOSS = 0.123456789
 OWN: dict[str, Any] = {"data-path": f"/data/{SECRET}"}  # the gate alone never opens it
-NOISY = {"role": "train", "report-noise-multiplier": 4.0, "report-bound": 3.0}
+NOISY = {"role": "train", "reports": "noise=4.0 bound=3.0"}
 ONE = {"weight": (2,)}
 ZEROS = stacked(np.zeros((1, 2)), ONE)
 
@@ -205,8 +205,8 @@ def test_a_crash_in_the_noise_is_paid_for_and_reports_nothing(monkeypatch: pytes
 
 # --- validation clients at a site with a budget
 
-MEAN = {"role": "validation", "report-noise-multiplier": 4.0, "report-bound": 3.0, "budget": 2.0}
-NOT_EXACT = SIMULATED | MEAN | {"exact-losses": "no"}
+MEAN = {"role": "validation", "reports": "noise=4.0 bound=3.0", "budget": 2.0}
+NOT_EXACT = SIMULATED | MEAN
 
 
 @pytest.fixture
@@ -274,11 +274,11 @@ def test_nothing_is_computed_on_a_client_over_budget(site_of_mean: Context) -> N
     assert node.seen == [("evaluation", (4,))] * 4 + [("evaluation", (7,))]
 
 
-@pytest.mark.parametrize("entries", [{"exact-losses": "yes"}, {"budget": "inf"}], ids=str)
+@pytest.mark.parametrize("entries", [{"reports": "exact=yes"}, {"budget": "inf"}], ids=str)
 def test_exact_losses_leave_a_site_that_says_so_and_one_without_a_budget(
     entries: dict[str, Any], site_of_mean: Context
 ) -> None:
-    context = of_node(OWN | MEAN | {"role": "split", "report-noise-multiplier": 0.0} | entries)
+    context = of_node(OWN | MEAN | {"role": "split", "reports": "noise=0.0"} | entries)
     found = what_left(through_gate(request((4, 7)), context, reports([0.5, 1e9], [0.25, 7.0])))
     assert found == ([0.5, 1e9], [0.25, 7.0])
     assert all_spent(context, (4, 7)) == [0, 0]

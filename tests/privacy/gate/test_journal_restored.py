@@ -33,7 +33,7 @@ from umbel.protocol.release import Clipping, Kind, Release
 TRAIN = Charge("7", 1, Release(Kind.TRAIN, 11, 3.0, Clipping.PUBLIC))
 SMALL = Charge("8", 1, Release(Kind.TRAIN, 7, 6.0, Clipping.PUBLIC))
 REPORT = Charge("7", 1, Release(Kind.REPORT, 2, 20.0, Clipping.PUBLIC))
-POLICY = Policy.parse({"min-noise-multiplier": 2.0, "report-noise-multiplier": 10.0})
+POLICY = Policy.parse({"min-noise-multiplier": 2.0, "reports": "noise=10.0"})
 CLIENTS = [ClientInDataset(number) for number in range(4)]
 DIGEST = "d" * 64
 

@@ -376,7 +376,7 @@ def test_time_that_is_over_is_charged_and_answered_as_any_release(open_site: Ope
 
 def test_passes_beyond_max_examples_are_left_out_in_silence(open_site: Open) -> None:
     """Ten rows a client and thirty computations: three epochs, whatever was asked."""
-    site = open_site(min_noise_multiplier=1e-6, max_examples=30)
+    site = open_site(min_noise_multiplier=1e-6, max_work="examples=30")
     exact = replace(HONEST, noise_multiplier=1e-6, batch_size=0, clients=(0,))
     three, twenty = (releases(site.ask(replace(exact, local_epochs=epochs))) for epochs in (3, 20))
     np.testing.assert_allclose(three, twenty, atol=1e-4)
@@ -387,7 +387,7 @@ def test_passes_beyond_max_examples_are_left_out_in_silence(open_site: Open) -> 
 def test_reports_of_training_clients_are_charged_where_nothing_could_be_computed(
     open_site: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site = open_site(report_noise_multiplier=4.0)
+    site = open_site(reports="noise=4.0")
     monkeypatch.setattr("umbel.client.cohort.Cohort.gather", no_memory)
     losses, metrics = scores(site.evaluate((CLIENTS, CLIENTS + 1)))
     assert np.isfinite([losses, metrics]).all()

@@ -62,7 +62,7 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> dict[str, InProcessGrid]:
         write_dataset(folder / "own", own, *data(name), offsets_of(lengths))
         Journal.create(folder / "ledger.jsonl")
         config = {"data-path": str(folder / "own"), "ledger-path": str(folder / "ledger.jsonl")}
-        config |= {"max-examples": MAX_EXAMPLES, "report-noise-multiplier": 2.0}
+        config |= {"max-work": f"examples={MAX_EXAMPLES}", "reports": "noise=2.0"}
         grids[name] = InProcessGrid(app, paper_run(), node_configs=[config])
         # As in any run, and before anything is short: the node tries its model out.
         assert not ask(grids[name], query(), "query").has_error()
@@ -234,10 +234,10 @@ def test_memory_does_not_grow_with_the_passes(sites: dict[str, InProcessGrid]) -
     peaks = []
     for epochs in (1, 1, 100):  # what is made once is there after the first
         context = next(iter(grid.contexts.values()))
-        context.node_config["max-examples"] = 35_000
+        context.node_config["max-work"] = "epochs=inf steps=inf examples=35_000"
         tracemalloc.start()
         assert not ask(grid, asked(hypotheses(), record({"local_epochs": epochs, "batch_size": 250}))).has_error()
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    context.node_config["max-examples"] = MAX_EXAMPLES
+    context.node_config["max-work"] = f"examples={MAX_EXAMPLES}"
     assert peaks[2] < peaks[1] + 100_000

@@ -16,6 +16,7 @@ from umbel.privacy.gate.policy import Budget, Mark, Narrows, Policy
 from umbel.privacy.gate.policy_file import END, read_policy
 from umbel.privacy.gate.site import Site
 from umbel.protocol.errors import SiteError
+from umbel.protocol.options import AS_TEXT
 
 Write = Callable[[str], dict[str, Any]]
 
@@ -46,7 +47,7 @@ def test_a_site_may_say_everything_in_its_file(write: Write, tmp_path: Path) -> 
         paper-budget = inf
         min_noise_multiplier = 2.5
         mechanisms = ["laplace", "gaussian"]
-        exact-losses = true
+        reports = "exact=true"
         [researchers]
         ann = "{ann} ann@example.org"
     ''')
@@ -54,7 +55,7 @@ def test_a_site_may_say_everything_in_its_file(write: Write, tmp_path: Path) -> 
     policy = site.policy
     assert site.data_path == Path("/data/site")
     assert (policy.budget.epsilon, policy.paper_budget, policy.min_noise_multiplier) == (4, math.inf, 2.5)
-    assert (policy.mechanisms, policy.exact_losses) == ("laplace gaussian", True)
+    assert (policy.mechanisms, policy.reports.exact) == ("laplace gaussian", True)
     assert policy.keys == {"ann": ann.split()[1]}
 
 
@@ -70,7 +71,7 @@ def test_a_site_may_say_everything_in_its_file(write: Write, tmp_path: Path) -> 
         ('budget = "4 delta=1e-6"', {"budget": 3.0}, {"budget": "5 delta=1e-7"}),
         ('row-budget = "4 delta=1e-6"', {"row-budget": "3 delta=1e-6"}, {"row-budget": "4 delta=1e-5"}),
         ('reader = "mine:read a=b"', {"reader": "mine:read a=b"}, {"reader": "mine:read a=c"}),
-        ("", {"row-budget": 4.0, "protect": "both"}, {"min-row-noise-multiplier": 0.1}),
+        ("", {"row-budget": 4.0, "protect": "both"}, {"rows": "noise=0.1"}),
         ('protect = "both"', {"protect": "both"}, {"protect": "clients"}),
         ('clipping = "any"', {"clipping": "public"}, {}),
         ("", {"clipping": "public"}, {"clipping": "any"}),
@@ -82,8 +83,11 @@ def test_a_site_may_say_everything_in_its_file(write: Write, tmp_path: Path) -> 
         ('mechanisms = "laplace gaussian"', {"mechanisms": "gaussian"}, {"mechanisms": "gaussian mine:Noise"}),
         ('strategies = ["fedavg", "ifca"]', {"strategies": "ifca"}, {"strategies": ""}),
         ("", {"strategies": "ifca"}, {}),
-        ("exact-losses = true", {"exact-losses": False}, {}),
-        ("", {}, {"exact-losses": True}),
+        ('reports = "exact=true bound=2"', {"reports": "bound=1"}, {"reports": "exact=true bound=3"}),
+        ("", {"reports": "bound=0.5"}, {"reports": "noise=5"}),
+        ('max-work = "epochs=5"', {"max-work": "epochs=4 steps=9"}, {"max-work": "epochs=4 steps=1001"}),
+        ("", {"clipping": "public floor=0.1"}, {"clipping": "public floor=0.001"}),
+        ("", {}, {"reports": "exact=true"}),
         ("", {"keep-model": "/models"}, {"app": "mine.client_app:app"}),
         ('keep-model = "/models"', {"keep-model": "/models"}, {"keep-model": "/elsewhere"}),
         ("", {}, {"bundle": "ab" * 32}),
@@ -121,10 +125,12 @@ def test_each_entry_is_free_narrows_or_is_the_files_alone(write: Write) -> None:
     """An entry that is new in the policy is the file's alone until somebody decides otherwise."""
     marks = {name: field.metadata for name, field in zip(Policy.names(), Policy.model_fields.values(), strict=True)}
     free = {name for name in SET if Mark.FREE in marks[name]}
-    alone = {name for name in {*SET} - free if not any(isinstance(mark, Narrows) for mark in marks[name])}
+    narrows = {
+        name for name, found in marks.items() if any(isinstance(mark, Narrows) for mark in found) or AS_TEXT in found
+    }
+    alone = {*SET} - free - narrows
     assert alone == {
-        "app", "bundle", "insecure-seed", "parties", "report-noise-multiplier",
-        "researchers", "role",
+        "app", "bundle", "insecure-seed", "parties", "researchers", "role",
     }  # fmt: skip
     base = {"data-path": "/data/site"} | write("")
     for key in alone:
@@ -160,9 +166,9 @@ def test_a_file_that_others_can_write_is_refused(write: Write) -> None:
         ("data-path = '/data'\nresearchers = ' '", "conflict", "no one"),
         ("strategies = []", "policy-file", "strategies"),
         # A number that no machine holds is no infinite limit.
-        ("data-path = '/data'\nbudget = 1e400", "conflict", "budget"),
-        ("data-path = '/data'\nmax-participations = 1e309", "conflict", "max-participations"),
-        ("data-path = '/data'\nbudget = -inf", "conflict", "budget"),
+        ("data-path = '/data'\nbudget = 1e400", "wrong-value", "budget"),
+        ("data-path = '/data'\nmax-participations = 1e309", "wrong-value", "max-participations"),
+        ("data-path = '/data'\nbudget = -inf", "wrong-value", "budget"),
         ("data-path = '/data'\npolicy_file = '/other'", "policy-file", "policy-file"),
         (f"reader = {'[' * 9999}", "policy-file", "policy.toml"),
     ],

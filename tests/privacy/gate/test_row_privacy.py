@@ -49,11 +49,11 @@ LAYOUT = {"weight": (2,)}
         ({"protect": "both"}, ALONE, "refused.unsanitised"),
         ({"protect": "both"}, replace(BOTH, noise_multiplier=0.5), "refused.noise"),
         (SITE, replace(ALONE, row_noise_multiplier=0.49), "refused.row-noise"),
-        (SITE | {"min_row_noise_multiplier": 2}, ALONE, "refused.row-noise"),
-        (SITE | {"max_row_rate": 0.09}, ALONE, "refused.row-rate"),
-        (SITE | {"max_row_rate": 0.1}, ALONE, ""),
-        (SITE | {"max_local_steps": 9}, ALONE, "refused.work"),
-        (SITE | {"max_local_steps": 10}, ALONE, ""),
+        (SITE | {"rows": "noise=2"}, ALONE, "refused.row-noise"),
+        (SITE | {"rows": "rate=0.09"}, ALONE, "refused.row-rate"),
+        (SITE | {"rows": "rate=0.1"}, ALONE, ""),
+        (SITE | {"max_work": "steps=9"}, ALONE, "refused.work"),
+        (SITE | {"max_work": "steps=10"}, ALONE, ""),
         (SITE | {"clipping": "public"}, replace(ALONE, clipping=Clipping.UPDATE), "refused.clipping"),
     ],
 )
@@ -76,8 +76,8 @@ def test_a_simulated_node_accepts_any_of_them() -> None:
     [
         ({"protect": "rows", "budget": 8}, "site.conflict"),
         ({"protect": "rows", "budget": "inf"}, "site.row-budget"),
-        ({"row_budget": "inf delta=1e-5"}, "site.conflict"),
-        ({"min_row_noise_multiplier": 0}, "site.not-positive"),
+        ({"row_budget": "inf delta=1e-5"}, "site.wrong-value"),
+        ({"rows": "noise=0"}, "site.not-positive"),
         ({"insecure_seed": True, "budget": "inf", "row_budget": 3}, "site.insecure-seed"),
     ],
 )
@@ -209,7 +209,7 @@ def test_a_server_that_knows_the_seed_is_charged_as_if_there_were_no_noise(tmp_p
 
 
 def test_the_dearest_participation_of_a_row_follows_from_the_sites_limits_alone() -> None:
-    limits = {"min_row_noise_multiplier": 2.0, "max_row_rate": 0.1, "max_local_steps": 7, "max_choice_epsilon": 0.5}
+    limits = {"rows": "noise=2.0 rate=0.1", "max_work": "steps=7", "max_choice_epsilon": 0.5}
     dearest = own(**SITE, **limits).limits.dearest
     assert dearest is not None
     told = dearest.row_noise_multiplier, dearest.row_rate, dearest.row_steps, dearest.hypotheses, dearest.choice_epsilon
@@ -222,7 +222,7 @@ def test_the_dearest_participation_of_a_row_follows_from_the_sites_limits_alone(
 @pytest.mark.parametrize(
     "changes",
     [
-        {"max_local_steps": "inf"}, {"max_choice_epsilon": "inf"},
+        {"max_work": "steps=inf"}, {"max_choice_epsilon": "inf"},
         {"protect": "clients", "row_budget": "inf"},
     ],
 )  # fmt: skip

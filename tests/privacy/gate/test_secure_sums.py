@@ -44,7 +44,8 @@ NUMBERS = np.zeros(0, np.int64)
 def sanitiser(hypotheses: Any = BOTH, terms: Terms = TERMS, **changes: Any) -> SecureSanitiser:
     matrix = np.asarray(hypotheses, np.float64)
     layout = {"weight": (matrix.shape[1],)}
-    return SecureSanitiser.of(simulated(), stacked(matrix, layout), task_of((0,), **TASK | changes), terms, NUMBERS)
+    site = simulated(clipping="any floor=0")
+    return SecureSanitiser.of(site, stacked(matrix, layout), task_of((0,), **TASK | changes), terms, NUMBERS)
 
 
 # --- the numbers
@@ -233,7 +234,7 @@ def test_a_report_costs_as_much_as_one_gaussian_a_diagonal_away() -> None:
 @pytest.mark.parametrize(
     ("terms", "entries", "code"),
     [({"deviation": 0.0}, {}, "refused.secure-terms"),
-     ({}, {"role": "train", "report-noise-multiplier": 5.0}, "refused.noise"),
+     ({}, {"role": "train", "reports": "noise=5.0"}, "refused.noise"),
      ({"deviation": 256.0}, {"changes": {"report_noise_multiplier": 300.0}}, "refused.secure-terms")],
 )  # fmt: skip
 def test_reports_with_less_noise_than_a_site_accepts_are_refused(
@@ -319,7 +320,7 @@ def test_reports_for_a_sum_never_leave_without_one() -> None:
 
 
 def test_training_clients_report_only_where_the_site_lets_them() -> None:
-    for entries, reported in (({}, 0), ({"report-noise-multiplier": 2.0}, 2)):
+    for entries, reported in (({}, 0), ({"reports": "noise=2.0"}, 2)):
         reply = arrived(through_gate(reporting(), node(0, role="train", **entries), CLIENTS))
         assert len(reply.content["released"]["reported"]) == reported
 

@@ -19,10 +19,20 @@ from tests.helpers.sites import OWN, PARTITION, field, own, simulated
 from umbel.client.app import app
 from umbel.data import BUNDLED
 from umbel.privacy.gate.charges import Limits
-from umbel.privacy.gate.policy import AcceptedRadius, Budget, Policy, Role
+from umbel.privacy.gate.policy import (
+    AcceptedClipping,
+    AcceptedRadius,
+    AcceptedRows,
+    Budget,
+    MaxWork,
+    Policy,
+    Reports,
+    Role,
+)
 from umbel.privacy.gate.site import Site
 from umbel.protocol.errors import SiteError
 from umbel.protocol.messages import hosting_in, query
+from umbel.protocol.options import Options
 from umbel.protocol.plugins import import_by_name
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.simulated import in_process, runs_in_simulation
@@ -195,19 +205,19 @@ def test_no_message_names_the_data_of_a_site(run_config: dict[str, Any], tmp_pat
 
 def test_the_policy_of_a_simulated_node() -> None:
     site = simulated()
-    assert (site.policy.min_noise_multiplier, site.policy.clip_norm_floor, site.limits) == (0.0, 0.0, Limits())
-    assert (site.policy.role, site.policy.clipping) == (Role.SPLIT, AcceptedRadius.ANY)
+    assert (site.policy.min_noise_multiplier, site.policy.clipping.floor, site.limits) == (0.0, 0.0, Limits())
+    assert (site.policy.role, site.policy.clipping.mode) == (Role.SPLIT, AcceptedRadius.ANY)
     assert site.policy.allow_unsanitised
     assert site.ledger_path is None, "what it spends is kept in memory"
 
 
 def test_the_policy_of_a_site_that_sets_nothing_but_its_data(umbel_home: Path) -> None:
     site = own()
-    assert (site.policy.min_noise_multiplier, site.policy.clip_norm_floor, site.limits) == (
+    assert (site.policy.min_noise_multiplier, site.policy.clipping.floor, site.limits) == (
         1.0, 0.01, Limits(Fraction(8), min_noise_multiplier=1.0, max_choice_epsilon=2.0)
     )  # fmt: skip
-    assert (site.policy.role, site.policy.clipping) == (Role.TRAIN, AcceptedRadius.PUBLIC)
-    assert site.policy.report_noise_multiplier == 0.0
+    assert (site.policy.role, site.policy.clipping.mode) == (Role.TRAIN, AcceptedRadius.PUBLIC)
+    assert site.policy.reports.noise == 0.0
     assert not site.policy.allow_unsanitised
     assert site.ledger_path == umbel_home / "ledger.jsonl"
     assert site.keep_model is None
@@ -235,30 +245,30 @@ def test_a_budget_is_kept_exactly() -> None:
     [
         ({"role": "both"}, "wrong-value", "train, validation, split"),
         ({"min-noise-multiplier": 0}, "not-positive", "above 0"),
-        ({"min-noise-multiplier": "nan"}, "wrong-value", "finite"),
+        ({"min-noise-multiplier": "nan"}, "wrong-value", "a number"),
         ({"min-noise-multiplier": "1e400"}, "wrong-value", "finite"),
-        ({"clip-norm-floor": "small"}, "wrong-value", "finite"),
-        ({"clip-norm-floor": 0.0}, "not-positive", "above 0"), ({"budget": -1}, "wrong-value", "at least 0"),
-        ({"budget": True}, "wrong-value", "a number"), ({"budget": "1e400"}, "conflict", '"inf"'),
-        ({"budget": math.inf}, "conflict", '"inf"'), ({"max-participations": "infinity"}, "conflict", '"inf"'),
-        ({"max-participations": 1.5}, "conflict", "whole"),
+        ({"clipping": "public floor=small"}, "wrong-value", "a number"),
+        ({"clipping": "public floor=0.0"}, "not-positive", "above 0"), ({"budget": -1}, "wrong-value", "at least 0"),
+        ({"budget": True}, "wrong-value", "a number"), ({"budget": "1e400"}, "wrong-value", '"inf"'),
+        ({"budget": math.inf}, "wrong-value", '"inf"'), ({"max-participations": "infinity"}, "wrong-value", '"inf"'),
+        ({"max-participations": 1.5}, "wrong-value", "whole"),
         ({"max-participations": 10**400}, "wrong-value", "at least 0"),
-        ({"max-local-epochs": 0}, "wrong-value", "at least 1"), ({"max-local-steps": 2.5}, "conflict", "whole"),
+        ({"max-work": "epochs=0"}, "wrong-value", "at least 1"), ({"max-work": "steps=2.5"}, "wrong-value", "whole"),
         ({"max-seconds": 0}, "wrong-value", "above 0"), ({"max-hypotheses": 1.5}, "wrong-value", "whole"),
-        ({"max-evaluations": 0}, "wrong-value", "at least 1"), ({"report-bound": math.inf}, "wrong-value", "finite"),
+        ({"max-evaluations": 0}, "wrong-value", "at least 1"), ({"reports": "bound=inf"}, "wrong-value", "finite"),
         ({"allow-unsanitised": "perhaps"}, "wrong-value", "true or false"),
         ({"allow-unsanitised": True}, "allow-unsanitised", "simulation"),
         ({"ledger-path": ""}, "relative-path", "absolute"),
-        ({"role": "validation", "budget": "inf", "report-noise-multiplier": 1}, "conflict", "max-evaluations"),
-        ({"budget": "inf delta=1e-5"}, "conflict", "delta"), ({"budget": "8 delta=1"}, "wrong-value", "below 1"),
-        ({"budget": "8 delta="}, "wrong-value", "a number"), ({"budget": "8 dleta=1e-5"}, "wrong-value", "a number"),
-        ({"budget": "8 delta=1e-5 delta=0"}, "wrong-value", "a number"), ({"delta": 1e-5}, "unknown-key", "delta"),
+        ({"role": "validation", "budget": "inf", "reports": "noise=1"}, "conflict", "max-evaluations"),
+        ({"budget": "inf delta=1e-5"}, "wrong-value", "delta"), ({"budget": "8 delta=1"}, "wrong-value", "below 1"),
+        ({"budget": "8 delta="}, "wrong-value", "a number"), ({"budget": "8 dleta=1e-5"}, "wrong-value", "delta"),
+        ({"budget": "8 delta=1e-5 delta=0"}, "wrong-value", "once"), ({"delta": 1e-5}, "unknown-key", "delta"),
         ({"budget": "delta=1e-5"}, "wrong-value", "a number"),
-        ({"role": "validation", "exact-losses": "yes", "budget": 40}, "conflict", "max-evaluations"),
+        ({"role": "validation", "reports": "exact=yes", "budget": 40}, "conflict", "max-evaluations"),
         ({"insecure-seed": True, "budget": 8}, "insecure-seed", "inf"),
-        ({"exact-losses": "perhaps"}, "wrong-value", "true"),
+        ({"reports": "exact=perhaps"}, "wrong-value", "true"),
         ({"role": "validation", "budget": "inf", "max-participations": 9}, "conflict", "max-evaluations"),
-        ({"approve": "yes"}, "wrong-value", "policy, ask"), ({"exact-loses": True}, "unknown-key", "exact-losses"),
+        ({"approve": "yes"}, "wrong-value", "policy, ask"), ({"report": "exact=true"}, "unknown-key", "reports"),
         ({"min_noise_multiplier": 9.0, "min-noise-multiplier": 1.0}, "unknown-key", "min-noise-multiplier"),
         ({"Budget": 9.0}, "unknown-key", "budget"),
     ],
@@ -272,23 +282,21 @@ def test_an_entry_that_cannot_be_used_is_named(entry: dict[str, Any], code: str,
 
 # A value for each key that is not its default, as the environment has it, and what it is read as.
 SET: dict[str, tuple[str, Any]] = {
-    "min-noise-multiplier": ("4", 4.0), "clip-norm-floor": ("0.5", 0.5), "min-clients": ("25", 25),
-    "max-hypotheses": ("3", 3), "max-local-epochs": ("7", 7.0), "max-local-steps": ("inf", math.inf),
-    "max-examples": ("5000", 5000.0), "max-rows": ("30000", 30000),
+    "min-noise-multiplier": ("4", 4.0), "min-clients": ("25", 25),
+    "clipping": ("any floor=0.5", AcceptedClipping(AcceptedRadius.ANY, 0.5)),
+    "max-hypotheses": ("3", 3), "max-work": ("epochs=7 steps=inf examples=5000", MaxWork(7, math.inf, 5000)),
+    "rows": ("largest=30000 noise=1.5 rate=0.5", AcceptedRows(1.5, 0.5, 30000)),
     "max-seconds": ("0.5", 0.5), "max-choice-epsilon": ("3", 3.0),
-    "exact-losses": ("yes", True),
+    "reports": ("noise=4 bound=3", Reports(noise=4, bound=3)),
     "budget": ("7 delta=1e-5", Budget(7.0, 1e-5)), "paper-budget": ("40", 40.0), "max-participations": ("9", 9.0),
-    "max-evaluations": ("12", 12.0), "report-noise-multiplier": ("4", 4.0),
-    "report-bound": ("3", 3.0), "insecure-seed": ("true", True),
-    "row-budget": ("3", Budget(3.0)), "min-row-noise-multiplier": ("1.5", 1.5),
-    "max-row-rate": ("0.5", 0.5),
+    "max-evaluations": ("12", 12.0), "insecure-seed": ("true", True), "row-budget": ("3", Budget(3.0)),
     "least-parties": ("4", 4), "colluding-parties": ("1", 1),
 }  # fmt: skip
 TEXTS = {
     "researchers": "ann=AAAAC3NzaC1lZDI1NTE5AAAAII5esJklLdUt2GoWtWkgDFbiKIwOkFmx72zoQsuZiyZb",
     "strategies": "group-privacy fedavg",
     "reader": "umbel.data.table:read schema=/data/schema.toml", "role": "split",
-    "place": "1/3", "clipping": "any", "release": "site", "mechanisms": "laplace gaussian",
+    "place": "1/3", "release": "site", "mechanisms": "laplace gaussian",
     "ledger-path": "/ledger/umbel.jsonl", "witness-path": "/witness", "approve": "ask",
     "app": "hospital.client_app:app",
     "app-keys": "device workers", "bundle": "ab" * 32, "keep-model": "/models", "personalise": "fine-tune epochs=3",
@@ -329,10 +337,10 @@ def test_a_key_may_come_from_the_environment_and_the_node_configuration_wins(
     monkeypatch.setenv(variable(key), text)
     assert field(Site.of(base).policy, key) == value
     if key not in ("ledger-path", "researchers"):  # of which none is nowhere
-        written = str(default) if default in (math.inf, Budget(math.inf)) else default
+        written = str(default) if default == math.inf or isinstance(default, Options) else default
         assert field(Site.of(base | {key: written}).policy, key) == default
     # A simulated node reads the same, by either way.
-    entries = PARTITION | WITH.get(key, {}) | ({"role": "train"} if key == "report-noise-multiplier" else {})
+    entries = PARTITION | WITH.get(key, {}) | ({"role": "train"} if key == "reports" else {})
     with in_process():
         assert field(Site.of(entries).policy, key) == value
 

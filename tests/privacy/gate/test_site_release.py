@@ -216,7 +216,9 @@ def test_the_claims_are_no_larger_than_they_must_be(moves: bool) -> None:
 
 def test_the_radius_of_a_site_is_its_floor_at_least() -> None:
     task = task_of((0,), **BY_SITE | {"clip_norm": 0.1})
-    made = SiteSanitiser.of(own(release="site", clip_norm_floor=0.5), stacked(np.zeros((1, 3)), layout(3)), task)
+    made = SiteSanitiser.of(
+        own(release="site", clipping="public floor=0.5"), stacked(np.zeros((1, 3)), layout(3)), task
+    )
     assert (made.radius, made.release.radius) == (0.5, 0.5)
 
 
@@ -470,7 +472,7 @@ class Asking(Site):
     """A site of two training clients that asks its people, about a run with a public radius."""
 
     def __init__(self, folder: Path, run_config: dict[str, Any], accepted: str) -> None:
-        said = {"clipping": "public", "hypotheses": 2, "mechanism": "gaussian"}
+        said = {"clipping": "public norm=1 decay=1", "hypotheses": 2, "mechanism": "gaussian"}
         policy = {"release": accepted, "min-clients": 2, "mechanisms": "gaussian"}
         super().__init__(folder, run_config | said, **policy)
 

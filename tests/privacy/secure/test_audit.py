@@ -64,8 +64,8 @@ def audited(home: Path, noise_multiplier: float) -> tuple[float, float]:
         run_config(
             "synthetic", **CONFIG, model=MODEL, loss="mse", frozen="1.bias"
         ) | {
-            "dataset": "", "hypotheses": 1, "rounds": 1, "clients-per-round": CANARIES, "min-nodes": 3,
-            "local-epochs": 1, "batch-size": 0, "noise-multiplier": noise_multiplier, "clip-norm": 1.0,
+            "dataset": "", "hypotheses": 1, "rounds": 1, "clients-per-round": CANARIES, "wait": "nodes=3",
+            "local-epochs": 1, "batch-size": 0, "noise-multiplier": noise_multiplier, "clipping": "public norm=1.0",
             "max-participations": 1,
         },
         node_configs=sites(home, coins),

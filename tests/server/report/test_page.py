@@ -77,10 +77,10 @@ def test_what_was_run_is_told() -> None:
 
 
 def test_of_the_run_config_what_was_set_comes_first_and_defaults_are_folded_away() -> None:
-    page = report(noise=2.0, config=CONFIG | {"noise-per": "layer", "min-nodes": 3, "rounds": 100})
+    page = report(noise=2.0, config=CONFIG | {"noise-per": "layer", "wait": "nodes=3", "rounds": 100})
     assert page.text.endswith(
-        "Run config Changed keys seed 3 noise-per layer min-nodes 3 5 keys at their defaults Defaults strategy "
-        'group-privacy noise-multiplier 2.0 validate-every 1 model "" rounds 100'
+        "Run config Changed keys seed 3 noise-per layer wait nodes=3 5 keys at their defaults Defaults strategy "
+        'group-privacy noise-multiplier 2.0 validation clients=0 every=1 by=mean model "" rounds 100'
     )
     (defaults,) = re.findall(r"<details[^>]*>\s*<summary>5 keys", page.html)
     assert "open" not in defaults

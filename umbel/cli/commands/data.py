@@ -34,7 +34,7 @@ from umbel.data.hints import Syntax
 from umbel.protocol.cli import command_group, console
 from umbel.protocol.errors import DatasetError
 from umbel.protocol.home import umbel_home
-from umbel.protocol.plugins import options_of
+from umbel.protocol.options import options_of
 
 app = command_group("List and show datasets, and make more from recipes and tables.")
 

@@ -18,7 +18,7 @@ from umbel.cli.plans import Figures, ReleaseName, as_toml
 from umbel.privacy.accounting.guarantee import DELTA, amount, gap, guarantee, in_words
 from umbel.protocol.cli import command_line
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.plugins import parse_options
+from umbel.protocol.options import parse_options
 from umbel.protocol.release import ReleaseBy
 
 Release = Annotated[

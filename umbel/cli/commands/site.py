@@ -136,7 +136,7 @@ def _show(books: Books) -> None:
     if messages := sum(line["kind"] == "evaluations" for line in books.opened.lines()):
         notes.append(
             f"Servers asked for reports in {count_of(messages, 'message')}. The journal does not count exact losses of "
-            "validation clients (exact-losses, or no budget)."
+            "validation clients (exact reports, or no budget)."
         )
     for note in notes:
         terminal.print(note, soft_wrap=True)

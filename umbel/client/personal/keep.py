@@ -71,7 +71,9 @@ def write_models(folder: Path, models: Mapping[int, Arrays]) -> None:
 def _made(node: Node, learner: Learner, hypotheses: Arrays, clients: Sequence[int], prior: Prior | None) -> Predictors:
     policy, run = node.site.policy, node.run
     epochs = policy.personal_options.epochs
-    update = LocalUpdate(epochs, run.step_size, run.batch_size, max_examples=policy.max_examples, descent=node.descent)
+    update = LocalUpdate(
+        epochs, run.step_size, run.batch_size, max_examples=policy.max_work.examples, descent=node.descent
+    )
     cohort = Cohort.gather(node.dataset, clients, learner.device)
     # Round 0, since training rounds count from 1.
     draws = partial(streams, node.seed, "shuffle", 0, clients)

@@ -174,7 +174,7 @@ def report(message: Incoming, task: EvaluationSpec, secure: SecureSum | None = N
         Runs.of(site).count_evaluation(message.run, policy)
     numbers = message.clients.check(task, hypotheses)
     if policy.role is Role.TRAIN and not policy.trainers_report:
-        text = "training clients of this site do not report; set report-noise-multiplier to let them"
+        text = "training clients of this site do not report; give reports a noise to let them"
         raise Refused(text, code="refused.no-reports")
     channel: SecureReports | ReportSanitiser | None = None  # exact reports have no price
     if task.summed:

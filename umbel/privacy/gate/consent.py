@@ -143,7 +143,7 @@ def _differences(config: RunConfig, policy: Policy, content: RecordDict, hypothe
             step_size=config.step_size,
             # A site that takes part in secure sums has said with how much noise, and people see that price, too.
             report_noise_multiplier=evaluation.report_noise_multiplier * (policy.release is AcceptedRelease.SECURE),
-            clients=evaluation.clients[: config.validation_clients_per_round or None],
+            clients=evaluation.clients[: config.validation.clients or None],
         )
         unlike = _unlike(evaluation, expected, "validation_clients_per_round")
         # Apart from the training's: an approval of the one is none of the other.

@@ -17,18 +17,19 @@ from enum import Enum, StrEnum
 from hashlib import sha256
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from umbel.privacy.gate.charges import dearer
 from umbel.privacy.mechanisms import MECHANISMS
 from umbel.privacy.secure.terms import Terms
 from umbel.protocol.errors import Refused, SiteError
-from umbel.protocol.plugins import parse_options, parse_pairs, unknown_name
+from umbel.protocol.options import AS_TEXT, Options, parse_options, parse_pairs
+from umbel.protocol.plugins import unknown_name
 from umbel.protocol.release import (
     LAPLACE,
+    LEAST_CLIP_NORM,
     MAX_CHOICE_EPSILON,
     Clipping,
-    ClipSchedule,
     Kind,
     Protect,
     Release,
@@ -97,10 +98,12 @@ def _number(value: Any) -> Any:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
         return value
-    return str(value) if math.isnan(number) else number
+    if math.isnan(number):
+        raise ValueError("must be a number")
+    return number
 
 
-def _unlimited(value: Any, entry: ValidationInfo) -> Any:
+def _unlimited(value: Any) -> Any:
     """Return a number; it is infinite only if it is written as the text "inf".
 
     A number too large for a machine would be read as infinite: it was meant as a limit, and would be none.
@@ -109,8 +112,7 @@ def _unlimited(value: Any, entry: ValidationInfo) -> Any:
         return math.inf
     number = _number(value)
     if number in (math.inf, -math.inf):
-        name = str(entry.field_name).replace("_", "-")
-        raise ValueError(f'{name} must be a number that this machine can hold, or the text "inf", got {value!r}')
+        raise ValueError('must be a number that this machine can hold, or the text "inf"')
     return number
 
 
@@ -119,11 +121,10 @@ def _whole(value: Any) -> Any:
     return int(number) if isinstance(number, float) and number.is_integer() else value
 
 
-def _budget(value: Any, entry: ValidationInfo) -> Any:
-    if isinstance(value, Budget):
-        return value
-    parts = value.strip().split(" delta=", 1) if isinstance(value, str) else [value]
-    return {"epsilon": _unlimited(parts[0], entry)} | ({"delta": parts[1]} if parts[1:] else {})
+def _countable(value: float) -> float:
+    if not (math.isinf(value) or value.is_integer()):
+        raise ValueError("must be a whole number")
+    return value
 
 
 Text = Annotated[str, BeforeValidator(str)]
@@ -131,43 +132,12 @@ Flag = Annotated[bool, BeforeValidator(_flag)]
 Number = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_number)]
 Unlimited = Annotated[float, Field(allow_inf_nan=True), BeforeValidator(_unlimited)]
 Whole = Annotated[int, BeforeValidator(_whole)]
+Count = Annotated[Unlimited, AfterValidator(_countable)]
 
-_COUNTS = "local_epochs", "local_steps", "examples", "participations", "evaluations"
-"""Settings whose largest number is an integer or infinite."""
-_EXACT = "set a budget, leave exact-losses out, or limit reports with max-evaluations"
+_EXACT = "set a budget, leave exact out of reports, or limit reports with max-evaluations"
 _REPORT_NOISE = 10.0
 DIGEST = 16
 """Hex digits that identify a policy."""
-
-
-@dataclass(frozen=True)
-class Budget:
-    """A maximum epsilon at a delta, 0 for a pure epsilon, written as in ``8`` or ``8 delta=1e-5``."""
-
-    __pydantic_config__ = ConfigDict(strict=False)  # which takes its parts; each is strict
-    epsilon: Annotated[float, Field(ge=0, strict=True)]
-    delta: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False, strict=True), BeforeValidator(_number)] = 0.0
-
-    def __post_init__(self) -> None:
-        if self.delta > 0 and math.isinf(self.epsilon):
-            raise ValueError("delta needs a budget: set an epsilon before it, or leave delta out")
-
-    def __str__(self) -> str:
-        return f"{self.epsilon} delta={self.delta}" if self.delta else str(self.epsilon)
-
-    def within(self, other: Budget) -> bool:
-        """Return whether neither part is larger than the other's."""
-        return self.epsilon <= other.epsilon and self.delta <= other.delta
-
-
-@dataclass(frozen=True)
-class PersonalOptions:
-    """The options that may follow the method in ``personalise``."""
-
-    epochs: Annotated[int, Field(ge=1)] = 10
-
-
-Budgets = Annotated[Budget, BeforeValidator(_budget)]
 
 
 @dataclass(frozen=True)
@@ -204,6 +174,65 @@ def _names_fewer(own: str, file: str) -> bool:
 _FEWER = Narrows(_names_fewer)
 
 
+@dataclass(frozen=True)
+class Budget(Options):
+    """A maximum epsilon at a delta, 0 for a pure epsilon, written as in ``8`` or ``8 delta=1e-5``."""
+
+    FIRST: ClassVar[str] = "epsilon"
+    epsilon: Annotated[Unlimited, Field(ge=0), LESS]
+    delta: Annotated[Number, Field(ge=0, lt=1), LESS] = 0.0
+
+    def __post_init__(self) -> None:
+        if self.delta > 0 and math.isinf(self.epsilon):
+            raise ValueError("delta needs a budget: set an epsilon before it, or leave delta out")
+
+    def __str__(self) -> str:
+        return f"{self.epsilon} delta={self.delta}" if self.delta else str(self.epsilon)
+
+
+@dataclass(frozen=True)
+class PersonalOptions:
+    """The options that may follow the method in ``personalise``."""
+
+    epochs: Annotated[int, Field(ge=1)] = 10
+
+
+@dataclass(frozen=True)
+class AcceptedClipping(Options):
+    """The clipping that a site accepts, and the smallest clip norm."""
+
+    FIRST: ClassVar[str] = "mode"
+    mode: Annotated[AcceptedRadius, _to(AcceptedRadius.PUBLIC)] = AcceptedRadius.PUBLIC
+    floor: Annotated[Number, Field(ge=0), MORE] = LEAST_CLIP_NORM
+
+
+@dataclass(frozen=True)
+class MaxWork(Options):
+    """The most that a client computes in a round."""
+
+    epochs: Annotated[Count, Field(ge=1), LESS] = 100
+    steps: Annotated[Count, Field(ge=1), LESS] = 1000
+    examples: Annotated[Count, Field(ge=1), LESS] = 10_000_000
+
+
+@dataclass(frozen=True)
+class AcceptedRows(Options):
+    """The least noise and the largest rate of training that hides rows, and a client's largest number of rows."""
+
+    noise: Annotated[Number, Field(ge=0), MORE] = 0.5
+    rate: Annotated[Number, Field(gt=0, le=1), LESS] = 1.0
+    largest: Annotated[Whole, Field(ge=1), LESS] = 2000
+
+
+@dataclass(frozen=True)
+class Reports(Options):
+    """How clients report."""
+
+    exact: Annotated[bool, LESS] = False
+    noise: Annotated[Number, Field(ge=0)] = 0.0
+    bound: Annotated[Number, Field(gt=0), LESS] = 1.0
+
+
 class Policy(Settings):
     """The entries of a node's configuration."""
 
@@ -229,12 +258,10 @@ class Policy(Settings):
     min_noise_multiplier: Annotated[Number, MORE] = Field(
         1.0, ge=0, description="smallest nu that the site accepts; above 0"
     )
-    clipping: Annotated[AcceptedRadius, Field(strict=False), _to(AcceptedRadius.PUBLIC)] = Field(
-        AcceptedRadius.PUBLIC,
-        description="public: accept only a public clip norm; any: also the paper's clipping, which guarantees nothing",
-    )
-    clip_norm_floor: Annotated[Number, MORE] = Field(
-        ClipSchedule.floor, ge=0, description="smallest clip norm; the site raises smaller ones to it; above 0"
+    clipping: Annotated[AcceptedClipping, AS_TEXT] = Field(
+        AcceptedClipping(),
+        description="public: accept only a public clip norm; any: also the paper's clipping, which guarantees nothing; "
+        "floor is the smallest clip norm: the site raises smaller ones to it; above 0",
     )
     release: Annotated[AcceptedRelease, Field(strict=False), _FROM_ANY] = Field(
         AcceptedRelease.CLIENT,
@@ -275,46 +302,38 @@ class Policy(Settings):
         description="accepted noise mechanisms, separated by spaces: laplace, gaussian, discrete-gaussian, "
         "package.module:Class",
     )
-    max_local_epochs: Annotated[Unlimited, OURS, LESS] = Field(100, ge=1, description="maximum local epochs of a round")
-    max_local_steps: Annotated[Unlimited, OURS, LESS] = Field(1000, ge=1, description="maximum local steps of a round")
-    max_examples: Annotated[Unlimited, OURS, LESS] = Field(
-        10_000_000,
-        ge=1,
-        description="maximum rows that a client computes in a round, each pass counted; further passes are left out; "
-        "training that hides rows has no such limit, since its steps may not depend on the number of rows",
-    )
-    max_rows: Annotated[Whole, OURS, LESS] = Field(
-        2000,
-        ge=1,
-        description="largest number of rows of a client, where rows are protected: everybody may know it, a site with "
-        "a larger client refuses everything, and each message must leave time for clients of this size",
+    max_work: Annotated[MaxWork, AS_TEXT, OURS] = Field(
+        MaxWork(),
+        description="maximum epochs or steps of a round, and maximum rows that a client computes in it, each pass "
+        "counted; further passes are left out; training that hides rows has no such limit of examples, since its steps "
+        "may not depend on the number of rows",
     )
     max_seconds: Annotated[Unlimited, LESS] = Field(
         3600.0, gt=0, description="maximum seconds of computation for a message, shared equally among its clients"
     )
-    budget: Annotated[Budgets, Narrows(Budget.within)] = Field(
+    budget: Annotated[Budget, AS_TEXT] = Field(
         Budget(8.0),
         description="maximum epsilon between any two data sets of a client, over all its releases in all runs; a delta "
         'follows it, as in "8 delta=1e-5"',
     )
-    row_budget: Annotated[Budgets, Narrows(Budget.within)] = Field(
+    row_budget: Annotated[Budget, AS_TEXT] = Field(
         Budget(math.inf),
         description="maximum epsilon for a row of a client that is added or removed, over all the client's releases; "
         'noise in training needs a delta, as in "8 delta=1e-5"',
     )
-    min_row_noise_multiplier: Annotated[Number, OURS, MORE] = Field(
-        0.5, ge=0, description="smallest row-noise-multiplier that the site accepts, if a run protects rows; above 0"
-    )
-    max_row_rate: Annotated[Number, OURS, LESS] = Field(
-        1.0, gt=0, le=1, description="largest row-rate that the site accepts; a row-budget then counts less a step"
+    rows: Annotated[AcceptedRows, AS_TEXT, OURS] = Field(
+        AcceptedRows(),
+        description="if rows are protected: the smallest noise that the site accepts, above 0; the largest rate, with "
+        "which a row-budget counts less a step; the largest number of rows of a client: everybody may know it, a site "
+        "with a larger client refuses everything, and each message must leave time for clients of this size",
     )
     paper_budget: Annotated[Unlimited, LESS] = Field(
         math.inf, ge=0, description="maximum of a client's paper budget, the sum of n/nu over its releases: a heuristic"
     )
-    max_participations: Annotated[Unlimited, LESS] = Field(
+    max_participations: Annotated[Count, LESS] = Field(
         math.inf, ge=0, description="maximum number of a client's releases"
     )
-    max_evaluations: Annotated[Unlimited, LESS] = Field(
+    max_evaluations: Annotated[Count, LESS] = Field(
         1000, ge=1, description="maximum evaluations for one run, which needs one a round and a few before round 1"
     )
     ledger_path: Annotated[Text, FREE] = Field(
@@ -353,19 +372,12 @@ class Policy(Settings):
         description="SHA-256 of the bundles that the site has reviewed, separated by spaces; by default that of the "
         "installed umbel",
     )
-    exact_losses: Annotated[Flag, LESS] = Field(
-        False,
-        description="validation clients report exact losses, which no budget counts, as they always do without a "
-        "budget; otherwise the site reports their mean, with noise, and charges each of them",
-    )
-    report_noise_multiplier: Number = Field(
-        0.0,
-        ge=0,
-        description="nu of reports with noise; 0 means 10 for validation clients' mean, and no reports of training "
-        "clients; above 0 these report too, each with separate noise",
-    )
-    report_bound: Annotated[Number, LESS] = Field(
-        1.0, gt=0, description="reports with noise are clipped to lie between 0 and this"
+    reports: Annotated[Reports, AS_TEXT] = Field(
+        Reports(),
+        description="exact: validation clients report exact losses, which no budget counts, as they always do without "
+        "a budget; otherwise the site reports their mean, with noise, and charges each of them. noise is nu; 0 means "
+        "10 for validation clients' mean, and no reports of training clients; above 0 these report too, each with "
+        "separate noise. Reports with noise are clipped to lie between 0 and bound",
     )
     keep_model: Annotated[Text, OURS, FREE] = Field(
         "", description="folder for each client's best hypothesis at the end of a run"
@@ -422,10 +434,6 @@ class Policy(Settings):
             raise ValueError(
                 f"bundle must be SHA-256 sums of 64 hexadecimal digits, separated by spaces, got {strange[0]!r}"
             )
-        for name in _COUNTS:
-            value = getattr(self, f"max_{name}")
-            if not (math.isinf(value) or float(value).is_integer()):
-                raise ValueError(f"max-{name.replace('_', '-')} must be a whole number, got {value}")
         if strange := [name for name in self.mechanisms.split() if name not in MECHANISMS and ":" not in name]:
             raise ValueError(
                 f"mechanisms must be {', '.join(MECHANISMS)} or package.module:Class, separated by spaces, "
@@ -452,8 +460,8 @@ class Policy(Settings):
         if method != Personal.NO and not self.keep_model:
             raise ValueError("personalise needs kept models: set keep-model, or leave personalise out")
         _ = self.personal_options
-        if self.report_noise_multiplier > 0 and self.reports_exactly and self.role is not Role.TRAIN:
-            raise ValueError(f"report-noise-multiplier adds no noise to exact losses of role {self.role}: {_EXACT}")
+        if self.reports.noise > 0 and self.reports_exactly and self.role is not Role.TRAIN:
+            raise ValueError(f"noise in reports changes nothing about exact losses of role {self.role}: {_EXACT}")
         if self.reports_exactly and self.role is Role.VALIDATION and self.sets_limits:
             # It would look like a limit on the clients' reports.
             raise ValueError(f"budget, paper-budget and max-participations do not bound exact losses: {_EXACT}")
@@ -483,12 +491,12 @@ class Policy(Settings):
     def dearest_of_rows(self) -> Release | None:
         """The participation that reveals most of a row among all that the site accepts; None if there is none, or no
         row-budget."""
-        if math.inf in (self.row_budget.epsilon, self.max_local_steps) or not self.min_row_noise_multiplier > 0:
+        if math.inf in (self.row_budget.epsilon, self.max_work.steps) or not self.rows.noise > 0:
             return None
         chooses = self.max_hypotheses > 1
         if chooses and math.isinf(self.max_choice_epsilon):
             return None
-        rows = RowPrivacy(1.0, self.min_row_noise_multiplier, self.max_row_rate, 1.0, int(self.max_local_steps))
+        rows = RowPrivacy(1.0, self.rows.noise, self.rows.rate, 1.0, int(self.max_work.steps))
         # The steps cost the same for any number of parameters, and a choice between two reveals most.
         return participation(1, 2 if chooses else 1, 0.0, choice_epsilon=self.max_choice_epsilon, rows=rows)
 
@@ -500,8 +508,8 @@ class Policy(Settings):
         if release.choice_epsilon > 0:
             accepted = replace(accepted, choice_epsilon=min(self.max_choice_epsilon, MAX_CHOICE_EPSILON))
         if release.by_rows:
-            steps = release.row_steps if math.isinf(self.max_local_steps) else int(self.max_local_steps)
-            noise, rate = self.min_row_noise_multiplier, self.max_row_rate
+            steps = release.row_steps if math.isinf(self.max_work.steps) else int(self.max_work.steps)
+            noise, rate = self.rows.noise, self.rows.rate
             accepted = replace(accepted, row_noise_multiplier=noise, row_rate=rate, row_steps=steps)
         return dearer(release, accepted)
 
@@ -513,19 +521,19 @@ class Policy(Settings):
     @property
     def reports_exactly(self) -> bool:
         """Whether validation clients report exact losses, which no budget covers."""
-        return self.exact_losses or not self.has_budget
+        return self.reports.exact or not self.has_budget
 
     @property
     def trainers_report(self) -> bool:
         """Whether training clients report, each with separate noise."""
-        return self.report_noise_multiplier > 0 and self.role is Role.TRAIN
+        return self.reports.noise > 0 and self.role is Role.TRAIN
 
     @property
     def report_noise(self) -> float:
         """The nu of reports; 0 if they have no noise."""
         if self.role is Role.TRAIN:
-            return self.report_noise_multiplier
-        return 0.0 if self.reports_exactly else self.report_noise_multiplier or _REPORT_NOISE
+            return self.reports.noise
+        return 0.0 if self.reports_exactly else self.reports.noise or _REPORT_NOISE
 
     def check(self, task: TrainingSpec, hypotheses: int) -> None:
         """Raise `Refused` if the task, for so many hypotheses, violates the policy."""
@@ -533,7 +541,7 @@ class Policy(Settings):
         self._check_rows(task)
         if self.protect.clients or task.row_privacy is None:
             self._check_noise(task)
-        if self.clipping is AcceptedRadius.PUBLIC and task.clipping is not Clipping.PUBLIC:
+        if self.clipping.mode is AcceptedRadius.PUBLIC and task.clipping is not Clipping.PUBLIC:
             raise Refused(
                 f"the server asks for clipping {task.clipping.value!r}; this site accepts only a public clip norm",
                 code="refused.clipping",
@@ -553,8 +561,8 @@ class Policy(Settings):
                 code="refused.choice",
             )
         for key, asked, most in (
-            ("local-epochs", task.local_epochs, self.max_local_epochs),
-            ("local-steps", rows.steps if (rows := task.row_privacy) else task.local_steps, self.max_local_steps),
+            ("local-epochs", task.local_epochs, self.max_work.epochs),
+            ("local-steps", rows.steps if (rows := task.row_privacy) else task.local_steps, self.max_work.steps),
         ):
             if asked > most:
                 raise Refused(
@@ -582,14 +590,14 @@ class Policy(Settings):
                 text = 'the server asks for training without a guarantee for rows; this site has protect = "both"'
                 raise Refused(text, code="refused.rows")
             return
-        if rows.noise_multiplier < self.min_row_noise_multiplier:
+        if rows.noise_multiplier < self.rows.noise:
             raise Refused(
-                f"the server asks for row-noise-multiplier {rows.noise_multiplier}; "
-                f"this site accepts no less than {self.min_row_noise_multiplier}",
+                f"the server asks for noise of rows {rows.noise_multiplier}; "
+                f"this site accepts no less than {self.rows.noise}",
                 code="refused.row-noise",
             )
-        if rows.rate > self.max_row_rate:
-            text = f"the server asks for row-rate {rows.rate}; this site accepts no more than {self.max_row_rate}"
+        if rows.rate > self.rows.rate:
+            text = f"the server asks for a rate of rows of {rows.rate}; this site accepts no more than {self.rows.rate}"
             raise Refused(text, code="refused.row-rate")
 
     def check_terms(self, terms: Terms) -> None:

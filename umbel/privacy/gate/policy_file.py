@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import stat
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from umbel.privacy.gate.policy import Mark, Narrows, Policy
 from umbel.protocol.errors import SiteError
+from umbel.protocol.options import Options
 from umbel.protocol.rules import shown
 
 POLICY_FILE = "policy-file"
@@ -39,17 +40,23 @@ def policy_of(entries: Mapping[str, Any]) -> Policy:
     whole, both = Policy.of(file), Policy.of({**file, **entries})
     for entry in entries.keys() - {POLICY_FILE}:
         field = entry.replace("-", "_")
-        own, theirs = getattr(both, field), getattr(whole, field)
-        marks = Policy.model_fields[field].metadata
+        own, theirs, marks = getattr(both, field), getattr(whole, field), Policy.model_fields[field].metadata
         free = Mark.FREE in marks and entry not in file
-        narrower = any(isinstance(mark, Narrows) and mark.stricter(own, theirs) for mark in marks)
-        if not (free or own == theirs or narrower):
+        if not (free or _as_strict(own, theirs, marks)):
             raise SiteError(
                 f"{entry} = {shown(own)} of this node is neither the same as {shown(theirs)} in {path}, nor stricter; "
                 "leave the entry out, or change the file",
                 code="site.widens-policy",
             )
     return both
+
+
+def _as_strict(own: Any, theirs: Any, marks: Iterable[Any]) -> bool:
+    """Return whether a value, or each of its options, is the same as another, or stricter by its marks."""
+    if isinstance(own, Options):
+        kinds = get_type_hints(type(own), include_extras=True)
+        return all(_as_strict(value, vars(theirs)[name], get_args(kinds[name])) for name, value in vars(own).items())
+    return own == theirs or any(isinstance(mark, Narrows) and mark.stricter(own, theirs) for mark in marks)
 
 
 def read_policy(path: Path) -> dict[str, Any]:

@@ -107,7 +107,7 @@ class Sanitiser:
         everything = flatten(hypotheses)
         finest, n = resolution(everything), everything.shape[1]
         parts = columns_of(task.noise_per, {name: value.shape[1:] for name, value in hypotheses.items()})
-        radius, mechanism = max(task.clip_norm, site.policy.clip_norm_floor), None
+        radius, mechanism = max(task.clip_norm, site.policy.clipping.floor), None
         if task.noise_multiplier > 0:
             mechanism = mechanisms.load(task.mechanism)(task.noise_multiplier)
             if not site.simulated:
@@ -241,7 +241,7 @@ class SiteSanitiser:
         """Return a site's sanitiser for a task; raise `Refused` if the task permits no release."""
         check_hidden(site, task)
         everything = flatten(hypotheses)
-        (k, n), radius = everything.shape, max(task.clip_norm, site.policy.clip_norm_floor)
+        (k, n), radius = everything.shape, max(task.clip_norm, site.policy.clipping.floor)
         mechanism, count_radius = None, 0.0
         if task.noise_multiplier > 0:
             mechanism = mechanisms.load(task.mechanism)(task.noise_multiplier)
@@ -342,18 +342,18 @@ class ReportSanitiser:
     @classmethod
     def of(cls, site: Site) -> ReportSanitiser:
         """Return a site's sanitiser; raise `Refused` if its noise cannot be computed."""
-        mechanism, radius = Laplace(site.policy.report_noise), math.sqrt(2) * site.policy.report_bound
+        mechanism, radius = Laplace(site.policy.report_noise), math.sqrt(2) * site.policy.reports.bound
         check_noise(mechanism, 2, radius)
         return cls(site, mechanism, radius)
 
     @property
     def release(self) -> Release:
         """The release with which each reporting client is charged."""
-        return report_release(self.mechanism.noise_multiplier, self.site.policy.report_bound)
+        return report_release(self.mechanism.noise_multiplier, self.site.policy.reports.bound)
 
     def leave(self, seed: int | None, round: int, clients: Ids, scores: Matrix) -> Matrix:
         """Return the loss and metric (m, 2) of charged clients, clipped and with noise."""
-        bound, many = self.site.policy.report_bound, 1
+        bound, many = self.site.policy.reports.bound, 1
         clipped = np.clip(np.nan_to_num(scores, nan=bound), 0, bound)
         if self.site.policy.trainers_report:
             sources = noise(seed, round, clients, "report")

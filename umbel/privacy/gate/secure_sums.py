@@ -72,10 +72,10 @@ class SecureSanitiser:
         if task.clipping is not Clipping.PUBLIC or task.mechanism != DiscreteGaussian.name:
             text = f'a secure sum needs a public clip norm, and mechanism "{DiscreteGaussian.name}"'
             raise Refused(text, code="refused.secure-terms")
-        if task.clip_norm < site.policy.clip_norm_floor:
+        if task.clip_norm < site.policy.clipping.floor:
             # All parties have the same grid, so no site can raise its own clip norm.
-            text = f"a secure sum has clip norm {task.clip_norm:g}; this site's clip-norm-floor is"
-            raise Refused(f"{text} {site.policy.clip_norm_floor:g}", code="refused.secure-terms")
+            text = f"a secure sum has clip norm {task.clip_norm:g}; the floor of this site's clipping is"
+            raise Refused(f"{text} {site.policy.clipping.floor:g}", code="refused.secure-terms")
         if (terms.deviation > 0) is not (task.noise_multiplier > 0):
             raise Refused("terms and task of the secure sum differ in noise", code="refused.secure-terms")
         return cls(task, everything, Grid.of(task.clip_norm, task.noise_multiplier, terms.deviation), numbers)

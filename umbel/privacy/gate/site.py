@@ -48,10 +48,9 @@ _NO_ENTRIES = ("UMBEL_HOME", TRUST, FORM, ENGINE, SERVER_CA, NODE_CONFIG)
 
 # A simulated node holds no site's data, and allows every request of a run.
 _SIMULATED: dict[str, Any] = {
-    "role": "split", "min-noise-multiplier": 0.0, "clip-norm-floor": 0.0, "release": "any", "min-clients": 1,
-    "clipping": "any", "max-choice-epsilon": "inf", "budget": "inf", "exact-losses": True,
-    "max-hypotheses": MAX_HYPOTHESES, "max-local-epochs": "inf", "max-local-steps": "inf", "max-examples": "inf",
-    "max-seconds": "inf", "allow-unsanitised": True, "min-row-noise-multiplier": 0.0,
+    "role": "split", "min-noise-multiplier": 0.0, "clipping": "any floor=0", "release": "any", "min-clients": 1,
+    "max-choice-epsilon": "inf", "budget": "inf", "reports": "exact=true", "max-hypotheses": MAX_HYPOTHESES,
+    "max-work": "epochs=inf steps=inf examples=inf", "max-seconds": "inf", "allow-unsanitised": True, "rows": "noise=0",
 }  # fmt: skip
 
 
@@ -140,8 +139,13 @@ class Site:
         policy = self.policy
         if policy.allow_unsanitised:
             raise SiteError("allow-unsanitised is only for simulation; leave it out", code="site.allow-unsanitised")
-        for key in ("min-noise-multiplier", "min-row-noise-multiplier", "clip-norm-floor"):
-            if not (value := getattr(policy, key.replace("-", "_"))) > 0:
+        least = {
+            "min-noise-multiplier": policy.min_noise_multiplier,
+            "noise of rows": policy.rows.noise,
+            "floor of clipping": policy.clipping.floor,
+        }
+        for key, value in least.items():
+            if not value > 0:
                 raise SiteError(f"{key} must be above 0 at a site, got {value:g}", code="site.not-positive")
         if "min_clients" in policy.model_fields_set and policy.release is AcceptedRelease.CLIENT:
             raise SiteError(

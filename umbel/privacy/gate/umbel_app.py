@@ -105,7 +105,7 @@ def _evaluate(message: Incoming, content: RecordDict, secure: SecureSum | None) 
     if secure is not None and task.summed:
         secure.reported = reports
         return RecordDict()
-    return evaluation_reply(losses, metrics, policy.report_noise, policy.report_bound)
+    return evaluation_reply(losses, metrics, policy.report_noise, policy.reports.bound)
 
 
 def _flags(clients: Flags | None) -> list[int]:

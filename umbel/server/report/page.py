@@ -24,7 +24,7 @@ from umbel.privacy.accounting.rows import row_gap
 from umbel.protocol.arrays import flatten
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Kind
-from umbel.protocol.run_config import RunConfig
+from umbel.protocol.run_config import RunConfig, Validation
 from umbel.protocol.words import count_of
 from umbel.server.history import MIN_ROUNDS, RELEASES_EACH, Round, State, fits, last_rounds, undecided
 from umbel.server.report import figures
@@ -167,7 +167,12 @@ def render(view: View, versions: Mapping[str, str]) -> str:
         view=view,
         summary=view.summary,
         release=view.summary.release,
-        alarms=alarms(view.state.history, view.k, int(view.config.get("validate-every", 1)), view.summary.validators),
+        alarms=alarms(
+            view.state.history,
+            view.k,
+            Validation.read(str(view.config.get("validation", "")), "validation").every,
+            view.summary.validators,
+        ),
         judged=len(last_rounds(view.history)),
         worth=view.worth,
         drawn=view.drawn,

@@ -30,9 +30,9 @@ from umbel_lab.attacks.audit.canaries import BEYOND, Coins, Herd, Matrix
 
 _BUNDLE = b"canaries"  # the bundle that the site has reviewed
 _ANY = {
-    "role": "train", "clipping": "public", "release": "any", "min-clients": 2, "min-noise-multiplier": 1e-6,
-    "clip-norm-floor": 1e-9, "max-choice-epsilon": "inf", "budget": "inf", "paper-budget": "inf",
-    "max-participations": "inf", "max-evaluations": "inf", "max-examples": "inf", "max-seconds": "inf",
+    "role": "train", "clipping": "public floor=1e-9", "release": "any", "min-clients": 2, "min-noise-multiplier": 1e-6,
+    "max-choice-epsilon": "inf", "budget": "inf", "paper-budget": "inf",
+    "max-participations": "inf", "max-evaluations": "inf", "max-work": "examples=inf", "max-seconds": "inf",
     "approve": "policy", "app": "", "insecure-seed": False, "bundle": sha256(_BUNDLE).hexdigest(),
 }  # fmt: skip
 _ROWS = 103  # purpose of draws, as in `canaries`
