@@ -76,7 +76,7 @@ class Sums:
 class Scores:
     """Loss and metric, averaged over the validation clients that replied, with equal weights.
 
-    Values far from all others are pulled in (`umbel.nodes.bounds.pulled_in`).
+    Values far from all others are pulled in (`umbel.privacy.channels.reports.pulled_in`).
 
     Attributes
     ----------
@@ -98,14 +98,3 @@ class Scores:
     exact: int = field(default=0, compare=False)
     noise: float = field(default=0.0, compare=False)
     bound: float = field(default=0.0, compare=False)
-
-
-@dataclass(frozen=True)
-class Total:
-    """A round's secure sum: the sums of updates as those of one site, and the mean of the reports.
-
-    If the sum failed, `sums` has no clients, and those that were charged are outside; there are no `scores`.
-    """
-
-    sums: Sums
-    scores: Scores | None = None

@@ -14,6 +14,8 @@ from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.flower import filled
 from umbel.protocol.release import (
+    CHANNELS,
+    IMPLIED,
     LAPLACE,
     LEAST_CLIP_NORM,
     MAX_CHOICE_EPSILON,
@@ -120,7 +122,7 @@ class TrainingSpec(_Spec):
     One object from the run config to the noise: `umbel.protocol.run_config.RunConfig.training` makes a template without
     round and clients. The strategy replaces the fields that it decides (`HypothesisStrategy.task`).
     `umbel.nodes.fleet` sets round and clients, and the gate sanitises by the task
-    (`umbel.privacy.gate.releases.Sanitiser`). Fields not listed here are the run config's keys of the same names.
+    by its channel (`umbel.privacy.channels`). Fields not listed here are the run config's keys of the same names.
 
     Attributes
     ----------
@@ -155,7 +157,7 @@ class TrainingSpec(_Spec):
         ``client``: each client's model, with separate noise. ``site``: for each hypothesis the sum of the updates of
         the node's asked clients and their number, with noise once. ``secure``: the same over several nodes.
     moments : bool
-        Whether a secure sum also has the second moments of updates (`umbel.privacy.secure.layout`).
+        Whether a secure sum also has the second moments of updates (`umbel.privacy.channels.secure.layout`).
     row_clip_norm, row_noise_multiplier, row_rate, row_batch : float
         C, sigma, q and B of `umbel.protocol.release.RowPrivacy`; all above 0, or all 0 for training without a
         guarantee for rows.
@@ -195,8 +197,9 @@ class TrainingSpec(_Spec):
         _finite(self, "noise_multiplier", "message_noise", "choice_epsilon")
         if self.choice_epsilon > MAX_CHOICE_EPSILON:
             raise _range(f"choice-epsilon must be at most {MAX_CHOICE_EPSILON}, got {self.choice_epsilon}")
-        for name, kind in (("clipping", Clipping), ("noise_per", NoisePer), ("release_by", ReleaseBy)):
+        for name, kind in (("clipping", Clipping), ("noise_per", NoisePer)):
             object.__setattr__(self, name, _one_of(name.replace("_", "-"), kind, getattr(self, name)))
+        object.__setattr__(self, "release_by", _channel(self.release_by))
         if self.noise_per is not NoisePer.VECTOR and self.clipping is Clipping.PUBLIC:
             text = f"noise-per {self.noise_per} needs clipping update: a public clip norm is that of the whole vector"
             raise ProtocolError(text, code="protocol.noise-per-clipping")
@@ -211,6 +214,12 @@ class TrainingSpec(_Spec):
         _finite(self, *ROWS)
         if any(getattr(self, name) for name in ROWS):
             _check_rows(self)
+
+    @property
+    def channel(self) -> str:
+        """Name of the channel by which the clients' results leave (`umbel.privacy.channels`)."""
+        alone = self.release_by is ReleaseBy.CLIENT and not self.noise_multiplier and self.row_privacy is not None
+        return "rows" if alone else str(self.release_by)
 
     @property
     def row_privacy(self) -> RowPrivacy | None:
@@ -286,6 +295,11 @@ class EvaluationSpec(_Spec):
         _finite(self, "step_size", "report_bound", above_0=True)
         _finite(self, "report_noise_multiplier")
         _short("the run's name", self.run)
+
+    @property
+    def channel(self) -> str:
+        """Name of the channel by which reports leave."""
+        return "secure" if self.summed else "reports"
 
     @property
     def summed(self) -> bool:
@@ -419,6 +433,13 @@ def _one_of(name: str, kind: Any, value: str) -> Any:
         return kind(value)
     except ValueError:
         raise _range(f"{name} must be one of {', '.join(kind)}, got {value!r}") from None
+
+
+def _channel(name: str) -> Any:
+    """Return the name of a channel, as a `ReleaseBy` if it is umbel's own."""
+    if name not in CHANNELS.keys() - IMPLIED:
+        raise _range(f"release-by must be one of {', '.join(CHANNELS.keys() - IMPLIED)}, got {name!r}")
+    return ReleaseBy(name) if name in {*ReleaseBy} else name
 
 
 def _short(what: str, name: str) -> None:
