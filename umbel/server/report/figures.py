@@ -74,7 +74,7 @@ def svg(name: str, alt: str, draw: Callable[[Axes], None], height: int = HEIGHT)
 
     buffer = io.StringIO()
     with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # whatever the machine's matplotlibrc says
+        matplotlib.rcdefaults()  # the machine's matplotlibrc changes nothing
         matplotlib.rcParams.update(STYLE | {"svg.hashsalt": name})
         figure = Figure(figsize=(WIDTH / 72, height / 72), layout="constrained")
         draw(figure.add_subplot())
