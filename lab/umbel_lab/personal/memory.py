@@ -140,9 +140,8 @@ def knn_per(task: Task) -> Predictors:
     if len(seen) != 2:
         text = f"model {model.name!r} has no input of its last layer, or no mean of targets, for each row"
         raise ModelError(f"{text}; choose another method than knn-per", code="model.no-neighbours")
-    keys = representations(task.learner, task.start, cohort)
-    memory: dict[str, Any] = {"keys": keys.cpu().numpy(), "values": values.reshape(len(keys), -1)}
-    memory["counts"] = cohort.lengths
+    keys, counts = representations(task.learner, task.start, cohort), cohort.lengths
+    memory: dict[str, Any] = {"keys": keys.cpu().numpy(), "values": values.reshape(len(keys), -1), "counts": counts}
     remembering = Remembering(**vars(own), **memory, shares=np.zeros(len(cohort)))
     ones = [remembering.part(slice(c, c + 1)) for c in np.flatnonzero(cohort.lengths)]
     means = [nearest(one.keys, one.values, torch.from_numpy(one.keys).to(keys.device), leave_out=True) for one in ones]
