@@ -36,7 +36,6 @@ from umbel.protocol.flower import ErrorCode
 from umbel.protocol.hypotheses import Hypotheses
 from umbel.protocol.log import log
 from umbel.protocol.messages import (
-    channel_asked,
     evaluation_in,
     keep_request,
     merged,
@@ -401,21 +400,18 @@ def _quorum(share: float, messages: Sequence[Message]) -> Callable[[Sequence[Ans
     """Return whether so large a share of the clients has replied that messages ask to train, and to evaluate."""
     if share >= 1:
         return lambda _: False
-    asked, least = {}, np.zeros(2)
-    for message in messages:
-        content, found = message.content, channel_asked(message.content)
-        tasks = training_in(content), evaluation_in(content)
-        asked[message.metadata.dst_node_id] = tasks, 0 if found is None else found[2][0]
-        least += [share * len(task.clients) if task else 0.0 for task in tasks]
+    asked = {
+        one.metadata.dst_node_id: (training_in(one.content), evaluation_in(one.content)) for one in messages
+    }  # fmt: skip
+    least = share * np.sum([(0, 0), *(numbers_asked(one.content) for one in messages)], axis=0)
 
     def enough(answers: Sequence[Answer]) -> bool:
         replied = np.zeros(2)
         for answer in answers:
             if answer.kind != "query" and not answer.reply.has_error():
                 with suppress(Exception):  # it is read once more after the round, and then the reason is logged
-                    tasks, k = asked[answer.node]
-                    content = answer.reply.content
-                    replied += [load(one.channel).answered(one, content, k) if one else 0 for one in tasks]
+                    content, tasks = answer.reply.content, asked[answer.node]
+                    replied += [load(one.channel).answered(one, content) if one else 0 for one in tasks]
         return bool((replied >= least).all())
 
     return enough

@@ -27,22 +27,16 @@ class Presence(StrEnum):
 
 
 @dataclass(frozen=True)
-class NodeState:
-    """A node's presence, and since when, in seconds since 1970; 0 since the start of the run."""
-
-    presence: Presence
-    since: float = 0.0
-
-
-@dataclass(frozen=True)
 class Absence:
-    """How often in a row a node failed to reply or refused, and the last round that it is left out of.
+    """Why a node is left out and since when, in seconds since 1970; 0 since the start of the run.
+
+    Also how often in a row it failed to reply or refused, and the last round that it is left out of for that.
 
     While a run is paused, no rounds pass, so that the absence also ends at a time by the clock of `time.monotonic`.
     """
 
-    times: int
-    until: int
+    times: int = 0
+    until: int = 0
     presence: Presence = Presence.SILENT
     since: float = 0.0
     ends: float = 0.0

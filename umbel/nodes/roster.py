@@ -16,7 +16,7 @@ from flwr.app import Message, RecordDict
 from numpy.typing import NDArray
 
 from umbel.nodes.exchange import Answer, Exchange
-from umbel.nodes.presence import Absence, NodeState, Presence
+from umbel.nodes.presence import Absence, Presence
 from umbel.nodes.words import PASSING, code_in, moves
 from umbel.protocol.asked import Names
 from umbel.protocol.clients import ClientOnNode
@@ -55,7 +55,7 @@ class Roster:
     def __init__(self, nodes: Mapping[int, Hosting], names: Names | None = None) -> None:
         self.names = Names() if names is None else names
         self._absent: dict[int, Absence] = {}
-        self._away: dict[int, NodeState] = {}
+        self._away: dict[int, Absence] = {}
         self.seen: dict[int, float] = {}
         """When each node last replied to a round's message, in seconds since 1970."""
         self.refusals: dict[int, Counter[str]] = {}
@@ -127,7 +127,9 @@ class Roster:
                 continue
             presence = Presence.LATE if node in seen else Presence.OFFLINE
             was = before.get(node)
-            self._away[node] = was if was and was.presence is presence else NodeState(presence, time.time())
+            self._away[node] = (
+                was if was and was.presence is presence else Absence(presence=presence, since=time.time())
+            )
 
     def note(
         self,
@@ -157,14 +159,14 @@ class Roster:
                 out = count_of(absence.until - round, "round")
                 log(WARNING, "%s %s round %d and is left out for %s", self.names[node], what, round, out)
 
-    def state(self, node: int, round: int) -> NodeState:
+    def state(self, node: int, round: int) -> Absence:
         """Return whether a node can be asked in a round, and if not, why and since when."""
         if (away := self._away.get(node)) is not None:
             return away
         absence = self._absent.get(node)
         if absence is None or round > absence.until:
-            return NodeState(Presence.ONLINE)
-        return NodeState(absence.presence, absence.since)
+            return Absence(presence=Presence.ONLINE)
+        return absence
 
     def readmit(self, round: int) -> None:
         """Ask nodes again in a round whose time as silent or refusing nodes is over, in a run that is paused."""

@@ -13,13 +13,13 @@ from threading import Thread
 from typing import ClassVar, NamedTuple
 
 import httpx
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from umbel.privacy.channels import load
 from umbel.protocol.flower import drop_limit, in_memory, limit_answer, refuse_repeated_parts
 from umbel.protocol.log import log
-from umbel.protocol.messages import channel_asked, numbers_asked
+from umbel.protocol.messages import HYPOTHESES, TRAINING, numbers_asked
 from umbel.protocol.release import CHANNELS
 from umbel.protocol.words import as_line
 
@@ -88,13 +88,14 @@ class Simulation(Transport):
 
 def largest_answer(content: RecordDict) -> int:
     """Return how many bytes the answer to a message may have: all its parts together, as Flower sends them."""
-    asked = numbers_asked(content)
+    hypotheses, training, asked = content.get(HYPOTHESES), content.get(TRAINING), numbers_asked(content)
     size = _OF_FLOWER + _OF_A_CLIENT * sum(asked)
-    if (found := channel_asked(content)) is not None:
-        name, matrix, (k, *columns) = found
-        models = load(name).rows(k, asked[0])
-        # The name is JSON within JSON, and Flower names each 5 MiB of the array.
-        size += 2 * len(matrix) + math.ceil(4 * models * math.prod(columns) * (1 + 2**-10))
+    if isinstance(training, ConfigRecord) and isinstance(hypotheses, ArrayRecord):
+        for name, matrix in hypotheses.items():
+            k, *columns = matrix.shape
+            models = load(str(training.get("release_by"))).rows(k, asked[0])
+            # The name is JSON within JSON, and Flower names each 5 MiB of the array.
+            size += 2 * len(name) + math.ceil(4 * models * math.prod(columns) * (1 + 2**-10))
     for name, record in content.items():
         if name in CHANNELS and isinstance(record, ConfigRecord):
             size += load(name).room(record)

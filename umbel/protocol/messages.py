@@ -30,13 +30,12 @@ from umbel.protocol.records import from_array_record, record_in, to_array_record
 from umbel.protocol.tasks import LONGEST_NAME, VERSION, EvaluationSpec, Hosting, TrainingSpec
 
 _VERSION = "version"
-_HYPOTHESES = "hypotheses"
+HYPOTHESES, TRAINING = "hypotheses", "training"
 _PRIOR = "prior"
-_TRAINING = "training"
 _EVALUATION = "evaluation"
 _HOSTING = "hosting"
 _RUN = "run"
-PARTS = (_HYPOTHESES, _TRAINING, _EVALUATION, _VERSION, _RUN)
+PARTS = (HYPOTHESES, TRAINING, _EVALUATION, _VERSION, _RUN)
 """The records that a message to a node may have, besides those of channels; a node ignores all others."""
 
 
@@ -52,8 +51,8 @@ def query() -> RecordDict:
 
 def round_request(hypotheses: ArrayRecord, *tasks: TrainingSpec | EvaluationSpec | None) -> RecordDict:
     """Return the content of a round's message to a node; all messages of a round may share the packed `hypotheses`."""
-    records = {_TRAINING if isinstance(one, TrainingSpec) else _EVALUATION: one.to_record() for one in tasks if one}
-    return filled(RecordDict(), {_HYPOTHESES: hypotheses, **records})
+    records = {TRAINING if isinstance(one, TrainingSpec) else _EVALUATION: one.to_record() for one in tasks if one}
+    return filled(RecordDict(), {HYPOTHESES: hypotheses, **records})
 
 
 def merged(messages: Iterable[Message]) -> list[Message]:
@@ -68,17 +67,7 @@ def merged(messages: Iterable[Message]) -> list[Message]:
 
 def numbers_asked(content: RecordDict) -> tuple[int, int]:
     """Return how many clients a round's message asks for training, and for evaluation."""
-    return _number_asked(content.get(_TRAINING)), _number_asked(content.get(_EVALUATION))
-
-
-def channel_asked(content: RecordDict) -> tuple[str, str, tuple[int, ...]] | None:
-    """Return the channel that a round's message asks its training clients to release by, and the name and shape of the
-    hypotheses' matrix; None if it asks none."""
-    hypotheses, training = content.get(_HYPOTHESES), content.get(_TRAINING)
-    if not (isinstance(training, ConfigRecord) and isinstance(hypotheses, ArrayRecord) and len(hypotheses) == 1):
-        return None
-    ((name, matrix),) = hypotheses.items()
-    return str(training.get("release_by")), name, tuple(matrix.shape)
+    return _number_asked(content.get(TRAINING)), _number_asked(content.get(_EVALUATION))
 
 
 def _number_asked(task: object) -> int:
@@ -91,7 +80,7 @@ def keep_request(hypotheses: ArrayRecord, run: str = "", prior: Arrays | None = 
 
     A prior says how clients differ around each hypothesis (`umbel.models.prior.Prior.arrays`).
     """
-    content = RecordDict({_HYPOTHESES: hypotheses, _RUN: ConfigRecord({_RUN: run})})
+    content = RecordDict({HYPOTHESES: hypotheses, _RUN: ConfigRecord({_RUN: run})})
     if prior is not None:
         content[_PRIOR] = to_array_record(prior)
     return content
@@ -120,18 +109,18 @@ def prior_in(content: RecordDict) -> Arrays | None:
 
 def run_names(content: RecordDict) -> set[str]:
     """Return the names of the run in a round's message, from the parts that can be read."""
-    names = (record.get(_RUN) for name, record in content.items() if name in (_TRAINING, _EVALUATION))
+    names = (record.get(_RUN) for name, record in content.items() if name in (TRAINING, _EVALUATION))
     return {name for name in names if isinstance(name, str) and len(name) <= LONGEST_NAME}
 
 
 def hypotheses_in(content: RecordDict) -> Arrays:
     """Return the hypotheses of a message."""
-    return unpack(record_in(content, _HYPOTHESES, ArrayRecord))
+    return unpack(record_in(content, HYPOTHESES, ArrayRecord))
 
 
 def training_in(content: RecordDict) -> TrainingSpec | None:
     """Check and return the task of a message's training clients; None if it has none."""
-    return _task_in(content, _TRAINING, TrainingSpec)
+    return _task_in(content, TRAINING, TrainingSpec)
 
 
 def evaluation_in(content: RecordDict) -> EvaluationSpec | None:

@@ -21,7 +21,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from umbel.protocol.arrays import Arrays, Labels, Matrix
@@ -33,6 +33,7 @@ from umbel.protocol.plugins import import_by_name
 from umbel.protocol.records import record_in
 from umbel.protocol.release import CHANNELS, Release
 from umbel.protocol.releases import Releases, Scores, Sums
+from umbel.protocol.tasks import TrainingSpec
 
 Ids = Sequence[ClientInDataset]
 Flags = NDArray[np.bool_]
@@ -186,14 +187,12 @@ class Channel:
         """Return the bytes of a reply to the channel's own record of a message."""
         return 0
 
-    @classmethod
-    def answered(cls, task: Any, content: RecordDict, k: int) -> int:
+    @staticmethod
+    def answered(task: Any, content: RecordDict) -> int:
         """Return how many of a task's clients are in a reply, according to it; 0 for an inconsistent reply."""
-        arrays = content.get("arrays")
         with suppress(ProtocolError):
-            number = int(flags_in(content, len(task.clients)).sum())
-            if isinstance(arrays, ArrayRecord):
-                return number if [one.shape[:1] for one in arrays.values()] == [(cls.rows(k, number),)] else 0
+            whose = "clients" if isinstance(task, TrainingSpec) else "reported"
+            return int(flags_in(content, len(task.clients), whose).sum())
         return 0
 
 

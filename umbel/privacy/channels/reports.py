@@ -209,7 +209,7 @@ class Reports(channels.Channel):
         clipped = min(filter(None, bounds), default=0.0)
         return Scores(float(loss), float(metric), m, spread[0], spread[1], most, math.sqrt(variance) / m, clipped)
 
-    @classmethod
-    def answered(cls, task: EvaluationSpec, content: RecordDict, k: int) -> int:
+    @staticmethod
+    def answered(task: EvaluationSpec, content: RecordDict) -> int:
         """Return the number of a task's clients if a reply has a place for each, otherwise 0."""
         return 0 if scores_in(content, len(task.clients)) is None else len(task.clients)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 
 from umbel.privacy import channels
 from umbel.privacy.accounting.guarantee import secure_release, secure_report
-from umbel.privacy.channels import Channel, Flags, Ids, Left, Place, Sanitiser, flags_in
+from umbel.privacy.channels import Channel, Flags, Ids, Left, Place, Sanitiser
 from umbel.privacy.channels.client import ClientSanitiser, blocks, updates_in
 from umbel.privacy.channels.secure.layout import REPORTS, Layout, Steps
 from umbel.privacy.channels.secure.party import Party, Turn
@@ -42,7 +41,7 @@ from umbel.privacy.mechanisms.base import Matrix
 from umbel.privacy.mechanisms.discrete_gaussian import DiscreteGaussian, to_grid
 from umbel.privacy.mechanisms.randomness import noise
 from umbel.protocol.arrays import Arrays, Labels, flatten
-from umbel.protocol.errors import ProtocolError, Refused, SiteError
+from umbel.protocol.errors import Refused, SiteError
 from umbel.protocol.flower import filled
 from umbel.protocol.messages import evaluation_in, training_in
 from umbel.protocol.release import Clipping, Release, ReleaseBy
@@ -346,14 +345,6 @@ class Secure(SecureSums):
     @staticmethod
     def rows(k: int, clients: int) -> int:
         """Return 0: no model leaves by itself."""
-        return 0
-
-    @classmethod
-    def answered(cls, task: TrainingSpec | EvaluationSpec, content: RecordDict, k: int) -> int:
-        """Return how many of a task's clients are in a reply, according to it; 0 for an inconsistent reply."""
-        with suppress(ProtocolError):
-            whose = "clients" if isinstance(task, TrainingSpec) else "reported"
-            return int(flags_in(content, len(task.clients), whose).sum()) if RECORD in content else 0
         return 0
 
     @staticmethod
