@@ -11,7 +11,8 @@ from umbel.privacy.accounting.plan import large_delta, rounded_up, row_noise_for
 from umbel.privacy.accounting.rows import needed_budget, row_guarantee
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Protect, Release
-from umbel.protocol.run_config import RowSettings, RunConfig
+from umbel.protocol.run_config import RunConfig
+from umbel.protocol.tasks import RowSettings
 from umbel.protocol.words import count_of
 from umbel.simulation.facts import Draft, check_declared, estimated_scales, filled
 
