@@ -33,7 +33,7 @@ from umbel.client.prediction import DEFAULT, Learnt
 from umbel.client.trial import try_out
 from umbel.data import open_dataset
 from umbel.data.importers import from_arrays
-from umbel.models.fit import look
+from umbel.models.fit import traits_of
 from umbel.nodes.differences import prior_of
 from umbel.privacy.accounting.guarantee import DELTA
 from umbel.protocol.errors import ConfigError
@@ -117,7 +117,7 @@ class _Federated(BaseEstimator):
         self.guarantee_ = summary.guarantee_lines(int(spent.max()), left=left)
         self._learnt = Learnt(setup.model, state.best, setup.config, prior_of(run.strategy.state, k))
         dataset = open_dataset(path)
-        outputs = look(setup.model, dataset.features.shape[1:]).outputs[-1]
+        outputs = traits_of(setup.model, dataset.features.shape[1:]).outputs[-1]
         # For rows of no known client.
         self._mean = Predictors.plain(same_for(1, state.best), outputs, shares_of(state.history, 0, k)[None])
         self._own: list[tuple[NDArray[np.int64], Predictors]] = []

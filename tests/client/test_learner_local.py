@@ -401,7 +401,7 @@ def measured(engine: str, model: models.Model, *rows: Any) -> tuple[Any, int]:
     """Return what newcomers measure, from the statistics that a layer starts with, and by how many passes each."""
     cohort = cohort_of(*[(np.array(x, np.float32), np.zeros((len(x), 1))) for x in rows])
     learner, hypotheses = learner_of(engine, model), draw_hypotheses(model, 1)
-    learner._look(cohort)  # which is tried in training too
+    learner._traits(cohort)  # which is tried in training too
     network: Any = model.module
     before, fresh = network.passes, model.initial_local(generators(len(rows)))
     found = ByArrays(learner).fit_local(hypotheses, cohort, fresh, 0.1)

@@ -480,7 +480,7 @@ def test_tied_weights_count_once_and_stay_tied() -> None:
 def test_a_large_model_is_tried_once_for_rows_of_the_same_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command and the node in its process, with data of the same shapes, need one trial step."""
     model, tried = of(lambda: nn.Linear(2, 1)), []
-    monkeypatch.setattr(trial, "_check_network", lambda *_: tried.append(1))
+    monkeypatch.setattr(trial, "_faults", lambda *_: tried.append(1) or ())
     first, second = (try_out(model, data(), "cpu") for _ in range(2))
     assert first is second
     assert len(tried) == 1
@@ -489,7 +489,7 @@ def test_a_large_model_is_tried_once_for_rows_of_the_same_shapes(monkeypatch: py
 def test_each_engine_of_a_site_is_tried_with_all_that_training_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = set()
     monkeypatch.setattr(
-        trial, "_seconds", lambda learner, *rest: tried.add((learner.engine, bool(rest[4].rows), rest[4].descent.plain))
+        trial, "_seconds", lambda learner, *rest: tried.add((learner.engine, bool(rest[2].rows), rest[2].descent.plain))
     )
     trial.try_engines()
     assert tried == {(engine, *how) for engine in ("loop", "site") for how in ((True, True), (False, False))}

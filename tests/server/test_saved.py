@@ -21,8 +21,7 @@ from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ConfigError
 from umbel.server.history import State
 from umbel.server.run_folder import RunFolder, _digest
-from umbel.server.saved import Saved
-from umbel.server.setup import Setup
+from umbel.server.setup import Saved, Setup
 from umbel.simulation import in_process
 
 CONFIG = paper_run() | {"rounds": 4, "restarts": 1, "strategy": "group-privacy respawn=3"}

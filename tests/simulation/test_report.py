@@ -16,13 +16,13 @@ from typer.testing import CliRunner
 
 import umbel.client.app
 import umbel.server.app
+from umbel.cli.commands.runs import report as app
 from umbel.data import Manifest, offsets_of, write_dataset
 from umbel.server.result import Result
 from umbel.server.run_folder import _digest
 from umbel.simulation.grid import InProcessGrid
 from umbel.simulation.in_process import run_config
 from umbel.simulation.measured import Spec, finish
-from umbel.simulation.report import app
 from umbel.simulation.sweep import _save
 
 pytestmark = pytest.mark.rest

@@ -22,18 +22,9 @@ def lazy(
 ) -> type[TyperGroup]:
     """Return the class of a group.
 
-    Parameters
-    ----------
-    known : callable
-        Returns a one-sentence description of each command, by name.
-    load : callable
-        Returns a command by name.
-    extra : str
-        The extra of umbel with the commands' dependencies; empty if umbel itself has them all.
-    elsewhere : mapping, optional
-        The package that adds a command, by the command's name.
-    panels : mapping, optional
-        The title above a command in the help, by the command's name.
+    `known` returns a one-sentence description of each command, by name, and `load` a command by its name. The others
+    are the extra of umbel with the commands' dependencies, the packages that add further commands, and the titles above
+    commands in the help.
     """
 
     class Lazy(TyperGroup):

@@ -119,10 +119,7 @@ COMMANDS: Table = {
     "predict": ("umbel.cli.commands.predict:app", "Predict with a run, for clients old and new."),
     "runs": ("umbel.cli.main:runs", "List, show, compare, export and remove runs."),
     "data": ("umbel.cli.commands.data:app", "List and show datasets, and make more from recipes and tables."),
-    "config": (
-        "umbel.cli.commands.config:explain",
-        "Explain the keys of the run config, or the entries of a site's policy.",
-    ),
+    "config": ("umbel.cli.commands.config:explain", "Explain the run config's keys, or a site policy's entries."),
     "init": ("umbel.cli.commands.init:app", "Write a Flower app in a new folder, ready for your model."),
     "doctor": ("umbel.cli.commands.doctor:app", "Check that this machine has what umbel needs, and say what to do."),
     "demo": ("umbel.cli.commands.demo:app", "Compare hospitals alone, together without privacy, and with a guarantee."),
@@ -144,16 +141,13 @@ PANELS = {
 RUNS: Table = {
     "list": ("umbel.cli.commands.runs:list_runs", "Print all runs under $UMBEL_HOME/runs, oldest first."),
     "show": ("umbel.cli.commands.runs:show", "Print a run's settings, results and cost in privacy, or several beside."),
-    "report": ("umbel.simulation.report:app", "Write a run's report."),
+    "report": ("umbel.cli.commands.runs:report", "Write a run's report."),
     "export": ("umbel.cli.commands.runs:export", "Write a run's hypotheses as files for other programs."),
     "rm": ("umbel.cli.commands.runs:rm", "Delete the folders of runs permanently."),
 }
 SERVER: Table = {
     "start": ("umbel.deploy.server:start", "Start Flower's SuperLink behind umbel's guard."),
-    "status": (
-        "umbel.cli.commands.runs:status",
-        "Print a run's round, its sites, why some are missing, and the time left.",
-    ),
+    "status": ("umbel.cli.commands.runs:status", "Print a run's round, its sites, and the time left."),
     "login": ("umbel.deploy.server:login", "Store the operator's secret for a connection of flwr."),
 }
 SITE: Table = {
@@ -163,18 +157,12 @@ SITE: Table = {
     "requests": ("umbel.cli.commands.site:requests", "List the requests that wait for approval."),
     "approve": ("umbel.cli.commands.site:approve", "Approve a request."),
     "refuse": ("umbel.cli.commands.site:refuse", "Refuse a request."),
-    "journal": (
-        "umbel.cli.commands.site:journal",
-        "Check a site's journal, and print what clients have spent.",
-    ),
+    "journal": ("umbel.cli.commands.site:journal", "Check a site's journal, and print what clients have spent."),
     "log": ("umbel.cli.commands.site:log", "Print what servers asked, and what the site decided."),
     "backup": ("umbel.cli.commands.site:backup", "Copy the journal, also while the site runs."),
 }
 PARTS: Table = {
-    "supernode": (
-        "umbel.deploy.node:supernode",
-        "Start only a site's SuperNode, for an executor in another container.",
-    ),
+    "supernode": ("umbel.deploy.node:supernode", "Start a site's SuperNode, for an executor in another container."),
     "executor": ("umbel.deploy.executor:command", "Start only a site's executor, which runs the site's own app."),
     "metrics": ("umbel.console.metrics:app", "Print a site's metrics for Prometheus, or serve them."),
     "server-metrics": ("umbel.deploy.metrics:app", "Print a server's metrics for Prometheus, or serve them."),

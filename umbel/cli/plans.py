@@ -68,15 +68,8 @@ def plan(
 
     Parameters
     ----------
-    config : str, Path or mapping
-        A configuration by its name in configs/, a TOML file, a dataset, or run-config values.
-    epsilon : float, optional
-        The guarantee between any two data sets of a client over the whole run.
-    delta : float, optional
-        Delta of the guarantee; 0 for a pure epsilon of clients.
-    row_epsilon, rows : float, int, optional
-        In place of `epsilon`: the guarantee between two data sets of a client that differ by one row, and the number of
-        rows of a typical client.
+    config, epsilon, delta, row_epsilon, rows
+        As for `umbel.run`.
     sites : int
         Number of sites, if these release sums.
     release : str, optional

@@ -91,9 +91,9 @@ def server_checks(address: str, ca: Path | None, key: Path | None) -> Iterator[C
         The node's private key.
     """
     yield from file_checks(ca, key)
-    look = cache(lambda: _look(address, ca))  # both checks are of one reply
-    yield "server", lambda: _server(address, look())
-    yield "clock", lambda: _clock(look())
+    health = cache(lambda: _health(address, ca))  # both checks are of one reply
+    yield "server", lambda: _server(address, health())
+    yield "clock", lambda: _clock(health())
 
 
 def file_checks(ca: Path | None, key: Path | None) -> Iterator[Check]:
@@ -168,7 +168,7 @@ def _days_left(certificate: x509.Certificate, whose: str) -> str:
 
 
 @dataclass(frozen=True)
-class _Look:
+class _Health:
     """The server's reply to a question for its health, and the seconds by which this clock is ahead of the server's."""
 
     status: int
@@ -176,7 +176,7 @@ class _Look:
     ahead: float | None
 
 
-def _look(address: str, ca: Path | None) -> _Look:
+def _health(address: str, ca: Path | None) -> _Health:
     """Ask the server for its health on the node's way to it: past or through the same proxy, to no other address."""
     scheme, verify = ("https", _context(ca)) if ca else ("http", True)
     before = time.time()
@@ -187,7 +187,7 @@ def _look(address: str, ca: Path | None) -> _Look:
         ):
             encrypted = reply.extensions["network_stream"].get_extra_info("ssl_object")
             ahead = ahead_of(reply, (before + time.time()) / 2)
-            return _Look(reply.status_code, encrypted.getpeercert(True) if encrypted else None, ahead)
+            return _Health(reply.status_code, encrypted.getpeercert(True) if encrypted else None, ahead)
     except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
         raise connection_fault(address, error) from None
 
@@ -216,24 +216,24 @@ def _context(ca: Path) -> ssl.SSLContext:
         raise SiteError(f"{ca} holds no certificate; get ca.crt from the operator", code="site.certificate") from None
 
 
-def _server(address: str, look: _Look) -> str:
-    if look.status != httpx.codes.OK:
+def _server(address: str, health: _Health) -> str:
+    if health.status != httpx.codes.OK:
         raise SiteError(
-            f"the program at {address} replied {look.status} to /health; check the address, and the server's log",
+            f"the program at {address} replied {health.status} to /health; check the address, and the server's log",
             code="site.no-server",
         )
-    if look.certificate is None:
+    if health.certificate is None:
         return f"answers at {address}, without encryption"
-    left = _days_left(x509.load_der_x509_certificate(look.certificate), "the server")
+    left = _days_left(x509.load_der_x509_certificate(health.certificate), "the server")
     return f"answers at {address}; its certificate is valid for {left}"
 
 
-def _clock(look: _Look) -> str:
-    if look.ahead is None:
+def _clock(health: _Health) -> str:
+    if health.ahead is None:
         return "not checked: the server's reply has no time"
-    if fault := clock_fault(look.ahead):
+    if fault := clock_fault(health.ahead):
         raise fault
-    return f"within {max(1, math.ceil(abs(look.ahead)))} s of the server's"
+    return f"within {max(1, math.ceil(abs(health.ahead)))} s of the server's"
 
 
 def ahead_of(response: httpx.Response, now: float) -> float | None:

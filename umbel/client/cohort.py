@@ -43,6 +43,11 @@ class Cohort:
     def __len__(self) -> int:
         return len(self.lengths)
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a row's features."""
+        return tuple(self.features.shape[1:])
+
     @cached_property
     def starts(self) -> NDArray[np.int64]:
         """First row of each client."""

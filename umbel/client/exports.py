@@ -23,7 +23,7 @@ from umbel.client.personal.predictors import mixed
 from umbel.client.prediction import class_names
 from umbel.data import Column, Dataset, Manifest, Schema
 from umbel.data.table import encode, seen
-from umbel.models.fit import Look, look, one_line
+from umbel.models.fit import Traits, one_line, traits_of
 from umbel.models.model import Model
 from umbel.protocol.errors import ConfigError, DatasetError, ModelError
 from umbel.protocol.home import write_atomically
@@ -144,21 +144,18 @@ def to_onnx(network: nn.Module, model: Model, dataset: Dataset | None, said: Map
     if dataset.manifest.layout is None:
         text = f"dataset {dataset.manifest.name} has no schema, whose columns an ONNX file takes; export safetensors"
         raise DatasetError(f"{text}, and write the network by torch.onnx", code="data.no-schema")
-    graph = _Graph(network, look(model, dataset.features.shape[1:]), dataset.manifest.layout)
+    graph = _Graph(network, traits_of(model, dataset.features.shape[1:]), dataset.manifest.layout)
     try:
         content = graph.written({**_said(dataset.manifest, graph.schema), **said})
-        session = onnxruntime.InferenceSession(content)
+        session, differs = onnxruntime.InferenceSession(content), False
         for rows in (_ROWS, 1):
-            given, wanted = graph.example(rows)
-            found = dict(zip(graph.results, session.run(None, given), strict=True))
-            wrong = [name for name, value in wanted.items() if not _alike(found[name], value)]
-            if wrong:
-                break
+            given, outputs = graph.example(rows)
+            differs = differs or not _alike(session.run(None, given)[-1], outputs)
     except Exception as error:  # the exporter may raise anything over a user's network
         text = f"model {model.name!r} cannot be written as ONNX: {one_line(error)}"
         raise ModelError(text, code="model.onnx") from error
-    if wrong:
-        text = f"model {model.name!r} gives different {wrong} in ONNX and in PyTorch; nothing is written"
+    if differs:
+        text = f"model {model.name!r} gives different {graph.results[-1]} in ONNX and in PyTorch; nothing is written"
         raise ModelError(text, code="model.reads-otherwise")
     return content
 
@@ -166,7 +163,7 @@ def to_onnx(network: nn.Module, model: Model, dataset: Dataset | None, said: Map
 class _Graph(nn.Module):
     """The module to export, from the columns of a schema to its target: ``column_0, column_1, ...`` in, results out."""
 
-    def __init__(self, network: nn.Module, seen: Look, schema: Schema) -> None:
+    def __init__(self, network: nn.Module, seen: Traits, schema: Schema) -> None:
         super().__init__()
         self.network = network
         self.schema, self.columns = schema, [Input(one) for one in schema.features]
@@ -221,28 +218,25 @@ class _Graph(nn.Module):
         numbers, sound = zip(*each, strict=True)
         taken = torch.stack(list(sound)).all(0)
         rows = torch.where(taken[:, None], torch.cat(list(numbers), 1).float(), 0.0)
-        outputs = self.network(self._readable(rows))
-        outputs = torch.where(taken[:, None], outputs, torch.nan)
+        outputs = torch.where(taken[:, None], self._outputs(rows), torch.nan)
         if not self.classes:
-            outputs = outputs * self.scale
             return (outputs[:, 0] if outputs.shape[1] == 1 else outputs,)
         place = (outputs[:, 0] > 0).long() if outputs.shape[1] == 1 else outputs.argmax(1)
         return torch.where(taken, place, -1), outputs
 
-    def example(self, rows: int) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+    def example(self, rows: int) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
+        """Return made-up rows as the file takes them, and the network's outputs for them, as umbel encodes them."""
         frame = pd.DataFrame({one.name: one.example(rows) for one in self.columns})
         alone = self.schema.model_copy(update={"client": None})
         seen = torch.from_numpy(encode(frame, alone, "made-up rows", to_predict=True).features)
         with torch.inference_mode():
-            outputs = self.network(self._readable(seen)).numpy()
-        given = {one.name: one.given(frame[one.name]) for one in self.columns}
-        if not self.classes:
-            outputs = outputs * self.scale
-            outputs = outputs[:, 0] if outputs.shape[1] == 1 else outputs
-        return given, {self.results[-1]: outputs}
+            outputs: NDArray[Any] = self._outputs(seen).numpy()
+        return {one.name: one.given(frame[one.name]) for one in self.columns}, outputs
 
-    def _readable(self, rows: Tensor) -> Tensor:
-        return rows.long() if self._tokens else rows
+    def _outputs(self, rows: Tensor) -> Tensor:
+        """Return the outputs for rows as the model sees them, numbers in the target's unit."""
+        outputs: Tensor = self.network(rows.long() if self._tokens else rows)
+        return outputs if self.classes else outputs * self.scale
 
     def _enter(self, i: int, name: str) -> Any:
         column, inside = self.schema.features[i], f"{_INSIDE}column_{i}"
@@ -286,9 +280,11 @@ def _said(manifest: Manifest, schema: Schema) -> dict[str, str]:
     return texts | {key: json.dumps(value, ensure_ascii=False) for key, value in told.items()}
 
 
-def _alike(found: NDArray[Any], wanted: NDArray[Any]) -> bool:
-    most = float(np.abs(wanted).max(initial=0.0))
-    return bool(np.allclose(found, wanted, rtol=_TOLERANCE, atol=_TOLERANCE * max(1.0, most)))
+def _alike(outputs: NDArray[Any], expected: NDArray[Any]) -> bool:
+    most = float(np.abs(expected).max(initial=0.0))
+    return bool(
+        np.allclose(outputs, expected.reshape(outputs.shape), rtol=_TOLERANCE, atol=_TOLERANCE * max(1.0, most))
+    )
 
 
 _FORMS = ("safetensors", "onnx")
@@ -315,22 +311,21 @@ def write_networks(
     except OSError as error:
         text = f"{folder} cannot become a folder: {error.strerror}; name another"
         raise ConfigError(text, code="config.no-folder") from None
-    files = {name: folder / f"{name}.{form}" for name in networks}
-    if not private and (more := {*folder.glob(f"hypothesis-*.{form}")} - {*files.values()}):
+    files = [folder / f"{name}.{form}" for name in networks]
+    if not private and (more := {*folder.glob(f"hypothesis-*.{form}")} - {*files}):
         text = f"{min(more)} belongs to a run with more hypotheses, and would look like a file of this one"
         raise ConfigError(f"{text}; remove it, or name another folder", code="config.other-files")
-    made = {}
+    made = []
     for name, network in networks.items():
         if form == "onnx":
-            content = to_onnx(network, model, dataset, {"name": name, "model": model.name, **said})
+            made.append(to_onnx(network, model, dataset, {"name": name, "model": model.name, **said}))
         else:
             # Cloned, since tied parameters share their memory.
             state = {name: value.detach().clone().contiguous() for name, value in network.state_dict().items()}
-            content = safetensors.torch.save(state)
-        made[files[name]] = content
-    for path, content in made.items():
+            made.append(safetensors.torch.save(state))
+    for path, content in zip(files, made, strict=True):
         write_atomically(path, content, private)
-    return list(made)
+    return files
 
 
 class OwnNetwork(nn.Module):

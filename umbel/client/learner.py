@@ -27,7 +27,7 @@ from umbel.client.batched import ONE_THREAD_BYTES, SLOTS, Batched, is_exact
 from umbel.client.cohort import ALL_ROWS, Cohort, LocalUpdate, Schedule, seeded
 from umbel.client.loop import Engine, Loop
 from umbel.client.row_gradients import gradients_of
-from umbel.models.fit import CPU_CHUNK_BYTES, Look, look, one_line, training_bytes
+from umbel.models.fit import CPU_CHUNK_BYTES, Traits, one_line, training_bytes, traits_of
 from umbel.models.model import Model, Parameters
 from umbel.privacy.gate.randomness import RowSource
 from umbel.privacy.gate.time_limit import check_time
@@ -127,12 +127,12 @@ class Learner:
         """
         own, cohort = local or {}, self._readable(cohort)
         names = frozenset(only or hypotheses | own) - self.model.buffers
-        draws, on_cpu = self._look(cohort).draws, self.device.type == "cpu"
+        draws, on_cpu = self._traits(cohort).draws, self.device.type == "cpu"
         trained = {name: torch.empty(len(cohort), *value.shape[1:]) for name, value in (hypotheses | own).items()}
         gradients = None
         if update.rows is not None:
             chain = self._batched.layers if self._batched and self.engine == BATCHED else None
-            gradients = gradients_of(self.model, self._loop.frozen, names, tuple(cohort.features.shape[1:]), chain)
+            gradients = gradients_of(self.model, self._loop.frozen, names, cohort.shape, chain)
 
         def train(engine: Engine, part: slice) -> None:
             index = chosen[part].to(self.device)
@@ -170,7 +170,7 @@ class Learner:
         if not len(cohort.features):
             return fresh
         # Training does not read running statistics: every pass over the same rows would measure the same.
-        measured = self.model.local_statistics and not self._look(cohort).repeats
+        measured = self.model.local_statistics and not self._traits(cohort).repeats
         update = LocalUpdate(1 if measured else _NEWCOMER_EPOCHS, step_size, 0)
         chosen = torch.zeros(len(cohort), dtype=torch.int64)
         # All rows at once: no rows are shuffled, and no generator is used.
@@ -200,7 +200,7 @@ class Learner:
             rows, of = cohort.part(part), 0 if same else part
             each = [self.tensors({name: value[of, j] for name, value in networks.items()}) for j in range(m)]
             if not len(rows.features):  # of no rows, many networks cannot tell the shape of their outputs
-                parts.append(torch.zeros(m, 0, *self._look(cohort).outputs, device=self.device))
+                parts.append(torch.zeros(m, 0, *self._traits(cohort).outputs, device=self.device))
             elif same:
                 parts.append(torch.stack([engine.apply(one, rows.features) for one in each]))
             else:
@@ -261,12 +261,12 @@ class Learner:
 
     def _training_bytes(self, cohort: Cohort, update: LocalUpdate) -> NDArray[np.int64]:
         """Return the memory for each client while the clients are trained together."""
-        rows, shape = update.size(int(cohort.lengths.max())), tuple(cohort.features.shape[1:])
+        rows, shape = update.size(int(cohort.lengths.max())), cohort.shape
         return np.full(len(cohort), training_bytes(self.model, shape, rows))
 
     def _scoring_bytes(self, cohort: Cohort, k: int) -> NDArray[np.int64]:
         """Return the memory for each client while k hypotheses are scored together."""
-        return cohort.lengths * (4 * k * self._look(cohort).activations)
+        return cohort.lengths * (4 * k * self._traits(cohort).activations)
 
     def _chunk_bytes(self) -> int:
         if self.device.type != "cuda":
@@ -279,11 +279,11 @@ class Learner:
             limit /= 2
         return int(limit)
 
-    def _look(self, cohort: Cohort) -> Look:
-        return look(self.model, tuple(cohort.features.shape[1:]))
+    def _traits(self, cohort: Cohort) -> Traits:
+        return traits_of(self.model, cohort.shape)
 
     def _readable(self, cohort: Cohort) -> Cohort:
-        return replace(cohort, features=cohort.features.long()) if self._look(cohort).tokens else cohort
+        return replace(cohort, features=cohort.features.long()) if self._traits(cohort).tokens else cohort
 
 
 class Turns:
@@ -360,7 +360,7 @@ def _one_thread_each(learner: Learner, hosted: int, shape: tuple[int, ...]) -> b
     be drawn from it too.
     """
     many = learner.engine == LOOP and learner.device.type == "cpu" and hosted >= _CLIENTS * torch.get_num_threads()
-    return many and not learner.model.local_shapes and not look(learner.model, shape).draws
+    return many and not learner.model.local_shapes and not traits_of(learner.model, shape).draws
 
 
 def arrays_of(parameters: Parameters) -> Arrays:

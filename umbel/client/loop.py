@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from umbel.client.cohort import Cohort, Schedule, Steps, seeded
-from umbel.models.fit import look
+from umbel.models.fit import traits_of
 from umbel.models.model import Model, Parameters
 from umbel.privacy.gate.time_limit import check_time
 
@@ -66,7 +66,7 @@ class Loop(Engine):
         """See `Engine.sums`."""
         model, k = self.model, len(next(iter(hypotheses.values())))
         sums = torch.empty(2, k, len(cohort), dtype=torch.float64)
-        arrange = arrangement(model, tuple(cohort.features.shape[1:]))
+        arrange = arrangement(model, cohort.shape)
         networks = [{name: arrange(value[j]) for name, value in hypotheses.items()} for j in range(k)]
         for c in range(len(cohort)):
             rows = cohort.part(slice(c, c + 1))
@@ -80,7 +80,7 @@ class Loop(Engine):
 
     def outputs(self, parameters: Parameters, cohort: Cohort) -> Tensor:
         """See `Engine.outputs`."""
-        arrange, outputs = arrangement(self.model, tuple(cohort.features.shape[1:])), []
+        arrange, outputs = arrangement(self.model, cohort.shape), []
         for c in np.flatnonzero(cohort.lengths).tolist():  # many networks do not take no rows
             check_time()
             own = {name: arrange(value[c]) for name, value in parameters.items()}
@@ -89,7 +89,7 @@ class Loop(Engine):
 
     def descend(self, start: Parameters, cohort: Cohort, schedule: Schedule, names: frozenset[str]) -> Parameters:
         """See `Engine.descend`."""
-        arrange = arrangement(self.model, tuple(cohort.features.shape[1:]))
+        arrange = arrangement(self.model, cohort.shape)
         for c in range(len(cohort)):
             # Steps are made in place: a copy of a large model takes as long as a step.
             own = {name: value[c] for name, value in start.items()}
@@ -149,7 +149,7 @@ def arrangement(model: Model, shape: tuple[int, ...]) -> Callable[[Tensor], Tens
         with torch.inference_mode():
             parameters = {name: _channels_last(value) for name, value in model.module.named_parameters()}
             zeros = torch.zeros(2, *shape)
-            model.apply(parameters, zeros.long() if look(model, shape).tokens else zeros)
+            model.apply(parameters, zeros.long() if traits_of(model, shape).tokens else zeros)
     except RuntimeError:
         return lambda value: value
     return _channels_last

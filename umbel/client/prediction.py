@@ -22,7 +22,7 @@ from umbel.client.trial import try_out
 from umbel.data import Dataset, Manifest
 from umbel.data.data import encoded_alike
 from umbel.data.files import read_manifest_of_run
-from umbel.models.fit import look, misfit
+from umbel.models.fit import misfit, traits_of
 from umbel.models.model import Model
 from umbel.models.optimizers import descent_of
 from umbel.models.prior import Prior
@@ -191,7 +191,7 @@ def _newcomers(
         one = {name: value[best : best + 1] for name, value in hypotheses.items()}
         networks.append(arrays_of(one | learner.fit_local(one, rows, fresh, _NO_STEP)))
     joined = {name: np.stack([network[name] for network in networks]) for name in networks[0]}
-    outputs = look(learnt.model, tuple(support.features.shape[1:])).outputs[-1]
+    outputs = traits_of(learnt.model, support.shape).outputs[-1]
     return np.array(chosen), np.array(metrics), Predictors.plain(joined, outputs)
 
 

@@ -25,7 +25,7 @@ from torch.func import grad, vmap
 from umbel.client.batched import Chain, unfused_attention
 from umbel.client.cohort import seeded
 from umbel.client.loop import arrangement
-from umbel.models.fit import look
+from umbel.models.fit import traits_of
 from umbel.models.model import Model, Parameters
 from umbel.protocol.errors import ModelError
 
@@ -284,7 +284,7 @@ def _mixes(model: Model, shape: tuple[int, ...]) -> bool:
         return not _close(*first)
 
     with torch.no_grad():
-        if not look(model, shape).draws:
+        if not traits_of(model, shape).draws:
             return mixes(start) or mixes(moved)
         # Dropout may drop all that would show it, but hardly each time.
         return any(mixes_while_drawing(one, seed) for one in (start, moved) for seed in range(_DRAWS))
@@ -309,7 +309,8 @@ def _is_layered(model: Model, names: frozenset[str], shape: tuple[int, ...]) -> 
     def loss(outputs: Tensor, _: Tensor) -> Tensor:
         return outputs.flatten(1).square().sum(1) + outputs.flatten(1).sum(1)
 
-    ways = [kind(model, model.frozen_values, names, loss, not look(model, shape).draws) for kind in (Layered, RowByRow)]
+    training = not traits_of(model, shape).draws
+    ways = [kind(model, model.frozen_values, names, loss, training) for kind in (Layered, RowByRow)]
     try:
         for clip_norm in (1e-3, 1e6):
             found, right = (way.clipped(values, rows[None], rows[None], every, clip_norm) for way in ways)
@@ -329,7 +330,7 @@ def _initial(model: Model) -> Parameters:
 
 def _made_up(model: Model, shape: tuple[int, ...]) -> Tensor:
     rows = torch.rand((_ROWS, *shape), generator=torch.Generator().manual_seed(0))
-    return rows.round().long() if look(model, shape).tokens else rows
+    return rows.round().long() if traits_of(model, shape).tokens else rows
 
 
 # --- layers whose parameters' gradients follow from their inputs and the gradients of their outputs

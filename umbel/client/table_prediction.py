@@ -32,7 +32,7 @@ from umbel.client.trial import try_out
 from umbel.data import Dataset, Manifest, Schema, check, offsets_of
 from umbel.data.hints import Syntax
 from umbel.data.table import encode, named, plain_client
-from umbel.models.fit import look
+from umbel.models.fit import traits_of
 from umbel.models.model import Model
 from umbel.protocol.errors import DatasetError
 
@@ -189,7 +189,7 @@ def _unlabelled(
     if learnt.model.local_shapes:
         text = f"model {learnt.model.name!r} needs statistics of each client's labelled rows, and a client has none"
         raise DatasetError(f"{text}; fill in the target of a few rows", code="data.no-labels")
-    outputs = look(learnt.model, tuple(asked.features.shape[1:])).outputs
+    outputs = traits_of(learnt.model, asked.shape).outputs
     weights = np.tile(shares, (len(clients), 1))
     own = Predictors.plain(same_for(len(clients), learnt.hypotheses), outputs[-1], weights)
     for client, rows in zip(clients, own.outputs(learner, asked).cpu().split(asked.lengths.tolist()), strict=True):

@@ -22,7 +22,7 @@ from umbel.client.dp_sgd import AT_ONCE
 from umbel.client.learner import BATCHED, LOOP, SITE, Learner, arrays_of, engine_asked, learner_for, one_thread
 from umbel.data import Dataset
 from umbel.models import load
-from umbel.models.fit import look, misfit, one_line
+from umbel.models.fit import misfit, one_line, traits_of
 from umbel.models.losses import SLOPES, Score
 from umbel.models.model import Kind, Model, Parameters
 from umbel.models.optimizers import Adam, descent_of
@@ -32,6 +32,8 @@ from umbel.protocol.errors import DatasetError, ModelError
 from umbel.protocol.release import RowPrivacy
 from umbel.protocol.run_config import RunConfig
 
+Form = tuple[tuple[int, ...], str, tuple[int, ...]]
+"""The shape of a row, and the kind and shape of a target."""
 _LENGTHS = (3, 2)  # rows of the artificial clients; unequal, so that one of them is padded
 _SCORES = ("the loss", "the metric")
 _STEP = LocalUpdate(local_epochs=1, step_size=0.01, batch_size=0)
@@ -57,31 +59,24 @@ def try_out(model: Model, dataset: Dataset, device: str = "auto", engine: str = 
     if reason := misfit(model, dataset):
         raise ModelError(f"model {model.name!r} {reason}; name another model or repair the data", code="model.misfit")
     if hypotheses > 1 and _same(model, 0, 1):
-        told = (
-            f"model {model.name!r} always starts with the same parameters, so {hypotheses} hypotheses would stay equal"
-        )
+        text = f"model {model.name!r} always starts with the same parameters, so {hypotheses} hypotheses stay equal"
         fix = "draw some of its parameters at random, or set hypotheses = 1"
-        raise ModelError(f"{told}; {fix}", code="model.same-start")
-    targets, device = dataset.targets, learner_for(model, device, LOOP).device.type
-    return _tried(model, dataset.features.shape[1:], targets.dtype.kind, targets.shape[1:], device, engine)
+        raise ModelError(f"{text}; {fix}", code="model.same-start")
+    return _tried(model, _form_of(dataset), learner_for(model, device, LOOP).device.type, engine)
+
+
+def _form_of(dataset: Dataset) -> Form:
+    return dataset.features.shape[1:], dataset.targets.dtype.kind, dataset.targets.shape[1:]
 
 
 @lru_cache(maxsize=16)
-def _tried(
-    model: Model, shape: tuple[int, ...], kind: str, target: tuple[int, ...], device: str, engine: str
-) -> Learner:
-    """Return the learner of a model after a trial step on made-up rows of such shapes; a large model takes a while."""
-    cohort = _made_up(shape, kind, target, model)
-    if not _same(model, 1, 1):
-        told = f"model {model.name!r} starts with other parameters each time, at the same seed"
-        fix = "draw them with PyTorch, as torch.rand and torch.nn.init do"
-        raise ModelError(f"{told}; {fix}", code="model.own-generator")
+def _tried(model: Model, form: Form, device: str, engine: str) -> Learner:
+    """Return the learner of a model after a trial step on made-up rows of a form; a large model takes a while."""
+    cohort = _made_up(form, model)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)  # so that a network that draws is refused every time, or never
-        _check_network(model, cohort.part(slice(1, 2)))
-        for score in (model.loss, model.metric):
-            if score.by_row:
-                _check_mean(model, score, cohort)
+        for code, text in _faults(model, cohort):
+            raise ModelError(f"model {model.name!r} {text}", code=code)
     loop, picked = learner_for(model, device, LOOP), learner_for(model, device, engine)
     if picked is loop and loop.device.type == "cpu":
         return loop  # which has just been checked
@@ -107,14 +102,13 @@ def try_training(learner: Learner, dataset: Dataset, hypotheses: int, update: Lo
     ModelError
         If the step fails, or leaves numbers without noise.
     """
-    targets, step = dataset.targets, replace(_STEP, step_size=update.step_size, descent=update.descent)
+    step = replace(_STEP, step_size=update.step_size, descent=update.descent)
     if update.rows is None:
-        hypotheses = 1  # which takes least memory
-    else:
-        step = replace(step, rows=replace(update.rows, steps=1), most_drawn=update.most_drawn)
-    data = dataset.features.shape[1:], targets.dtype.kind, targets.shape[1:]
-    choosing, training = _seconds(learner, *data, hypotheses, step, rows)
-    return choosing + training * (update.rows.steps if update.rows else 0)
+        _seconds(learner, _form_of(dataset), 1, step, rows)  # one hypothesis takes least memory
+        return 0.0
+    step = replace(step, rows=replace(update.rows, steps=1), most_drawn=update.most_drawn)
+    choosing, training = _seconds(learner, _form_of(dataset), hypotheses, step, rows)
+    return choosing + training * update.rows.steps
 
 
 def try_engines() -> None:
@@ -124,22 +118,14 @@ def try_engines() -> None:
     with one_thread():
         for engine in (LOOP, SITE):
             for update in (hides_rows, replace(_STEP, descent=Adam())):
-                _seconds(learner_for(model, "cpu", engine), (2,), "f", (), 1, update, 2)
+                _seconds(learner_for(model, "cpu", engine), ((2,), "f", ()), 1, update, 2)
 
 
 @lru_cache(maxsize=64)
-def _seconds(
-    learner: Learner,
-    shape: tuple[int, ...],
-    kind: str,
-    target: tuple[int, ...],
-    hypotheses: int,
-    update: LocalUpdate,
-    rows: int,
-) -> tuple[float, float]:
+def _seconds(learner: Learner, form: Form, hypotheses: int, update: LocalUpdate, rows: int) -> tuple[float, float]:
     """Return the seconds for a choice and for a step of a made-up client of so many rows; 0 if it hides none."""
     model, device = learner.model, learner.device
-    few = _made_up(shape, kind, target, model)
+    few = _made_up(form, model)
     starts = learner.tensors({name: np.stack([value] * hypotheses) for name, value in model.initial(0).items()})
     local = learner.tensors(model.initial_local([np.random.default_rng(0)]))
     features, targets = few.features[:1].to(device), few.targets[:1].to(device)
@@ -204,34 +190,45 @@ def first_update(run: RunConfig, model: Model, dataset: Dataset) -> float:
     return float(np.median(np.linalg.norm(ends - begin, axis=1)))
 
 
-def _check_network(model: Model, cohort: Cohort) -> None:
-    """Raise unless the network scores without randomness, and a step of its loss reaches all trained parameters."""
-    name, rows, targets = model.name, cohort.features, cohort.targets
+def _faults(model: Model, cohort: Cohort) -> Iterator[tuple[str, str]]:
+    """Yield a code and the end of a sentence for what keeps umbel from training a model; the first is to be raised.
+
+    The network must score without randomness, and a step of its loss must reach all trained parameters.
+    """
+    if not _same(model, 1, 1):
+        fix = "draw them with PyTorch, as torch.rand and torch.nn.init do"
+        yield "model.own-generator", f"starts with other parameters each time, at the same seed; {fix}"
+    alone = cohort.part(slice(1, 2))
+    rows, targets = alone.features, alone.targets
     before = rows._version
     with torch.no_grad():
         first, second = model.apply({}, rows), model.apply({}, rows)
     if rows._version != before:  # also where made-up rows keep their values, as under ReLU
-        raise ModelError(
-            f"model {name!r} changes its rows in place, so the next hypothesis would see other rows; write x = 2 * x, "
-            "not x *= 2, and let the first layers have inplace=False",
-            code="model.in-place",
-        )
+        fix = "write x = 2 * x, not x *= 2, and let the first layers have inplace=False"
+        yield "model.in-place", f"changes its rows in place, so the next hypothesis would see other rows; {fix}"
     if not _alike(first, second):
-        raise ModelError(
-            f"model {name!r} gives different outputs each time it scores the same rows; use dropout only in training, "
-            "with nn.Dropout or F.dropout(..., training=self.training)",
-            code="model.random-score",
-        )
+        fix = "use dropout only in training, with nn.Dropout or F.dropout(..., training=self.training)"
+        yield "model.random-score", f"gives different outputs each time it scores the same rows; {fix}"
     for score in (model.loss, model.metric):
         try:
             values = score.of_rows(first, targets)
         except Exception as error:
-            text = f"{score.name} cannot be computed from the outputs of model {name!r}: {one_line(error)}"
-            raise ModelError(text, code="model.score") from error
+            yield "model.score", f"gives outputs from which {score.name} cannot be computed: {one_line(error)}"
         if values.shape != targets.shape[:1]:
-            shape, count = tuple(values.shape), len(targets)
-            text = f"{score.name} of model {name!r} is of shape {shape} for {count} rows; return one value a row"
-            raise ModelError(text, code="model.score")
+            text = f"{score.name} is of shape {tuple(values.shape)} for {len(targets)} rows"
+            yield "model.score", f"cannot be trained, since {text}; return one value a row"
+    yield from _faults_of_training(model, rows, targets)
+    if model.metric.of_rows(first, targets).isnan().any():
+        text = f"has a metric {model.metric.name!r} that is not a number on artificial rows"
+        yield "model.not-finite", f"{text}; let it be one for every row"
+    for score in (model.loss, model.metric):
+        if score.by_row and (text := _unlike_mean(model, score, cohort)):
+            fix = "umbel computes each row by itself, and takes the mean: return a value for each row"
+            yield "model.score-of-rows", f"cannot be scored, since {text}; {fix}"
+
+
+def _faults_of_training(model: Model, rows: Tensor, targets: Tensor) -> Iterator[tuple[str, str]]:
+    """Yield what `_faults` yields about a step of training."""
     parameters = {key: value.detach().clone() for key, value in model.module.named_parameters()}
     trained = {key: value.requires_grad_() for key, value in parameters.items() if model.kinds[key] is not Kind.FROZEN}
     start, after, outputs = dict(model.module.named_buffers()), Parameters(), []
@@ -240,29 +237,37 @@ def _check_network(model: Model, cohort: Cohort) -> None:
         after = parameters | {key: value.clone() for key, value in start.items()}
         outputs.append(model.apply(after, rows, training=True))
     if not _alike(outputs[0], outputs[1]):
-        text = f"model {name!r} draws in training from a generator other than PyTorch's; use torch.rand and the like"
-        raise ModelError(text, code="model.own-generator")
-    changed = [
-        key for key, value in start.items() if model.kinds[key] is Kind.FROZEN and not torch.equal(after[key], value)
-    ]
-    if changed:
-        raise ModelError(
-            f"buffers {sorted(changed)} of model {name!r} change in training, and would be lost; "
-            'name them in local = "...", or leave them as they are',
-            code="model.lost-buffers",
-        )
-    _check_gradients(model, trained, model.loss.objective(model.loss.of_rows(outputs[0], targets).mean()))
-    if model.metric.of_rows(first, targets).isnan().any():
-        text = f"metric {model.metric.name!r} of model {name!r} is not a number on artificial rows"
-        raise ModelError(f"{text}; let it be one for every row", code="model.not-finite")
+        text = "draws in training from a generator other than PyTorch's; use torch.rand and the like"
+        yield "model.own-generator", text
+    frozen = {key: value for key, value in start.items() if model.kinds[key] is Kind.FROZEN}
+    if changed := [key for key, value in frozen.items() if not torch.equal(after[key], value)]:
+        fix = 'name them in local = "...", or leave them as they are'
+        yield "model.lost-buffers", f"has buffers {sorted(changed)} that change in training, and would be lost; {fix}"
+    loss = model.loss.objective(model.loss.of_rows(outputs[0], targets).mean())
+    if not torch.isfinite(loss):
+        text = f"has a loss {model.loss.name!r} of {loss.item()} on artificial rows"
+        yield "model.not-finite", f"{text}; start from smaller weights, or use another loss"
+    if not loss.requires_grad:
+        yield "model.no-gradient", f"has a loss {model.loss.name!r} without a gradient; use a differentiable one"
+    try:
+        slopes = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+    except Exception as error:  # such as that of a layer that changes outputs in place
+        yield "model.no-gradient", f"has a loss {model.loss.name!r} without a gradient: {one_line(error)}"
+    gradients = dict(zip(trained, slopes, strict=True))
+    if idle := [key for key, gradient in gradients.items() if gradient is None]:
+        text = f"has parameters {idle} that get no gradient, since its outputs do not depend on them"
+        yield "model.no-gradient", f'{text}; set frozen = "{" ".join(idle)}"'
+    if odd := [key for key, slope in gradients.items() if slope is not None and not slope.isfinite().all()]:
+        text = f"has parameters {odd} without a finite gradient on artificial rows"
+        yield "model.not-finite", f"{text}; start from smaller weights"
 
 
-def _check_mean(model: Model, score: Score, cohort: Cohort) -> None:
-    """Raise if a function gives several rows another number than the mean of what it gives each: umbel takes the mean.
+def _unlike_mean(model: Model, score: Score, cohort: Cohort) -> str:
+    """Return why a function is no mean over rows, as which umbel takes it; empty if it is.
 
-    Such are a root of a mean, a sum, a mean that class weights normalise, or the area under a curve.
+    A root of a mean, a sum, a mean that class weights normalise, or the area under a curve is none.
     """
-    targets, found = cohort.targets, 0.0
+    targets, together = cohort.targets, 0.0
     with torch.no_grad():
         outputs = model.apply({}, cohort.features)
         mean = score.of_rows(outputs, targets).double().mean()
@@ -271,38 +276,12 @@ def _check_mean(model: Model, score: Score, cohort: Cohort) -> None:
             try:
                 several = score.per_sample(outputs, targets.reshape(shape)).double()
             except Exception:
-                return  # it takes one row at a time
+                return ""  # it takes one row at a time
             if several.numel() > 1 or _alike(several.reshape(()), mean):
-                return
-            found = several.item()
-    text = f"{score.name} is {found:.4g} for {len(targets)} rows together, but the mean over single rows is {mean:.4g}"
-    told = "umbel computes each row by itself, and takes the mean"
-    raise ModelError(f"{text}; {told}: return a value for each row", code="model.score-of-rows")
-
-
-def _check_gradients(model: Model, trained: Parameters, loss: Tensor) -> None:
-    name, told = model.name, f"loss {model.loss.name!r} of model {model.name!r}"
-    if not torch.isfinite(loss):
-        text = f"{told} is {loss.item()} on artificial rows; start from smaller weights, or use another loss"
-        raise ModelError(text, code="model.not-finite")
-    if not loss.requires_grad:
-        raise ModelError(f"{told} has no gradient; use a differentiable one", code="model.no-gradient")
-    try:
-        gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
-    except Exception as error:  # such as that of a layer that changes outputs in place
-        raise ModelError(f"{told} has no gradient: {one_line(error)}", code="model.no-gradient") from error
-    found = dict(zip(trained, gradients, strict=True))
-    if idle := [key for key, gradient in found.items() if gradient is None]:
-        raise ModelError(
-            f"parameters {idle} of model {name!r} get no gradient, since its outputs do not depend on them; "
-            f'set frozen = "{" ".join(idle)}"',
-            code="model.no-gradient",
-        )
-    if odd := [key for key, gradient in found.items() if gradient is not None and not gradient.isfinite().all()]:
-        text = (
-            f"parameters {odd} of model {name!r} have no finite gradient on artificial rows; start from smaller weights"
-        )
-        raise ModelError(text, code="model.not-finite")
+                return ""
+            together = several.item()
+    value = f"{score.name} is {together:.4g} for {len(targets)} rows together"
+    return f"{value}, but the mean over single rows is {mean:.4g}"
 
 
 def _unlike_alone(learner: Learner, cohort: Cohort, expected: Arrays) -> str:
@@ -311,7 +290,7 @@ def _unlike_alone(learner: Learner, cohort: Cohort, expected: Arrays) -> str:
     `expected` is the loop's step. Where several clients are exact, not a bit may differ from a client alone.
     """
     model, told = learner.model, "is computed differently in batches than alone, as seen in"
-    if look(model, tuple(cohort.features.shape[1:])).draws:
+    if traits_of(model, cohort.shape).draws:
         return "draws in training, as in dropout, and batches would mix the clients' draws"
     if model.batch_dependent:
         return "uses statistics of its batch, which would include padding"
@@ -359,11 +338,11 @@ def _step(learner: Learner, cohort: Cohort) -> Arrays:
     return dict(zip(_SCORES, (loss, metric), strict=True)) | arrays_of(shared | own)
 
 
-def _made_up(shape: tuple[int, ...], kind: str, target: tuple[int, ...], model: Model) -> Cohort:
-    """Return clients with rows of such shapes, tokens 0 and 1 or numbers between them."""
-    generator, count = np.random.default_rng(0), sum(_LENGTHS)
+def _made_up(form: Form, model: Model) -> Cohort:
+    """Return clients with rows of a form, tokens 0 and 1 or numbers between them."""
+    (shape, kind, target), generator, count = form, np.random.default_rng(0), sum(_LENGTHS)
     features = torch.from_numpy(generator.uniform(size=(count, *shape)).astype(np.float32))
-    if look(model, shape).tokens:
+    if traits_of(model, shape).tokens:
         features = features.round().long()
     if model.hooks.misfit is not None:
         features = torch.zeros_like(features)  # the network only takes rows that it has seen before

@@ -1,4 +1,4 @@
-"""Checks whether a model takes a dataset's features and its loss the targets, by a first look at the model."""
+"""Checks whether a model takes a dataset's features and its loss the targets, by a first trial of the model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOST_TOKENS = 1 << 24  # a cohort holds its rows as 32-bit floats, which are exa
 
 
 @dataclass(frozen=True)
-class Look:
+class Traits:
     """Properties that a model shows when it is applied to rows of zeros."""
 
     tokens: bool  # it takes only integers, as an embedding does
@@ -35,7 +35,7 @@ class Look:
 
 
 @lru_cache(maxsize=16)
-def look(model: Model, shape: tuple[int, ...]) -> Look:
+def traits_of(model: Model, shape: tuple[int, ...]) -> Traits:
     """Apply a model to rows of a shape, and return its properties; raise if it does not take them.
 
     The error's text completes a sentence.
@@ -78,14 +78,14 @@ def look(model: Model, shape: tuple[int, ...]) -> Look:
             raise ModelError(f"takes features of shape {told}", code="model.misfit") from error
         draws = not torch.equal(before, torch.get_rng_state())
     repeats = max(used.values()) > 1
-    return Look(rows.dtype == torch.int64, draws, alone, activations, tuple(outputs.shape[1:]), repeats)
+    return Traits(rows.dtype == torch.int64, draws, alone, activations, tuple(outputs.shape[1:]), repeats)
 
 
 def training_bytes(model: Model, shape: tuple[int, ...], rows: int) -> int:
     """Return the memory of a client while it is trained on minibatches of so many rows of a shape."""
     n = model.num_parameters + sum(int(np.prod(local)) for local in model.local_shapes.values())
     # Parameters, their gradient and the next parameters; activations, forward and backward.
-    return 4 * (3 * n + 2 * rows * look(model, shape).activations)
+    return 4 * (3 * n + 2 * rows * traits_of(model, shape).activations)
 
 
 def _apply(model: Model, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -121,7 +121,7 @@ def misfit(model: Model, dataset: Dataset) -> str:
         return model.hooks.misfit(dataset)
     targets, shape = dataset.targets, dataset.features.shape[1:]
     try:
-        seen = look(model, shape)
+        seen = traits_of(model, shape)
     except ModelError as error:
         return error.text
     if not seen.alone and dataset.lengths.min() < 2:

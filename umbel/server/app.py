@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from logging import INFO, WARNING
 from pathlib import Path
-from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -25,8 +24,7 @@ from umbel.server.report import View, render
 from umbel.server.rounds import Run, initial_hypotheses
 from umbel.server.run_folder import RunFolder, versions
 from umbel.server.runs import home_of_runs, run_named
-from umbel.server.saved import Saved
-from umbel.server.setup import Setup
+from umbel.server.setup import Saved, Setup
 from umbel.server.summary import Summary
 from umbel.strategies import Callback
 
@@ -37,28 +35,15 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run the strategy in the run config."""
     trust(*context.run_config.values())
-    conduct(grid, context.run_config, context.run_id)
+    conduct(grid, Setup.parse(context.run_config), context.run_id)
 
 
-def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int, watching: Sequence[Callback] = ()) -> Path:
-    """Conduct a run on the nodes of a grid, and return its folder.
+def conduct(grid: Grid, setup: Setup, run_id: int, watching: Sequence[Callback] = ()) -> Path:
+    """Conduct a run on the nodes of a grid, and return its folder; `watching` has further callbacks.
 
-    Parameters
-    ----------
-    grid : Grid
-    run_config : mapping
-    run_id : int
-    watching : sequence of Callback
-        Callbacks in addition to those of the run config.
-
-    Raises
-    ------
-    ConfigError
-        If the run config is invalid.
-    FleetError
-        If the nodes that the run needs are missing, or return nothing.
+    Raises `ConfigError` if the run config names something that does not fit, and `FleetError` if the nodes that the run
+    needs are missing, or return nothing.
     """
-    setup = Setup.parse(run_config)
     callbacks, roster = named(setup), _announce(setup, grid)
     if not roster.simulated:
         logs.configure()
@@ -82,7 +67,7 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int, watching: Se
         run = Run(setup, grid, state, callbacks, folder.path.name, folder)
         run.do()
         spent, worth = setup.fleet.participations, folder.read_worth()
-        view = View(folder.path.name, summary, state, spent, dict(run_config), worth)
+        view = View(folder.path.name, summary, state, spent, setup.config.entries(), worth)
         folder.write_report(render(view, versions()))
         prior = prior_of(setup.strategy.state, len(next(iter(state.best.values()))))
         setup.fleet.send_best(grid, state.best, setup.config.round_timeout, run.name, prior)

@@ -138,13 +138,7 @@ class Log(Callback):
     """Logs the progress of a run, with the remaining time.
 
     A run of up to a hundred rounds gets a line for each. A longer one gets about a hundred lines at regular intervals,
-    and between two of them one for the first round that went wrong.
-
-    Parameters
-    ----------
-    summary : Summary
-    clock : callable
-        Returns the time in seconds.
+    and between two of them one for the first round that went wrong. The `clock` returns the time in seconds.
     """
 
     run: Run

@@ -29,17 +29,7 @@ if TYPE_CHECKING:
 
 
 class Result:
-    """The result of a run.
-
-    Parameters
-    ----------
-    path : Path
-        Its folder.
-
-    Attributes
-    ----------
-    path : Path
-    """
+    """The result of a run, from the path of its folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

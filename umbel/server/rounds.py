@@ -98,32 +98,16 @@ class Run(Callback):
     """A run in progress: it keeps its state from round to round, and ends where patience is exhausted.
 
     It is the first of the run's callbacks, so that the others find the finished round in its state.
-
-    Attributes
-    ----------
-    setup : Setup
-    grid : Grid
-    state : State
-        The current state.
-    callbacks : sequence of Callback
-        Each has the run as its `run`.
-    name : str
-        The same after the run resumes.
-    folder : RunFolder or None
-        Its folder.
-    outcome : Outcome or None
-        The result of the last round; None if it only validated.
     """
 
     setup: Setup
     grid: Grid
     state: State
-    callbacks: Sequence[Callback] = ()
-    name: str = ""
+    callbacks: Sequence[Callback] = ()  # each has the run as its `run`
+    name: str = ""  # the same after the run resumes
     folder: RunFolder | None = None
-    outcome: Outcome | None = None
-    _begun: ArrayRecord | None = field(default=None, init=False)
-    """The hypotheses that the exchange is to train."""
+    outcome: Outcome | None = None  # of the last round; None if it only validated
+    _begun: ArrayRecord | None = field(default=None, init=False)  # the hypotheses that the exchange is to train
     _scores: Scores | None = field(default=None, init=False)
     logs = True
 

@@ -80,16 +80,11 @@ class RunFolder:
                                 sites none
     ``report.html``             the outcome for people
     ==========================  ==========================================================
-
-    Parameters
-    ----------
-    path : Path
-        Made if it does not exist.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # The latest files of this object.
+        # Content that this object wrote last.
         self._best: tuple[Arrays, str] | None = None  # and their digest
         self._written: dict[str, str] = {}  # texts by file, and what stands for latest.safetensors
         self._rounds = 0
@@ -153,18 +148,7 @@ class RunFolder:
     def write_round(
         self, state: State, participations: NDArray[np.int64], release: Release, kept: Mapping[str, NDArray[Any]]
     ) -> None:
-        """Save the state of the run.
-
-        Parameters
-        ----------
-        state : State
-        participations : ndarray of int
-            Number of releases of each training client.
-        release : Release
-            A client's release in each participation.
-        kept : mapping
-            State that the strategy keeps from round to round.
-        """
+        """Save the state of the run, each client's releases (clients,), of a kind, and what the strategy keeps."""
         if self._best is None or self._best[0] is not state.best:
             self._write("hypotheses.safetensors", _to_bytes(state.best))
             self._best = state.best, _digest(state.best, "")
@@ -280,19 +264,9 @@ class RunFolder:
     ) -> tuple[State, dict[ClientInRun, int], Arrays]:
         """Return the state, the number of releases of each client that released, and the strategy's state.
 
-        Parameters
-        ----------
-        shapes : mapping from str to tuple of int
-            The model's shared parameters in order; a file does not keep the order.
-        most : int
-            Maximum number of hypotheses.
-
-        Raises
-        ------
-        FileNotFoundError
-            If the folder holds no run with a finished round.
-        ValueError
-            If its files do not match, or hold no hypotheses of the model.
+        `shapes` are those of the model's shared parameters in order, which a file does not keep; `most` is the maximum
+        number of hypotheses. Raises `FileNotFoundError` if the folder holds no run with a finished round, and
+        `ValueError` if its files do not match, or hold no hypotheses of the model.
         """
         (latest, metadata), best = self._opened("latest"), self.read_best()
         number, *digests = metadata["rounds"].split(" ")
@@ -342,10 +316,7 @@ class RunFolder:
     def read_history(self, finished: int = 0) -> list[Round]:
         """Return all saved rounds, also those that a killed run repeats; none before the first. Errors as for `read`.
 
-        Parameters
-        ----------
-        finished : int
-            So many lines must be complete; the last line after them may be incomplete.
+        So many lines as are `finished` must be complete; the last line after them may be incomplete.
         """
         return _read_lines(self.path / "history.jsonl", _round, finished)
 

@@ -22,7 +22,7 @@ from umbel.client.learner import Learner, arrays_of, best_hypothesis
 from umbel.client.personal import Predictors, Task, as_regression, closed_form, method
 from umbel.client.trial import try_out
 from umbel.data import Dataset
-from umbel.models.fit import look
+from umbel.models.fit import traits_of
 from umbel.models.model import Model
 from umbel.models.optimizers import descent_of
 from umbel.models.prior import Prior
@@ -97,7 +97,7 @@ def train_alone(
     """
     clients = range(len(support))
     update = LocalUpdate(LOCAL_EPOCHS, run.step_size / smaller, run.batch_size, descent=descent_of(run.optimizer))
-    outputs = look(learner.model, tuple(query.features.shape[1:])).outputs[-1]
+    outputs = traits_of(learner.model, query.shape).outputs[-1]
     models = learner.tensors(draw_hypotheses(learner.model, 1, run.seed, 0))
     local = learner.tensors(learner.model.initial_local(streams(run.seed, "local", 0, clients)))
     chosen = torch.zeros(len(support), dtype=torch.int64)
@@ -124,7 +124,7 @@ def ridge(learner: Learner, support: Cohort, query: Cohort) -> NDArray[np.float6
     ends = np.cumsum(lengths)[:-1]
     parts = zip(np.split(design.T, ends), np.split(targets, ends), strict=True)
     weights = np.stack([_ridge(rows, own) for rows, own in parts])
-    outputs = look(model, tuple(query.features.shape[1:])).outputs[-1]
+    outputs = traits_of(model, query.shape).outputs[-1]
     networks = {name: value[:, None].astype(np.float32) for name, value in unflatten(weights, like).items()}
     return Predictors.plain(networks, outputs).score(learner, query)[1]
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umbel.data import Column, Dataset, Manifest, offsets_of
-from umbel.models.fit import look
+from umbel.models.fit import traits_of
 from umbel.models.losses import SLOPES
 from umbel.models.model import Model
 from umbel.protocol.errors import ConfigError
@@ -173,7 +173,7 @@ def _targets(model: Model, dataset: Dataset, generator: np.random.Generator) -> 
     if model.loss.name == "cross-entropy" or (dataset.targets.dtype.kind in "iu" and not shape):
         named = dataset.manifest.target.get("categories", [])
         return generator.integers(
-            len(named) or look(model, dataset.features.shape[1:]).outputs[-1], size=(rows, *shape)
+            len(named) or traits_of(model, dataset.features.shape[1:]).outputs[-1], size=(rows, *shape)
         )
     level, spread = (_LEVEL, _SPREAD) if span.low is None else (span.centre, span.spread)
     return generator.normal(level, spread, (rows, *shape)).astype(np.float32)

@@ -17,8 +17,7 @@ from umbel.server.callbacks import Checkpoints, named
 from umbel.server.history import State
 from umbel.server.rounds import Run, initial_hypotheses
 from umbel.server.run_folder import RunFolder
-from umbel.server.saved import Saved
-from umbel.server.setup import Setup
+from umbel.server.setup import Saved, Setup
 from umbel.simulation.grid import InProcessGrid
 from umbel.strategies import Callback
 
@@ -45,31 +44,16 @@ def run_config(name: str, **changes: Any) -> dict[str, Any]:
     return config
 
 
-def run(config: Mapping[str, Any], nodes: int = 1, observers: Sequence[Callback] = ()) -> Path:
+def run(config: Mapping[str, Any] | Setup, nodes: int = 1, observers: Sequence[Callback] = ()) -> Path:
     """Run the app in this process, with its log, and return its folder.
 
     It learns the same as with ``flwr run``: bit-identical with as many nodes, or with ``engine=loop``, and otherwise
-    equal up to rounding.
-
-    Parameters
-    ----------
-    config : mapping
-        Missing entries have their defaults.
-    nodes : int
-        Number of simulated nodes.
-    observers : sequence of Callback
-        Callbacks in addition to those of the run config.
-
-    Raises
-    ------
-    ConfigError
-        If the run config is invalid.
-    FleetError
-        If the nodes refuse; the reason is in the log.
+    equal up to rounding. Of a mapping, missing entries have their defaults; `observers` come on top of the callbacks in
+    the run config. Raises `ConfigError` if that is invalid, and `FleetError` if the nodes refuse; the log says why.
     """
-    config = RunConfig().entries() | RunConfig.current(config)
-    grid = InProcessGrid(umbel.client.app.app, config, nodes)
-    return conduct(grid, config, secrets.randbelow(10**6), observers)
+    setup = config if isinstance(config, Setup) else Setup.parse(config)
+    grid = InProcessGrid(umbel.client.app.app, setup.config.entries(), nodes)
+    return conduct(grid, setup, secrets.randbelow(10**6), observers)
 
 
 def play(
@@ -83,27 +67,10 @@ def play(
 ) -> Run:
     """Run the app, and return the finished run; without a folder to save it in, it leaves none.
 
-    Parameters
-    ----------
-    config : mapping
-        The complete run config.
-    nodes : int
-        Number of simulated nodes.
-    node_configs : sequence of mapping, optional
-        Instead of `nodes`: the configuration of each, as at a site.
-    observers : sequence of Callback
-        Callbacks in addition to those of the run config.
-    strict : bool
-        Whether a refusing node ends the run.
-    saved_in : Path, optional
-        A folder where the run is saved after each round. If a run of the same configuration was stopped there, it
-        resumes after its last saved round, with new simulated nodes, and ends as if it had not been stopped. The
-        model must have no local parameters, since new nodes would start with new ones.
-
-    Raises
-    ------
-    FleetError
-        If a node refuses and the run is `strict`; the reason is in the log.
+    If a run of the same configuration was stopped in the folder `saved_in`, it resumes after its last saved round, with
+    new simulated nodes, and ends as if it had not been stopped. The model must have no local parameters, since new
+    nodes would start with new ones. Nodes are configured alike, or as sites configure them (`node_configs`).
+    Raises `FleetError` if a node refuses and the run is `strict`; the reason is in the log.
     """
     resumes = saved_in is not None and (saved_in / "latest.safetensors").exists()
     setup = Setup.parse({**config, "resume": str(saved_in)} if resumes else config)

@@ -177,8 +177,7 @@ def check(values: Mapping[str, Any]) -> Setup:
     # They import PyTorch; a wrong name is reported before.
     from umbel.client.trial import try_out
     from umbel.server.callbacks import named
-    from umbel.server.saved import Saved
-    from umbel.server.setup import Setup
+    from umbel.server.setup import Saved, Setup
 
     setup = Setup.parse(values)
     named(setup)
@@ -207,15 +206,12 @@ def in_this_process(values: Mapping[str, Any], nodes: int = 1, baselines: bool =
         log(WARNING, "umbel run works in this process and ignores RAY_ADDRESS; flwr run uses the Ray cluster")
     if nodes < 1:
         raise ConfigError(f"a simulation has at least 1 node, not {nodes}", code="config.nodes")
-    check(values)
+    setup = check(values)
     # Errors are reported before these imports.
     from umbel.simulation import in_process
-
-    if not baselines:
-        return in_process.run(values, nodes)
     from umbel.simulation.worth import Appraisal
 
-    return in_process.run(values, nodes, [Appraisal()])
+    return in_process.run(setup, nodes, [Appraisal()] if baselines else [])
 
 
 def _dataset_of(name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Measures the worth of a finished run, if the rows of all clients are here (`umbel.server.worth`).
+"""Measures the worth of a finished run, if the rows of all clients are here (`umbel.server.worth`); its report.
 
 The run is compared with other ways to serve the same clients. One that would take much longer than the run is left out,
 and so is one whose result cannot be trusted.
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from logging import INFO, WARNING
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from umbel.client.personal.bayes import closed_form
 from umbel.client.prediction import DEFAULT
 from umbel.client.trial import try_out
 from umbel.data import Dataset
-from umbel.models.fit import look
+from umbel.models.fit import traits_of
 from umbel.models.losses import SLOPES
 from umbel.models.prior import Prior
 from umbel.nodes.differences import prior_of
@@ -34,9 +35,11 @@ from umbel.protocol.arrays import Arrays, flatten, unflatten
 from umbel.protocol.log import log
 from umbel.protocol.words import count_of
 from umbel.server.history import State, diverged
+from umbel.server.report import View, render
 from umbel.server.report.alarms import why_stuck
 from umbel.server.rounds import Run, draw_hypotheses
-from umbel.server.run_folder import number_of
+from umbel.server.run_folder import RunFolder, number_of
+from umbel.server.runs import find_run, opening
 from umbel.server.setup import Setup
 from umbel.server.summary import Summary
 from umbel.server.worth import LABELS, Arm, LeftOut, Way, Worth
@@ -47,7 +50,7 @@ MOST_CLIENTS, LEAST_CLIENTS = 1000, 10
 """Maximum number of measured clients, and the least for which a network is not too large to train by each."""
 MOST, STEP = 2**25, 2**16
 """The most that one pass of clients over their rows may take, in numbers that their network holds or computes, and what
-a step adds to it. A fit to all rows, of which there is one, may take four times as much."""
+a step takes at least. A fit to all rows, of which there is one, may take four times as much."""
 SMALL = 10_000
 """Numbers of a row up to which clients try all step sizes, and personalise by the method of predictions, if they can
 train together."""
@@ -85,6 +88,40 @@ class Appraisal(Callback):
             log(INFO, "%s", line)
 
 
+def write_report(run: str | Path, baselines: bool = True) -> Path:
+    """Write the report of a run, by its name or its folder, and return its path.
+
+    With `baselines`, a missing measurement of the worth of a simulation, whose dataset is on this machine, is made and
+    saved. Raises `ConfigError` if the folder holds no run with a finished round.
+    """
+    path = find_run(str(run))
+    folder = RunFolder(path)
+    with opening(path):
+        config, setup = folder.read_run_config(), Setup.of_run(folder)
+        state, spent, kept = folder.read(setup.model.shapes)
+        folder.check_releases(spent, state.history)
+        participations = np.zeros(setup.manifest.train if setup.manifest else max(spent, default=-1) + 1, np.int64)
+        participations[list(spent)] = list(spent.values())
+    state.stopped = state.stopped or "it was interrupted"
+    worth = folder.read_worth()
+    if worth is None or worth.rounds != len(state.history):
+        worth = None
+        if baselines and _same_data(folder, setup):
+            worth = appraise(setup, state, kept)
+            folder.write_worth(worth)
+    view = View(path.name, Summary.of(setup), state, participations, config, worth)
+    folder.write_report(render(view, folder.read_config()["versions"]))
+    return path / "report.html"
+
+
+def _same_data(folder: RunFolder, setup: Setup) -> bool:
+    """Return whether a simulation's data are here unchanged: another dataset of the same name may be here."""
+    nodes = folder.read_nodes() if (folder.path / "nodes.json").exists() else []
+    if setup.manifest is None or not all(hosting.simulated for _, hosting in nodes):
+        return False
+    return bool(folder.read_config().get("data") == setup.digests["data"])
+
+
 @dataclass(frozen=True)
 class Row:
     """The metric of each client (clients,) by one way, and how it was made, if the way's name does not say so."""
@@ -96,16 +133,9 @@ class Row:
 
 
 def appraise(setup: Setup, state: State, kept: Arrays) -> Worth:
-    """Return the worth of a run for validation clients, each measured on half of its rows.
+    """Return the worth of a finished run for validation clients, each measured on half of its rows.
 
-    Parameters
-    ----------
-    setup : Setup
-        Its dataset must be here.
-    state : State
-        The final state of the run.
-    kept : dict of ndarray
-        State that the strategy keeps from round to round, such as the differences between clients.
+    The state that the strategy kept may tell how clients differ.
     """
     dataset, metric, summary = setup.open_dataset(), setup.model.metric, Summary.of(setup)
     assert dataset is not None, "a simulated run names one"
@@ -147,12 +177,7 @@ def judge(gains: Mapping[Way, NDArray[np.float64]]) -> tuple[bool, str]:
     """Return whether a run is better than a constant and than each client alone, and a sentence that compares it.
 
     This judges the predictors that clients would use: the personalised hypotheses, or the plain ones if those were not
-    measured.
-
-    Parameters
-    ----------
-    gains : mapping from Way to ndarray, shape (clients,)
-        The metric of each client, negated if lower is better.
+    measured. A gain is the metric of each client (clients,), negated if lower is better.
     """
     run = gains[Way.OWN if Way.OWN in gains else Way.LAST]
     beside = {way: _compared(run, gains[way]) for way in _OTHERS if way in gains}
@@ -185,7 +210,7 @@ class Ways:
         self.sign = 1 if self.model.metric.higher_is_better else -1
         # How many numbers a network holds, and computes for a row.
         held = sum(parameter.numel() for parameter in self.model.module.parameters())
-        self.numbers = held + look(self.model, dataset.features.shape[1:]).activations
+        self.numbers = held + traits_of(self.model, dataset.features.shape[1:]).activations
         self.clients = measured(dataset, self.run.seed, MOST // self.numbers)
         if self.clients:
             self.learner = try_out(self.model, dataset, self.run.device)
@@ -207,7 +232,7 @@ class Ways:
         """Whether the network is small enough for each client's own training."""
         longest, batch = int(self.support.lengths.max()), self.run.batch_size
         steps = -(-longest // batch) if batch else 1
-        return len(self.support.features) * self.numbers + steps * STEP <= MOST
+        return max(len(self.support.features) * self.numbers, steps * STEP) <= MOST
 
     @property
     def small(self) -> bool:
@@ -275,7 +300,7 @@ class Ways:
         """Measure one model of all training clients' rows, if it is likely to be the best."""
         fits = len(self.rows.features) * self.numbers <= 4 * MOST
         why = _LOCAL if self.model.local_shapes else "" if fits else _LARGE
-        if look(self.model, tuple(self.rows.features.shape[1:])).draws or self.model.batch_dependent:
+        if traits_of(self.model, self.rows.shape).draws or self.model.batch_dependent:
             why = why or "since its loss of all rows at once is not that of training"
         if not why:
             fitted, why = fit_pooled(self.learner, self.rows, self.run.seed, self.state.hypotheses)
@@ -304,7 +329,7 @@ class Ways:
     def _constants(self, cohort: Cohort) -> tuple[Tensor, str]:
         """Return the best constant outputs for the rows of each client (clients, outputs), and their description."""
         model, targets = self.model, cohort.targets
-        shape = look(model, tuple(cohort.features.shape[1:])).outputs
+        shape = traits_of(model, cohort.shape).outputs
         lengths = torch.from_numpy(cohort.lengths).to(targets.device)
         owners = torch.arange(len(cohort), device=targets.device).repeat_interleave(lengths)
 
@@ -365,12 +390,7 @@ def fit_pooled(learner: Learner, rows: Cohort, seed: int, others: Arrays) -> tup
 
     A fit may stop early, or end where no small step helps, such as at a network whose units are all off. So there are
     several, from different starts. The lowest loss is believed if two fits reach it, and if no hypothesis of the run
-    fits the same rows better.
-
-    Parameters
-    ----------
-    others : dict of ndarray, each (k, \\*shape)
-        The run's hypotheses, with which it is compared.
+    fits the same rows better: these are the `others`, each (k, \\*shape).
     """
     from scipy.optimize import minimize  # the import takes a third of a second
 

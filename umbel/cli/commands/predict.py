@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from umbel.cli.commands.runs import RunName
 from umbel.cli.runs import Run
 from umbel.client.prediction import DEFAULT
 from umbel.protocol.cli import command_line, csv_cell, errors_in_one_line, printable
@@ -20,7 +21,7 @@ from umbel.server.runs import find_run
 
 @command_line
 def app(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run: its name, its path, or last.")],
+    run: RunName,
     rows: Annotated[
         str,
         typer.Argument(

@@ -25,6 +25,7 @@ from umbel.server.run_folder import RunFolder
 from umbel.server.runs import LAST, all_runs, find_run, home_of_runs, reading
 from umbel.server.status import SiteStatus, Status
 
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run: its name, its path, or last.")]
 _COLUMNS = ("rounds", "last loss", "best loss", "ended")
 
 
@@ -155,13 +156,27 @@ def _outcome(path: Path) -> tuple[int, str]:
     return sum(1 for entry in entries if entry.asked), stopped
 
 
+@command_line
+def report(
+    run: RunName = LAST,
+    baselines: Annotated[
+        bool, typer.Option("--baselines/--no-baselines", help="Measure the run's worth, if that was not done.")
+    ] = True,
+) -> None:
+    """Write the report.html of a run. Interrupted runs and runs of a sweep have none yet."""
+    from umbel.simulation.worth import write_report  # it imports PyTorch
+
+    with reading(run):
+        typer.echo(write_report(run, baselines))
+
+
 Format = StrEnum("Format", {"SAFETENSORS": "safetensors", "ONNX": "onnx"})
 """File format of a hypothesis; see `umbel.cli.runs.export`."""
 
 
 @command_line
 def export(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run: its name, its path, or last.")],
+    run: RunName,
     folder: Annotated[Path, typer.Argument(help="Folder to write to.")],
     format: Annotated[
         Format,
@@ -202,9 +217,7 @@ def _state(site: SiteStatus) -> Text:
 
 
 @command_line
-def status(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run: its name, its path, or last.")] = LAST,
-) -> None:
+def status(run: RunName = LAST) -> None:
     """Print a run's round, the time left, and its sites: who is there, what they released, and why they refused."""
     with reading(run):
         folder = RunFolder(find_run(run))
