@@ -101,7 +101,7 @@ class _Spec:
     FIRST_ROUND: ClassVar[int] = 0
 
     round: Whole = 0
-    clients: Clients = ()
+    clients: Clients = ()  # like the round filled in for each message; a template has neither
 
     def asking(self, round: int, clients: Iterable[ClientOnNode]) -> Self:
         """Return the same task for other clients, in another round."""
@@ -176,45 +176,7 @@ class TrainingSpec(_Spec):
     One object from the run config to the noise: `umbel.protocol.run_config.RunConfig.training` makes a template without
     round and clients. The strategy replaces the fields that it decides (`HypothesisStrategy.task`).
     `umbel.nodes.fleet` sets round and clients, and the gate sanitises by the task
-    (`umbel.privacy.gate.releases.Sanitiser`). Fields not listed here are the run config's keys of the same names.
-
-    Attributes
-    ----------
-    round : int
-        Round, from 1; 0 in a template.
-    clients : tuple of ClientOnNode
-        The asked clients, each at most once; empty in a template.
-    clipping : Clipping
-        ``update``: the noise hides the norm of the client's own update, at least `clip_norm`.
-        ``public``: the client clips its update to `clip_norm`, and the noise hides that norm.
-    clip_norm : float
-        ``public``: the norm to which the client clips. ``update``: the smallest radius.
-    disclose_choice : bool
-        Ask clients for the hypothesis that they chose (IFCA); any site that sanitises refuses.
-    local_steps : int
-        R of Protocol 1 (PAC paper): above 0, this many minibatches are each drawn from all of a
-        client's rows, instead of epochs. Without steps and epochs there is no training.
-    message_noise : float
-        sigma of the PAC paper's noisy messages (Eq. 3). It is added before the gate, and the account does not
-        count it.
-    run : str
-        Name of the run, the same after it resumes: clients keep their local parameters under it.
-    frozen_digest : str
-        Digest of the model's frozen parameters, which do not travel; empty if there are none.
-    choice_epsilon : float
-        Epsilon of the mechanism that hides which hypothesis a client chose: randomised response, or the noise
-        on a site's counts; 0 for the paper's open choice.
-    explore : float
-        Share of a site's clients that train a hypothesis drawn at random, so that none stays without
-        clients; only where the site releases.
-    release_by : ReleaseBy
-        ``client``: each client's model, with separate noise. ``site``: for each hypothesis the sum of the updates of
-        the node's asked clients and their number, with noise once. ``secure``: the same over several nodes.
-    moments : bool
-        Whether a secure sum also has the second moments of updates (`umbel.privacy.secure.layout`).
-    row_clip_norm, row_noise_multiplier, row_rate, row_batch : float
-        C, sigma, q and B of `umbel.protocol.release.RowPrivacy`; all above 0, or all 0 for training without a
-        guarantee for rows.
+    (`umbel.privacy.gate.releases.Sanitiser`). Fields without a word here are the run config's keys of the same names.
     """
 
     FIRST_ROUND: ClassVar[int] = 1
@@ -224,18 +186,22 @@ class TrainingSpec(_Spec):
     batch_size: Whole = 10
     noise_multiplier: NotNegative = 2.0
     clipping: Annotated[Clipping, Field(strict=False)] = Clipping.PUBLIC
-    clip_norm: Positive = LEAST_CLIP_NORM
+    clip_norm: Positive = LEAST_CLIP_NORM  # to which the client clips; for ``update`` the smallest radius
     noise_per: Noised = NoisePer.VECTOR
-    disclose_choice: bool = False
+    disclose_choice: bool = False  # as IFCA asks; any site that sanitises refuses
+    # R of Protocol 1 (PAC paper): so many minibatches, each drawn from all rows. Without epochs too, no training.
     local_steps: Whole = 0
-    message_noise: NotNegative = 0.0
-    run: Annotated[Name, UNPRICED] = ""
-    frozen_digest: Annotated[str, UNPRICED] = ""
+    message_noise: NotNegative = 0.0  # sigma of the PAC paper's Eq. 3, added before the gate, which does not count it
+    run: Annotated[Name, UNPRICED] = ""  # the same after it resumes: clients keep their local parameters under it
+    frozen_digest: Annotated[str, UNPRICED] = ""  # of parameters that do not travel; empty if there are none
     mechanism: Name = LAPLACE
+    # Of randomised response, or of the noise on a site's counts; 0 for the paper's open choice.
     choice_epsilon: ChoiceEpsilon = 2.0
+    # Share of a site's clients that train a hypothesis drawn at random, so that none stays without clients.
     explore: Annotated[_Float, Field(ge=0, le=1), UNPRICED] = 0.0
     release_by: Annotated[ReleaseBy, Field(strict=False)] = ReleaseBy.CLIENT
-    moments: Annotated[bool, UNPRICED] = False
+    moments: Annotated[bool, UNPRICED] = False  # whether a secure sum also has the second moments of updates
+    # C, sigma, q and B of `RowPrivacy`: all above 0, or all 0 for training without a guarantee for rows.
     row_clip_norm: NotNegative = 0.0
     row_noise_multiplier: NotNegative = 0.0
     row_rate: NotNegative = 0.0
@@ -294,28 +260,13 @@ class TrainingSpec(_Spec):
 @raising(ProtocolError)
 @dataclass(frozen=True, config=_STRICT)
 class EvaluationSpec(_Spec):
-    """The server's task for the validation clients of one node in one round.
+    """The server's task for the validation clients of one node in one round; before the first it is of round 0."""
 
-    Attributes
-    ----------
-    round : int
-        Round, from 1; 0 before the first.
-    clients : tuple of ClientOnNode
-        The asked clients, each at most once; empty in a template.
-    step_size : float
-        s of Algorithm 1, for the local parameters of clients that have none yet.
-    run, frozen_digest : str
-        As in `TrainingSpec`.
-    report_noise_multiplier : float
-        Above 0, the round's secure sum also adds up loss and metric, with noise of so many diagonals of the square in
-        which a report lies. At 0 they leave the site as its policy says.
-    report_bound : float
-        In a secure sum, loss and metric are clipped to lie between 0 and this.
-    """
-
-    step_size: Positive = TrainingSpec.step_size
+    step_size: Positive = TrainingSpec.step_size  # for the local parameters of clients that have none yet
     run: Annotated[Name, UNPRICED] = ""
     frozen_digest: Annotated[str, UNPRICED] = ""
+    # Above 0, the round's secure sum also adds up loss and metric, each clipped to lie between 0 and the bound, with
+    # noise of so many diagonals of the square in which a report lies. At 0 they leave the site as its policy says.
     report_noise_multiplier: NotNegative = 0.0
     report_bound: Positive = 1.0
 
@@ -327,15 +278,9 @@ class EvaluationSpec(_Spec):
 
 @dataclasses.dataclass(frozen=True)
 class Hosting:
-    """A node's account of the clients that it hosts.
+    """A node's account of the clients that it hosts; training clients are counted first.
 
-    Attributes
-    ----------
-    train, validation : int
-        Number of clients of each kind; training clients are counted first.
-    first, step : int
-        In simulation, the node hosts the clients ``first, first + step, ...`` of the
-        dataset; elsewhere both are -1.
+    In simulation they are the clients ``first, first + step, ...`` of the dataset; elsewhere both are -1.
     """
 
     train: int

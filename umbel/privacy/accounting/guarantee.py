@@ -41,19 +41,12 @@ DISTANCE = {Kind.TRAIN: 2, Kind.SITE: 2, Kind.SECURE: 2, Kind.REPORT: 1}
 
 @dataclass(frozen=True)
 class Guarantee:
-    """A guarantee between any two data sets of a client.
+    """A guarantee between any two data sets of a client."""
 
-    Attributes
-    ----------
-    pure : float
-        Epsilon at delta = 0; infinite where a mechanism has none.
-    epsilon, delta : float
-        The smaller of the epsilon at `delta` by numerical composition and the pure one. It holds for
-        tasks that were fixed in advance; if servers choose them during the run, see `within_budget`.
-    """
-
-    pure: float
+    pure: float  # epsilon at delta = 0; infinite where a mechanism has none
     epsilon: float
+    """The smaller of the epsilon at `delta` by numerical composition and the pure one. It holds for tasks that were
+    fixed in advance; if servers choose them during the run, see `within_budget`."""
     delta: float
 
     @property
