@@ -86,13 +86,7 @@ class Settings(BaseModel):
     @classmethod
     def of(cls, entries: Mapping[str, Any]) -> Self:
         """Return the result of `parse`, cached: each message of a run has the same entries."""
-        # The key includes types: 1, 1.0 and true are equal in Python but differ as settings.
-        key = tuple(zip(entries, map(type, entries.values()), entries.values(), strict=True))
-        try:
-            settings: Self = _parsed(cls, key)
-        except TypeError:  # an unhashable value, which no setting accepts
-            return cls.parse(entries)
-        return settings
+        return once(cls.parse, entries)
 
     @classmethod
     def _explain(cls, error: ValidationError) -> UmbelError:
@@ -126,9 +120,20 @@ class Settings(BaseModel):
         ]
 
 
-@lru_cache(maxsize=16)
-def _parsed(kind: type[Settings], entries: tuple[tuple[str, type, Any], ...]) -> Any:
-    return kind.parse({name: value for name, _, value in entries})
+def once(check: Callable[[dict[str, Any]], T], entries: Mapping[str, Any]) -> T:
+    """Return what `check` makes of some entries, cached."""
+    # The key includes types: 1, 1.0 and true are equal in Python but differ as settings.
+    key = tuple(zip(entries, map(type, entries.values()), entries.values(), strict=True))
+    try:
+        made: T = _made(check, key)
+    except TypeError:  # an unhashable value, which no setting accepts
+        return check(dict(entries))
+    return made
+
+
+@lru_cache(maxsize=32)
+def _made(check: Callable[[dict[str, Any]], Any], entries: tuple[tuple[str, type, Any], ...]) -> Any:
+    return check({name: value for name, _, value in entries})
 
 
 def explained(
@@ -147,6 +152,8 @@ def explained(
         return raises(f"{source} lacks {key}", code=f"{kind}.missing-key")
     if first["type"] == "value_error":
         return raises(f"{key}: {first['ctx']['error']}", code=f"{kind}.wrong-value")
+    if name not in fields:
+        return raises(f"there is no {key}", code=f"{kind}.unknown-key")
     if len(first["loc"]) > 1:
         text = f"{'.'.join(map(str, first['loc']))} {fault_text(first)}"
     else:

@@ -33,7 +33,7 @@ from umbel.protocol.release import (
     exact,
     participation,
 )
-from umbel.protocol.rules import explained, fields_of, raising
+from umbel.protocol.rules import explained, fields_of, once, raising
 
 VERSION = 1
 
@@ -136,16 +136,13 @@ class _Spec:
         ProtocolError
             If a field has the wrong type or is out of range.
         """
-        kind: Any = cls
         values = {name: config[name] for name in fields_of(cls) if name in config}
         asked = values.pop("round", 0), values.pop("clients", ())
-        # The other fields stay the same in all rounds, so they are checked once. 1, 1.0 and true are equal in Python.
-        key = tuple((name, type(value), value) for name, value in values.items())
-        try:
-            template: Self = _template(kind, key)
-        except TypeError:  # a list, which none of these fields may be
-            template = cls(**values)
-        return template.asking(*asked)
+        return once(cls._of, values).asking(*asked)  # the other fields stay the same in all rounds
+
+    @classmethod
+    def _of(cls, values: Mapping[str, Any]) -> Self:
+        return cls(**values)
 
     def with_texts(self, texts: Mapping[str, str]) -> Self:
         """Return the same task with other fields, which are written as text; other names are ignored."""
@@ -161,11 +158,6 @@ class _Spec:
     def priced(cls) -> Iterator[str]:
         """Yield the names of the fields that a price, or what people approve, depends on."""
         return (name for name, field in fields_of(cls).items() if UNPRICED not in field.metadata)
-
-
-@lru_cache(maxsize=16)
-def _template(kind: Any, entries: tuple[tuple[str, type, Any], ...]) -> Any:
-    return kind(**{name: value for name, _, value in entries})
 
 
 @raising(ProtocolError)

@@ -148,6 +148,13 @@ class Narrows:
     """Whether the node's value is as strict as the file's, or stricter."""
 
 
+@dataclass(frozen=True)
+class Bounds:
+    """Marks an entry that bounds a key of the run config."""
+
+    key: str
+
+
 class Mark(Enum):
     """Marks of an entry."""
 
@@ -263,10 +270,10 @@ class Policy(Settings):
         description="what each release must hide: clients: a client's whole data; rows: at least each row of a client, "
         "by noise in training; both: each by separate noise",
     )
-    min_noise_multiplier: Annotated[Number, MORE] = Field(
+    min_noise_multiplier: Annotated[Number, MORE, Bounds("noise-multiplier")] = Field(
         1.0, ge=0, description="smallest nu that the site accepts; above 0"
     )
-    clipping: Annotated[AcceptedClipping, AS_TEXT] = Field(
+    clipping: Annotated[AcceptedClipping, AS_TEXT, Bounds("clipping")] = Field(
         AcceptedClipping(),
         description="public: accept only a public clip norm; any: also the paper's clipping, which guarantees nothing; "
         "floor is the smallest clip norm: the site raises smaller ones to it; above 0",
@@ -295,22 +302,22 @@ class Policy(Settings):
     min_clients: Annotated[Whole, MORE] = Field(
         10, ge=1, description="fewest clients in a site's sums; a round with fewer is refused, and none is charged"
     )
-    max_hypotheses: Annotated[Whole, LESS] = Field(
+    max_hypotheses: Annotated[Whole, LESS, Bounds("hypotheses")] = Field(
         10,
         ge=1,
         description="largest k that the site accepts; an open choice reveals up to log2 k bits each time",
     )
-    max_choice_epsilon: Annotated[Unlimited, LESS] = Field(
+    max_choice_epsilon: Annotated[Unlimited, LESS, Bounds("choice-epsilon")] = Field(
         2.0,
         gt=0,
         description="largest choice-epsilon that the site accepts; a finite one refuses choices without randomisation",
     )
-    mechanisms: Annotated[Text, _FEWER] = Field(
+    mechanisms: Annotated[Text, _FEWER, Bounds("mechanism")] = Field(
         LAPLACE,
         description="accepted noise mechanisms, separated by spaces: laplace, gaussian, discrete-gaussian, "
         "package.module:Class",
     )
-    max_work: Annotated[MaxWork, AS_TEXT, OURS] = Field(
+    max_work: Annotated[MaxWork, AS_TEXT, OURS, Bounds("local-epochs"), Bounds("local-steps")] = Field(
         MaxWork(),
         description="maximum epochs or steps of a round, and maximum rows that a client computes in it, each pass "
         "counted; further passes are left out; training that hides rows has no such limit of examples, since its steps "
@@ -329,7 +336,7 @@ class Policy(Settings):
         description="maximum epsilon for a row of a client that is added or removed, over all the client's releases; "
         'noise in training needs a delta, as in "8 delta=1e-5"',
     )
-    rows: Annotated[AcceptedRows, AS_TEXT, OURS] = Field(
+    rows: Annotated[AcceptedRows, AS_TEXT, OURS, Bounds("rows")] = Field(
         AcceptedRows(),
         description="if rows are protected: the smallest noise that the site accepts, above 0; the largest rate, with "
         "which a row-budget counts less a step; the largest number of rows of a client: everybody may know it, a site "
