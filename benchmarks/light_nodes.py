@@ -30,14 +30,9 @@ from flwr.supernode import fleet_http_connection
 
 from umbel.deploy.flower import watch_calls
 from umbel.deploy.node import Link
-from umbel.protocol.messages import (
-    evaluation_in,
-    evaluation_reply,
-    hosting_reply,
-    hypotheses_in,
-    training_in,
-    training_reply,
-)
+from umbel.privacy.channels.client import Released
+from umbel.privacy.channels.reports import Reported
+from umbel.protocol.messages import evaluation_in, hosting_reply, hypotheses_in, training_in
 from umbel.protocol.polling import Pace
 from umbel.protocol.tasks import Hosting
 
@@ -56,10 +51,10 @@ def answer(content: RecordDict, source: np.random.Generator) -> RecordDict:
             name: value[:1] + 0.1 * source.standard_normal((some, *value.shape[1:]), np.float32)
             for name, value in hypotheses_in(content).items()
         }
-        reply.update(training_reply(releases, [1] * some))
+        reply.update(Released(np.ones(some, bool), releases).records())
     if evaluation := evaluation_in(content):
         losses = source.uniform(1, 2, len(evaluation.clients))
-        reply.update(evaluation_reply(losses, losses))
+        reply.update(Reported(np.ones(len(losses), bool), scores=np.array([losses, losses])).records())
     # A query asks neither; nor does the end of a run, of which the server reads no answer.
     return reply or hosting_reply(Hosting(train=1, validation=1))
 

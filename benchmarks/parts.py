@@ -27,8 +27,8 @@ from benchmarks.peers.tasks import TASKS, named
 
 _COPIES = ("to_array_record", "from_array_record", "pack", "unpack", "flatten", "unflatten")
 _COPIED_IN = (
-    "client.work", "privacy.gate.umbel_app", "privacy.gate.releases", "protocol.messages", "nodes.fleet",
-    "nodes.replies", "strategies.base", "server.rounds",
+    "client.work", "privacy.gate.umbel_app", "privacy.channels.client", "protocol.messages", "nodes.fleet",
+    "privacy.channels.reports", "strategies.base", "server.rounds",
 )  # fmt: skip
 _RECORDS = ("Message", "RecordDict", "ArrayRecord", "ConfigRecord", "MetricRecord", "Array")
 
@@ -39,7 +39,7 @@ PARTS: dict[str, list[str]] = {
     "training": ["umbel.client.learner:Learner.train"],
     "ledger": ["umbel.privacy.gate.totals:Totals.charge"],
     "noise": [f"umbel.privacy.mechanisms.sanitise:{name}" for name in ("sanitise_in_place", "round_in_place")],
-    "updates and releases": ["umbel.privacy.gate.releases:Sanitiser.sanitised"],
+    "updates and releases": ["umbel.privacy.channels.client:ClientSanitiser.sanitised"],
     "arrays to records and back": [
         f"umbel.{module}:{name}"
         for module in _COPIED_IN

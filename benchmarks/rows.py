@@ -30,7 +30,7 @@ from umbel.client.learner import Learner
 from umbel.client.row_gradients import SLACK, gradients_of
 from umbel.models.losses import LOSSES, METRICS
 from umbel.models.model import Model
-from umbel.privacy.gate.randomness import row_sources
+from umbel.privacy.mechanisms.randomness import row_sources
 from umbel.protocol.release import RowPrivacy
 
 PEER = Peer("opacus", ("3.11", "3.12"), {}, "")

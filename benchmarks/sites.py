@@ -29,7 +29,7 @@ import umbel.client.app
 from benchmarks.measure import Out, Ratio, Reading, benchmark, interleave, show
 from umbel import models
 from umbel.client import learner, trial
-from umbel.privacy.gate import releases
+from umbel.privacy.channels import client
 from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.messages import round_request
 from umbel.protocol.records import pack
@@ -100,7 +100,7 @@ def answered(scratch: Path, model: str, clients: int, k: int, rounds: count[int]
 
 def in_a_loop(answer: Callable[[], Reading]) -> Reading:
     """Return the same of a site that computes one client after the other."""
-    one_thread = mock.patch.object(releases, "cores", return_value=1)
+    one_thread = mock.patch.object(client, "cores", return_value=1)
     with without(learner, "is_exact"), without(learner, "_one_thread_each"), one_thread:
         forget()
         try:

@@ -17,7 +17,7 @@ from benchmarks.peers.tasks import TASKS, brief_of, named
 from tests.benchmarks.conftest import write_charges
 from tests.helpers.errors import raises
 from umbel.client.learner import Learner
-from umbel.privacy.gate.releases import Sanitiser
+from umbel.privacy.channels.client import ClientSanitiser
 from umbel.protocol.errors import ConfigError
 from umbel.simulation.in_process import run_config
 
@@ -92,9 +92,9 @@ def test_a_part_does_not_count_the_parts_inside_it() -> None:
 
 
 def test_every_part_of_a_round_is_found_and_nothing_stays_changed(hospital: dict[str, Any]) -> None:
-    before = Learner.score, Sanitiser.sanitised
+    before = Learner.score, ClientSanitiser.sanitised
     whole, parts, _ = by_parts(hospital)
     assert set(parts) == set(PARTS)
     assert all(seconds > 0 for seconds in parts.values())
     assert sum(parts.values()) < whole
-    assert (Learner.score, Sanitiser.sanitised) == before
+    assert (Learner.score, ClientSanitiser.sanitised) == before

@@ -13,7 +13,9 @@ from benchmarks.light_nodes import FAILED, answer
 from tests.benchmarks.conftest import invoked
 from umbel.data import open_dataset
 from umbel.nodes.roster import admitted
-from umbel.protocol.messages import keep_request, query, released_in, round_request, scores_in
+from umbel.privacy.channels.client import released_in
+from umbel.privacy.channels.reports import scores_in
+from umbel.protocol.messages import keep_request, query, round_request
 from umbel.protocol.records import pack
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 

@@ -26,9 +26,9 @@ from umbel.client.local import LocalParameters
 from umbel.client.work import noisy_messages
 from umbel.data import BUNDLED, open_dataset, write_dataset
 from umbel.models import Model
+from umbel.privacy.channels.client import ClientSanitiser
 from umbel.privacy.gate.journal import Journal
 from umbel.privacy.gate.policy import Policy
-from umbel.privacy.gate.releases import Sanitiser
 from umbel.privacy.gate.site import Site
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientInDataset
@@ -214,13 +214,13 @@ def test_heads_differ_between_clients_and_are_not_handed_to_the_gate(
     headed_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handed: list[Arrays] = []
-    original = Sanitiser.sanitised
+    original = ClientSanitiser.sanitised
 
-    def spy(self: Sanitiser, trained: Arrays, *others: Any) -> Any:
+    def spy(self: ClientSanitiser, trained: Arrays, *others: Any) -> Any:
         handed.append(trained)
         return original(self, trained, *others)
 
-    monkeypatch.setattr(Sanitiser, "sanitised", spy)
+    monkeypatch.setattr(ClientSanitiser, "sanitised", spy)
     model, grid = model_in(headed_config), InProcessGrid(app, headed_config)
     fresh = kept(grid, [3, 4], model=model)
     reply = ask(grid, asked(draw_hypotheses(model, 2), step(3, 4, 7)))

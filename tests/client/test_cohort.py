@@ -15,7 +15,7 @@ from tests.helpers.cohorts import CPU
 from tests.helpers.datasets import manifest
 from umbel.client.cohort import Cohort, LocalUpdate, Schedule
 from umbel.data import Dataset, offsets_of, open_dataset, write_dataset
-from umbel.privacy.gate.randomness import streams
+from umbel.privacy.mechanisms.randomness import streams
 
 # --- reading a dataset
 

@@ -28,7 +28,7 @@ from umbel.client.row_gradients import SLACK, Chained, Layered, RowByRow, RowGra
 from umbel.models.losses import LOSSES, METRICS
 from umbel.models.model import Model
 from umbel.models.optimizers import SGD, Descent, Momentum
-from umbel.privacy.gate.randomness import RowSource, row_sources
+from umbel.privacy.mechanisms.randomness import RowSource, row_sources
 from umbel.protocol.errors import ModelError
 from umbel.protocol.release import RowPrivacy
 

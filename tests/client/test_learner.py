@@ -43,7 +43,7 @@ from umbel.client.learner import Learner, best_hypothesis, learner_for
 from umbel.client.loop import Loop
 from umbel.models import LOSSES, METRICS, Model
 from umbel.models.losses import squared_error
-from umbel.privacy.gate.randomness import streams
+from umbel.privacy.mechanisms.randomness import streams
 from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.errors import ConfigError, ModelError
 

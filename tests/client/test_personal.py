@@ -16,7 +16,7 @@ from umbel.client.learner import learner_for
 from umbel.client.personal import Predictors, Task, method
 from umbel.client.personal.tune import best_shares
 from umbel.privacy.gate.policy import Personal, Policy
-from umbel.privacy.gate.randomness import streams
+from umbel.privacy.mechanisms.randomness import streams
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ConfigError, SiteError
 from umbel.protocol.plugins import LAB

@@ -17,7 +17,7 @@ from umbel.client.learner import Learner
 from umbel.client.personal import Predictors, Task, method
 from umbel.models.prior import Prior
 from umbel.privacy.gate.policy import Personal
-from umbel.privacy.gate.randomness import streams
+from umbel.privacy.mechanisms.randomness import streams
 from umbel.protocol.arrays import Arrays
 
 LINEAR = models.load("linear", loss="mse")

@@ -28,8 +28,8 @@ from umbel.client.local import LocalParameters
 from umbel.client.node import Node
 from umbel.client.trial import try_training
 from umbel.data import offsets_of, write_dataset
+from umbel.privacy.channels import Place, load
 from umbel.privacy.gate.journal import Journal
-from umbel.privacy.gate.releases import Sanitiser, SiteSanitiser
 from umbel.privacy.mechanisms.sampled_gaussian import most_drawn
 from umbel.protocol.clients import ClientInDataset
 from umbel.protocol.errors import ModelError, OutOfTime, Refused, SiteError
@@ -264,11 +264,11 @@ def test_what_was_trained_without_a_finite_number_does_not_leave(site: Grid, mon
 @pytest.mark.parametrize("by", [ReleaseBy.CLIENT, ReleaseBy.SITE])
 def test_a_site_makes_no_release_without_any_noise(by: ReleaseBy) -> None:
     """Whatever its policy lets pass."""
-    of = {ReleaseBy.CLIENT: Sanitiser.of, ReleaseBy.SITE: SiteSanitiser.of}[by]
     task = task_of(clipping="public", noise_multiplier=0.0, release_by=by)
-    of(simulated(), START, task)
+    sanitiser = load(by).sanitiser
+    sanitiser.of(Place(simulated()), START, task)
     with raises(Refused, "refused.unsanitised"):
-        of(own(), START, task)
+        sanitiser.of(Place(own()), START, task)
 
 
 FIRST = """

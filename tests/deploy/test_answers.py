@@ -17,18 +17,12 @@ from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
 from flwr.proto.node_pb2 import Node
 
+from tests.helpers.replies import evaluation_reply, site_reply, training_reply
 from umbel.deploy.flower import _Answers
+from umbel.nodes.transport import largest_answer
 from umbel.protocol import flower
 from umbel.protocol.arrays import Arrays
-from umbel.protocol.messages import (
-    evaluation_reply,
-    hosting_reply,
-    largest_answer,
-    query,
-    round_request,
-    site_reply,
-    training_reply,
-)
+from umbel.protocol.messages import hosting_reply, query, round_request
 from umbel.protocol.records import pack
 from umbel.protocol.tasks import EvaluationSpec, Hosting, TrainingSpec
 

@@ -13,7 +13,7 @@ from tests.helpers.paper import ACCEPTED
 from tests.strategies.test_secure_average import keys
 
 pytestmark = [
-    pytest.mark.rest(twin="tests/privacy/secure/test_sums.py::test_parties_may_fall_silent_at_any_stage"),
+    pytest.mark.rest(twin="tests/privacy/channels/secure/test_sums.py::test_parties_may_fall_silent_at_any_stage"),
     pytest.mark.timeout(5400),
 ]
 

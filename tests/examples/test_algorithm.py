@@ -31,7 +31,7 @@ from tests.helpers.sources import ROOT, packages_imported
 from tests.test_saved_runs import COMMON, RUNS, make_data
 from umbel.models.networks import LeNet
 from umbel.mods import laplace
-from umbel.privacy.gate.randomness import noise, streams
+from umbel.privacy.mechanisms.randomness import noise, streams
 from umbel.protocol.arrays import flatten
 from umbel.protocol.project import ENGINE
 from umbel.server.rounds import distances, draw_hypotheses

@@ -16,7 +16,7 @@ from tests.deploy.processes import Deployment
 from tests.helpers.flower_app import EXAMPLE, flwr_run, modules, superlink
 from tests.helpers.sources import ROOT
 from umbel.mods import choose, laplace
-from umbel.privacy.gate import randomness
+from umbel.privacy.mechanisms import randomness
 from umbel.simulation.grid import InProcessGrid
 
 CLIENTS = 100

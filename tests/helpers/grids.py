@@ -13,16 +13,10 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 import umbel.client.app
+from tests.helpers.replies import evaluation_reply, training_reply
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.flower import ErrorCode, Run
-from umbel.protocol.messages import (
-    evaluation_in,
-    evaluation_reply,
-    hosting_reply,
-    numbers_asked,
-    training_in,
-    training_reply,
-)
+from umbel.protocol.messages import evaluation_in, hosting_reply, numbers_asked, training_in
 from umbel.protocol.tasks import Hosting
 from umbel.simulation.grid import InProcessGrid
 

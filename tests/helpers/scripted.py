@@ -10,8 +10,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 
 from umbel import models
 from umbel.nodes.fleet import Fleet
-from umbel.nodes.reading import Asked
 from umbel.protocol.arrays import Arrays
+from umbel.protocol.asked import Asked
 from umbel.protocol.hypotheses import Hypotheses
 from umbel.protocol.records import from_array_record
 from umbel.protocol.releases import Scores
@@ -98,7 +98,7 @@ class ScriptedFleet(Fleet):
         self.participations = np.array([0, 0, 0])
         self._strategy = strategy
 
-    def scores(self, asked: Asked, replies: Iterable[Message]) -> Scores | None:
+    def read(self, asked: Asked, replies: Iterable[Message]) -> Scores | None:
         strategy = self._strategy
         if not strategy.losses:
             return None

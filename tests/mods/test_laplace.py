@@ -26,7 +26,7 @@ from tests.helpers.errors import raises
 from tests.helpers.mods import Handler, answer, arrays, asks, moved, node, numbers, wire
 from tests.helpers.noise import rounding, sanitise
 from umbel.privacy.accounting.guarantee import guarantee
-from umbel.privacy.gate.randomness import noise
+from umbel.privacy.mechanisms.randomness import noise
 from umbel.privacy.mechanisms.sanitise import resolution, round_to_grid
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Clipping, participation

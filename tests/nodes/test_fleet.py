@@ -22,7 +22,7 @@ from tests.helpers.errors import raises
 from tests.helpers.grids import ListeningGrid, PaperGrid, error_reply, failing, stack, vectors
 from tests.helpers.paper import paper_task
 from umbel.nodes.fleet import Fleet
-from umbel.nodes.reading import Asked
+from umbel.protocol.asked import Asked
 from umbel.protocol.errors import FleetError
 from umbel.protocol.flower import ErrorCode
 from umbel.protocol.hypotheses import Hypotheses
@@ -207,7 +207,7 @@ def test_a_site_that_refuses_to_report_still_trains(train: int, asked: list[int]
     fleet.roster(grid)
     validation = fleet.ask_evaluation(3, RECORD, EvaluationSpec(), grid)
     replies, _ = fleet.exchange(3, grid, validation.messages, timeout=60)
-    assert fleet.scores(validation, replies) is not None
+    assert fleet.read(validation, replies) is not None
     assert list(fleet.ask_training(3, RECORD, COMMON, grid).positions) == asked
     assert list(fleet.ask_evaluation(4, RECORD, EvaluationSpec(), grid).positions) == asked
 
@@ -360,7 +360,7 @@ def test_without_validation_clients_nobody_is_asked() -> None:
     grid, fleet = PaperGrid.simulated(train=2), Fleet(clients_per_round=1)
     asked = fleet.ask_evaluation(1, RECORD, EvaluationSpec(), grid)
     assert asked.messages == []
-    assert fleet.scores(asked, []) is None
+    assert fleet.read(asked, []) is None
 
 
 # --- a round
@@ -399,7 +399,7 @@ def test_each_node_gets_one_message_and_its_one_reply_serves_both(linear_config:
     replies, training, evaluation = play_round(grid, fleet)
     assert grid.rounds == {"1": Counter({100: 1, 101: 1, 102: 1})}
     assert len(replies) == 3
-    releases, scores = fleet.releases(training, replies), fleet.scores(evaluation, replies)
+    releases, scores = fleet.read(training, replies), fleet.read(evaluation, replies)
     assert (len(releases.clients), releases.asked, releases.lost_nodes) == (30, 30, 0)
     assert scores is not None
     assert scores.clients == 100
@@ -411,7 +411,7 @@ def test_each_node_gets_one_message_and_its_one_reply_serves_both(linear_config:
 def test_a_node_that_does_one_part_alone_counts_for_that(linear_config: dict[str, Any], part: str) -> None:
     grid, fleet = ListeningGrid(failing({1}, [part]), linear_config, nodes=3), Fleet(clients_per_round=30)
     replies, training, evaluation = play_round(grid, fleet)
-    releases, scores = fleet.releases(training, replies), fleet.scores(evaluation, replies)
+    releases, scores = fleet.read(training, replies), fleet.read(evaluation, replies)
     assert releases.lost_nodes == (part == "training")
     assert ((releases.clients % 3) == 1).any() == (part == "evaluation")
     assert scores is not None

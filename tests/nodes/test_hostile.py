@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from tests.helpers.messages import instead, sent
 from tests.helpers.paper import paper_task
+from tests.helpers.replies import evaluation_reply, training_reply
 from tests.helpers.scripted import on
 from umbel import models
 from umbel.nodes.fleet import Fleet
@@ -25,14 +26,7 @@ from umbel.nodes.roster import admitted
 from umbel.protocol.arrays import flatten
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.hypotheses import Hypotheses
-from umbel.protocol.messages import (
-    evaluation_in,
-    evaluation_reply,
-    hosting_reply,
-    hypotheses_in,
-    training_in,
-    training_reply,
-)
+from umbel.protocol.messages import evaluation_in, hosting_reply, hypotheses_in, training_in
 from umbel.protocol.records import pack, unpack
 from umbel.protocol.run_config import MAX_CLIENTS, RunConfig
 from umbel.protocol.tasks import VERSION, Hosting
@@ -260,7 +254,7 @@ def test_no_reply_of_a_round_does_harm() -> None:
         training = fleet.ask_training(round, sent, task, grid, clients=everyone)
         evaluation = fleet.ask_evaluation(round, sent, task.evaluation, grid)
         replies, _ = fleet.exchange(round, grid, [*training.messages, *evaluation.messages], timeout=0.002)
-        releases, scores = fleet.releases(training, replies), fleet.scores(evaluation, replies)
+        releases, scores = fleet.read(training, replies), fleet.read(evaluation, replies)
         assert honest_clients <= set(releases.clients.tolist())
         assert np.isfinite(releases.vectors).all()
         assert np.abs(releases.vectors).max() < 1e8

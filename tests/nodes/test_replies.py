@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from tests.helpers.grids import SUPERLINK, PaperGrid, error_reply, stack
 from tests.helpers.messages import instead
 from tests.helpers.paper import paper_task
+from tests.helpers.replies import evaluation_reply, training_reply
 from umbel.nodes.fleet import Fleet
-from umbel.nodes.reading import Asked
-from umbel.nodes.replies import read_releases, read_scores
+from umbel.privacy.channels import load
 from umbel.protocol.arrays import Arrays
+from umbel.protocol.asked import Asked
 from umbel.protocol.hypotheses import Hypotheses
-from umbel.protocol.messages import evaluation_reply, training_reply
 from umbel.protocol.records import in_steps, pack, to_array_record, unpack
 from umbel.protocol.releases import Releases, Scores
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
@@ -43,10 +43,14 @@ class Round:
         self.fleet, self.asked = fleet, asked
 
     def releases(self, replies: Iterable[Message]) -> Releases:
-        return self.fleet.releases(self.asked, replies)
+        return self.fleet.read(self.asked, replies)
 
     def scores(self, replies: Iterable[Message]) -> Scores | None:
-        return self.fleet.scores(self.asked, replies)
+        return self.fleet.read(self.asked, replies)
+
+
+def scores_of(asked: Asked, replies: Iterable[Message]) -> Scores | None:
+    return load("reports")(Fleet()).read(asked, replies)
 
 
 def training(nodes: int = 1, clients: int = 4, task: TrainingSpec = TASK) -> tuple[Round, PaperGrid, list[Message]]:
@@ -307,7 +311,7 @@ def test_a_node_is_heard_once_and_only_if_it_was_asked() -> None:
 
 def test_of_no_answer_at_all_there_are_releases_of_nobody() -> None:
     task, one = replace(TASK, disclose_choice=True), Hypotheses(stack([(0, 0, 0)]))
-    releases = read_releases(Asked(one, np.array([0, 2]), {7: np.array([0, 1])}, task=task), [])
+    releases = load("client")(Fleet()).read(Asked(one, np.array([0, 2]), {7: np.array([0, 1])}, task=task), [])
     assert told(releases) == {}
     assert releases.choices is not None
     assert (len(releases.choices), releases.lost_nodes) == (0, 1)
@@ -420,7 +424,7 @@ def test_how_clients_differ_is_told_by_what_they_reported() -> None:
     losses = np.array([7.0, 0, 1, 2, 3, 4, 5, 6, 8, 9, 100])
     asked = Asked(RECORD, np.arange(11), {7: np.arange(11)})
     reply = says(7, evaluation_reply(losses, 10 * losses))
-    found = read_scores(asked, [reply])
+    found = scores_of(asked, [reply])
     assert found is not None
     assert found.loss_spread == [1, 2, 5, 8, 9]
     assert found.metric_spread == [10, 20, 50, 80, 90]
@@ -431,11 +435,11 @@ def test_the_noise_of_reports_is_that_of_a_sites_mean_once_and_of_clients_each()
     asked = Asked(RECORD, np.arange(10), {7: np.arange(6), 8: np.arange(6, 10)})
     mean = says(7, evaluation_reply(np.full(6, 0.4), np.full(6, 0.5), 2.0, 0.5))
     each = says(8, evaluation_reply(np.array([0.1, 0.2, 0.3, 0.4]), np.full(4, 0.5), 2.0, 0.5))
-    found = read_scores(asked, [mean, each])
+    found = scores_of(asked, [mean, each])
     assert found is not None
     assert found.bound == 0.5
     assert found.noise == pytest.approx(math.sqrt((1 + 4) * 3 / 2) / 10)
-    exact = read_scores(asked, [says(7, evaluation_reply(np.full(6, 0.4), np.full(6, 0.5)))])
+    exact = scores_of(asked, [says(7, evaluation_reply(np.full(6, 0.4), np.full(6, 0.5)))])
     assert exact is not None
     assert (exact.noise, exact.bound) == (0, 0)
 
@@ -443,7 +447,7 @@ def test_the_noise_of_reports_is_that_of_a_sites_mean_once_and_of_clients_each()
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0, 1e300])
 def test_a_noise_or_a_bound_that_no_site_has_counts_as_none(bad: float) -> None:
     asked = Asked(RECORD, np.arange(2), {7: np.arange(2)})
-    found = read_scores(asked, [says(7, evaluation_reply(np.ones(2), np.ones(2), 2.0, bad))])
+    found = scores_of(asked, [says(7, evaluation_reply(np.ones(2), np.ones(2), 2.0, bad))])
     assert found is not None
     assert (found.noise, found.bound) == (0, 0)
 

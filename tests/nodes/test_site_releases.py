@@ -16,17 +16,19 @@ from hypothesis import strategies as st
 from tests.helpers.grids import PaperGrid, stack
 from tests.helpers.messages import stacked
 from tests.helpers.paper import paper_task
+from tests.helpers.replies import site_reply, training_reply
 from tests.helpers.sites import simulated
 from tests.nodes.test_hostile import spoilt
-from umbel.nodes.bounds import furthest, furthest_sum, near
 from umbel.nodes.fleet import Fleet
-from umbel.privacy.gate.releases import SiteSanitiser
+from umbel.privacy.channels import Place
+from umbel.privacy.channels.client import Client, furthest, near
+from umbel.privacy.channels.site import SiteSanitiser, SiteSums, furthest_sum
 from umbel.privacy.mechanisms import Gaussian, Laplace
 from umbel.privacy.mechanisms.base import Mechanism
 from umbel.privacy.mechanisms.sanitise import sanitise
 from umbel.protocol.arrays import flatten
 from umbel.protocol.hypotheses import Hypotheses
-from umbel.protocol.messages import number_released, numbers_answered, site_reply, training_reply
+from umbel.protocol.messages import training_in
 from umbel.protocol.release import Clipping
 from umbel.protocol.releases import Sums
 from umbel.protocol.run_config import RunConfig
@@ -44,7 +46,7 @@ class Sites:
         self.messages = self.asked.messages
 
     def sums(self, replies: Iterable[Message]) -> Sums:
-        return self.fleet.sums(self.asked, replies)
+        return self.fleet.read(self.asked, replies)
 
     def says(
         self, site: int, sums: Any = ((1, 0, 0), (0, 1, 0)), counts: Any = (2.0, 1.0), part: Any = None
@@ -186,7 +188,7 @@ def test_no_honest_sum_is_left_out(
     changes = {"noise_multiplier": nu, "clip_norm": radius, "mechanism": mechanism}
     task = replace(TASK, round=1, clients=tuple(range(clients)), **changes)
     layout = {"weight": (n,)}
-    made = SiteSanitiser.of(simulated(clipping="any floor=0"), stacked(np.zeros((k, n)), layout), task)
+    made = SiteSanitiser.of(Place(simulated(clipping="any floor=0")), stacked(np.zeros((k, n)), layout), task)
     rng = np.random.default_rng(seed)
     updates = np.full((clients, n), 1e6)
     sums, _ = made.sanitised(stacked(updates, layout), np.zeros(clients, np.int64), iter([rng] if nu else []))
@@ -251,14 +253,16 @@ def test_nothing_is_left_out_under_a_mechanism_that_says_no_bound() -> None:
 def test_a_sites_clients_count_for_the_quorum() -> None:
     one = Sites()
     replies = zip(one.messages, (one.says(0, part=[1, 0, 1]), one.says(1)), strict=True)
-    assert [numbers_answered(message.content, reply.content) for message, reply in replies] == [(2, 0), (3, 0)]
+    tasks = [(training_in(message.content), reply.content) for message, reply in replies]
+    assert [SiteSums.answered(task, content, 2) for task, content in tasks] == [2, 3]
 
 
 def test_what_cannot_be_read_counts_for_nothing() -> None:
     content = site_reply(stack([(1, 0, 0), (0, 1, 0)]), [2.0, 1.0], [1, 1, 1])
-    assert number_released(content, 3, rows=2) == 3
-    assert number_released(content, 3, rows=1) == 0
-    assert number_released(content, 4, rows=2) == 0
-    assert number_released(content, 3) == 0, "where clients were asked, each has a row"
-    assert number_released(training_reply(stack([(1, 0, 0)] * 3), [1, 1, 1]), 3, rows=2) == 0
-    assert number_released(RecordDict(), 3, rows=2) == 0
+    three, four = replace(TASK, clients=(0, 1, 2)), replace(TASK, clients=(0, 1, 2, 3))
+    assert SiteSums.answered(three, content, 2) == 3
+    assert SiteSums.answered(three, content, 1) == 0
+    assert SiteSums.answered(four, content, 2) == 0
+    assert Client.answered(three, content, 2) == 0, "where clients were asked, each has a row"
+    assert SiteSums.answered(three, training_reply(stack([(1, 0, 0)] * 3), [1, 1, 1]), 2) == 0
+    assert SiteSums.answered(three, RecordDict(), 2) == 0

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from tests.helpers.forks import in_own_process
 from tests.helpers.grids import PaperGrid
 from tests.helpers.paper import paper_task
+from tests.helpers.replies import training_reply
 from tests.helpers.scripted import on
 from umbel import strategies
 from umbel.nodes.fleet import Fleet
 from umbel.protocol.hypotheses import Hypotheses
-from umbel.protocol.messages import training_reply
 from umbel.protocol.records import from_array_record
 from umbel.strategies.base import HypothesisStrategy
 

@@ -12,12 +12,13 @@ import pytest
 from flwr.app import Context, Message, MetricRecord
 
 from tests.helpers.errors import raises
+from tests.helpers.replies import evaluation_reply
 from tests.helpers.scripted import LINEAR, After, Scripted, SpyGrid, on, run_of, setup, theta, value_of
 from umbel.models import load
 from umbel.nodes.fleet import Fleet
 from umbel.protocol.arrays import flatten
 from umbel.protocol.errors import FleetError
-from umbel.protocol.messages import evaluation_reply, hosting_reply, hypotheses_in
+from umbel.protocol.messages import hosting_reply, hypotheses_in
 from umbel.protocol.records import to_array_record
 from umbel.protocol.tasks import Hosting
 from umbel.server.history import Round, State

@@ -17,16 +17,17 @@ from tests.helpers.ledgers import ledger_of
 from tests.helpers.paper import ACCEPTED
 from tests.helpers.sources import ROOT
 from umbel.data import find_dataset, open_dataset
-from umbel.nodes.bounds import count_deviation
 from umbel.nodes.differences import prior_of
 from umbel.privacy.accounting.guarantee import guarantee
+from umbel.privacy.channels.secure.channel import Secure
 from umbel.privacy.gate.journal import Journal
 from umbel.privacy.gate.policy import Personal
 from umbel.protocol.arrays import flatten
 from umbel.protocol.errors import ConfigError, FleetError
 from umbel.protocol.flower import ErrorCode
-from umbel.protocol.release import Kind
+from umbel.protocol.release import Kind, ReleaseBy
 from umbel.protocol.signatures import line_of
+from umbel.protocol.tasks import TrainingSpec
 from umbel.server.rounds import Run
 from umbel.simulation import in_process
 from umbel.simulation.baselines import personalised
@@ -60,7 +61,7 @@ def test_without_noise_it_learns_what_one_trusted_sum_does() -> None:
 
 
 @pytest.mark.rest(
-    twin="tests/privacy/secure/test_sums.py::test_the_noise_of_a_sum_has_the_deviation_that_the_server_is_told"
+    twin="tests/privacy/channels/secure/test_sums.py::test_the_noise_of_a_sum_has_the_deviation_that_the_server_is_told"
 )
 def test_the_number_of_sites_does_not_change_the_noise() -> None:
     """A step of size 0 leaves the noise alone: nu clip norms a sum, over the clients of each hypothesis.
@@ -222,7 +223,7 @@ def test_moments_cost_no_privacy_and_their_noise_is_in_the_counts() -> None:
     plain, run = (played(rounds=2, strategy=f"secure-average moments={flag}") for flag in ("false", "true"))
     release = [one.setup.release for one in (plain, run)]
     assert guarantee({release[0]: 1}) == guarantee({release[1]: 1})
-    noises = [count_deviation(one.strategy._joint.training.task) for one in (plain, run)]
+    noises = [Secure.count_deviation(TrainingSpec(release_by=ReleaseBy.SECURE, moments=flag)) for flag in (False, True)]
     assert noises[1] == pytest.approx(np.sqrt(2) * noises[0])
 
 

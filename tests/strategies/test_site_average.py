@@ -16,6 +16,7 @@ import umbel.client.app
 from tests.helpers.errors import raises
 from tests.helpers.grids import PaperGrid, stack, vectors
 from tests.helpers.paper import ACCEPTED
+from tests.helpers.replies import site_reply
 from tests.helpers.runs import run_app
 from tests.helpers.scripted import on, sends
 from tests.helpers.sources import ROOT
@@ -24,7 +25,7 @@ from umbel.nodes.fleet import Fleet
 from umbel.protocol.arrays import flatten
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.hypotheses import Hypotheses
-from umbel.protocol.messages import site_reply, training_in
+from umbel.protocol.messages import training_in
 from umbel.protocol.records import from_array_record, to_array_record
 from umbel.protocol.release import Clipping, Kind, ReleaseBy
 from umbel.protocol.releases import Sums

@@ -14,17 +14,15 @@ from umbel.client.node import Node
 from umbel.client.personal.keep import models_to_keep, write_models
 from umbel.client.work import NodeClients
 from umbel.models.prior import Prior
-from umbel.privacy.gate import secure_sums
 from umbel.privacy.gate.consent import check_admitted, check_allowed, check_strategy
 from umbel.privacy.gate.refusals import check_hypotheses, guard
 from umbel.privacy.gate.runs import Runs
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.time_limit import time_limit
-from umbel.privacy.gate.umbel_app import answer_round
+from umbel.privacy.gate.umbel_app import answer_round, answer_stage
 from umbel.privacy.gate.work import log_failure
-from umbel.privacy.secure.wire import Request
 from umbel.protocol.errors import Refused
-from umbel.protocol.messages import SECURE, hosting_reply, hypotheses_in, prior_in, run_in, version_in
+from umbel.protocol.messages import hosting_reply, hypotheses_in, prior_in, run_in, version_in
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import VERSION
 
@@ -66,13 +64,11 @@ def _admitting(context: Context) -> Node:
     return node
 
 
-@app.query("secure", mods=[guard])
-def add_securely(msg: Message, context: Context) -> Message:
-    """Do this site's part of a secure sum in which nothing is trained."""
+@app.query("channel", mods=[guard])
+def take_stage(msg: Message, context: Context) -> Message:
+    """Do this site's part of what a channel needs besides a round's message."""
     site = _admitting(context).site
-    seed = site.seed(RunConfig.of(context.run_config))
-    found = secure_sums.reply(site, seed, context.state, Request.read(msg.content))
-    return Message(RecordDict({SECURE: found}), reply_to=msg)
+    return answer_stage(msg, site, site.seed(RunConfig.of(context.run_config)), context.state)
 
 
 @app.query("keep", mods=[guard])

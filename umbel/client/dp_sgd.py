@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from umbel.client.cohort import Cohort, LocalUpdate, Steps
 from umbel.client.row_gradients import RowGradients
 from umbel.models.model import Parameters
-from umbel.privacy.gate.randomness import RowSource
 from umbel.privacy.gate.time_limit import check_time
 from umbel.privacy.mechanisms.base import Matrix
+from umbel.privacy.mechanisms.randomness import RowSource
 from umbel.privacy.mechanisms.sanitise import round_to_grid
 from umbel.protocol.release import RowPrivacy
 

@@ -29,9 +29,9 @@ from umbel.client.loop import Engine, Loop
 from umbel.client.row_gradients import gradients_of
 from umbel.models.fit import CPU_CHUNK_BYTES, Traits, one_line, training_bytes, traits_of
 from umbel.models.model import Model, Parameters
-from umbel.privacy.gate.randomness import RowSource
 from umbel.privacy.gate.time_limit import check_time
 from umbel.privacy.gate.work import Places
+from umbel.privacy.mechanisms.randomness import RowSource
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ConfigError, ModelError
 from umbel.protocol.project import ENGINE
@@ -122,7 +122,7 @@ class Learner:
         All parameters are trained, or `only` those named. Trained parameters are in the CPU's memory.
 
         There is one generator for each client, which shuffles its rows: a client's result does not depend on the other
-        clients of the cohort. A slice of `umbel.privacy.gate.randomness.streams` has its generators at their
+        clients of the cohort. A slice of `umbel.privacy.mechanisms.randomness.streams` has its generators at their
         beginning. If each row has a guarantee (`LocalUpdate.rows`), `generators` are sources of samples and noise.
         """
         own, cohort = local or {}, self._readable(cohort)
@@ -384,8 +384,7 @@ def best_hypothesis(losses: NDArray[np.float64]) -> NDArray[np.int64]:
 
     A loss that is not a number never wins.
     """
-    best: NDArray[np.int64] = np.where(np.isnan(losses), np.inf, losses).argmin(axis=0)
-    return best
+    return np.asarray(np.where(np.isnan(losses), np.inf, losses).argmin(axis=0), np.int64)
 
 
 def engine_asked() -> str:

@@ -18,9 +18,9 @@ from safetensors import safe_open
 
 from umbel.models.model import Model
 from umbel.privacy.gate.journal import Journal
-from umbel.privacy.gate.randomness import streams
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.totals import Head
+from umbel.privacy.mechanisms.randomness import streams
 from umbel.protocol.arrays import Arrays, all_finite
 from umbel.protocol.home import write_atomically
 from umbel.protocol.records import from_array_record, record_in, to_array_record

@@ -21,11 +21,11 @@ from umbel.client.learner import Learner, Turns, arrays_of, best_hypothesis
 from umbel.client.local import LocalParameters
 from umbel.client.node import Node
 from umbel.models.model import Parameters
-from umbel.privacy.gate.randomness import noise, row_sources, streams
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.work import Places, Results, Work
 from umbel.privacy.mechanisms.base import NoiseSource
 from umbel.privacy.mechanisms.choice import OWN
+from umbel.privacy.mechanisms.randomness import noise, row_sources, streams
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientInDataset, ClientOnNode
 from umbel.protocol.log import log

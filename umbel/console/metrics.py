@@ -32,7 +32,7 @@ from umbel.protocol.metrics import machine, metric, publish, watched
 _OTHER = "other"
 _QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
 _CODE = re.compile(r"\[([a-z]+\.[a-z0-9-]+)\]")
-_MESSAGES = ("query", "query.secure", "query.keep", "train", "evaluate", "approval", "ledger")
+_MESSAGES = ("query", "query.channel", "query.keep", "train", "evaluate", "approval", "ledger")
 
 
 class Reading:

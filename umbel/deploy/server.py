@@ -35,13 +35,13 @@ from umbel.deploy.guard import Guard, Rules, look_up, parse_networks, read_secre
 from umbel.deploy.listening import check_port, check_validity, option
 from umbel.deploy.programs import THROUGH, environment
 from umbel.deploy.ready import Asgi
-from umbel.nodes.words import told
 from umbel.protocol import logs
 from umbel.protocol.cli import PASSES_ON, command_line, errors_in_one_line
 from umbel.protocol.errors import DiskError, GuardError, ServerError, UmbelError
 from umbel.protocol.flower import keep_secret
 from umbel.protocol.home import LAST_ROOM, LEAST_ROOM, check_room, disk_error, umbel_home
 from umbel.protocol.log import log
+from umbel.protocol.words import as_line
 
 _RECENT_S = 60.0
 """Seconds after a failed write for which the disk counts as full: some limits do not show in its free space."""
@@ -241,9 +241,9 @@ def _start_executor(arguments: list[str]) -> None:
 def _in_one_line(record: logging.LogRecord) -> bool:
     """Make a record of the server's log one short line: Flower puts text of requests into it, of any length."""
     if isinstance(record.args, tuple) and record.args:
-        record.args = tuple(one if isinstance(one, Real) else told(one) for one in record.args)
+        record.args = tuple(one if isinstance(one, Real) else as_line(one) for one in record.args)
     else:
-        record.msg = told(record.msg)
+        record.msg = as_line(record.msg)
     return True
 
 

@@ -13,8 +13,8 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
-from umbel.privacy.gate.randomness import SecureGenerator
 from umbel.privacy.mechanisms.choice import OWN, draw
+from umbel.privacy.mechanisms.randomness import SecureGenerator
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ConfigError, OutOfTime, ProtocolError
 from umbel.protocol.hypotheses import NUMBER, ROUND

@@ -73,7 +73,7 @@ class FlowerClient:
         with np.errstate(over="ignore"):  # a value too large for 32 bits becomes infinite, which the gate refuses
             start = {name: self.sent[name].astype(np.float32) for name in names}
         message.entry.asks(task, start)
-        released = train(replace(message, hypotheses=start), task)[0].arrays
+        released = train(replace(message, hypotheses=start), task).arrays
         arrays = {
             name: _as(released[name][0], value.dtype) if name in start else value[0]
             for name, value in self.sent.items()
@@ -90,10 +90,12 @@ class FlowerClient:
             raise Refused(f"{text} ({fix})", code="refused.no-reports")
         task = EvaluationSpec(round_in(self.msg.content), ONLY)
         message.entry.asks(task)
-        scores, reports = report(message, task)
-        if not reports.all():
+        reported = report(message, task)
+        if not reported.paid.all():
             raise Refused("the client is over budget for another report", code="refused.budget")
-        return RecordDict({METRICS: MetricRecord(dict(zip(self.reports, scores[:, 0].tolist(), strict=False)))})
+        return RecordDict(
+            {METRICS: MetricRecord(dict(zip(self.reports, reported.scores[:, 0].tolist(), strict=False)))}
+        )
 
     def _released(self) -> list[str]:
         """Return the names of arrays that get noise; raise for others that are not frozen."""

@@ -15,9 +15,9 @@ from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from umbel.mods.choose import choice_made, round_in, stacked_in
-from umbel.privacy.gate.randomness import noise
 from umbel.privacy.mechanisms.base import Matrix
 from umbel.privacy.mechanisms.laplace import Laplace
+from umbel.privacy.mechanisms.randomness import noise
 from umbel.privacy.mechanisms.sanitise import check_noise, columns_of, min_radius, release_in_place, resolution
 from umbel.protocol.errors import ConfigError, Refused
 from umbel.protocol.log import log

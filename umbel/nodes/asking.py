@@ -6,8 +6,8 @@ import numpy as np
 from flwr.app import Message
 from numpy.typing import NDArray
 
-from umbel.nodes.reading import Asked
 from umbel.nodes.roster import TRAIN, VALIDATION, Roster
+from umbel.protocol.asked import Asked
 from umbel.protocol.hypotheses import Hypotheses
 from umbel.protocol.messages import round_request
 from umbel.protocol.records import pack

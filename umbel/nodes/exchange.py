@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import INFO, WARNING
 
-from flwr.app import Message
+from flwr.app import Message, RecordDict
 
 from umbel.nodes.transport import Transport
-from umbel.nodes.words import Names
+from umbel.protocol.asked import Names
 from umbel.protocol.flower import ErrorCode
 from umbel.protocol.log import log
 from umbel.protocol.polling import pause
-from umbel.protocol.words import in_time
+from umbel.protocol.words import as_line, in_time
 
 # Number of messages without a reply to remember, from rounds that are over.
 _REMEMBERED = 1000
 # Seconds that a look waits for replies on their way, and a round's last look; an unread reply is not sent again.
 _PATIENCE, _LAST = 1.0, 0.2
+_LEEWAY_S = 5.0
 _TELL_S = 60.0  # between two lines about a round that takes long
 # An error of a client app counts as a reply; these errors are Flower's own.
 _GONE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
@@ -170,6 +171,33 @@ class Exchange:
         for oldest in over[:-_REMEMBERED]:
             del self._overdue[oldest]
         return answers
+
+    def stage(self, contents: Mapping[int, RecordDict], enough: int, timeout: float) -> dict[int, RecordDict]:
+        """Ask nodes something besides a round's message, and return what they reply.
+
+        Once `enough` have replied, the others have as long again and some seconds more.
+        """
+        if not contents:
+            return {}
+        messages = [Message(content, node, "query.channel", group_id="channel") for node, content in contents.items()]
+        began, since = time.monotonic(), 0.0
+
+        def over(answers: Sequence[Answer]) -> bool:
+            nonlocal since
+            now = time.monotonic()
+            if sum(not answer.reply.has_error() for answer in answers) < enough:
+                return False
+            since = since or now
+            return now - since > since - began + _LEEWAY_S
+
+        replies = {}
+        for answer in self.run(messages, timeout, over):
+            if answer.reply.has_error():
+                reason = as_line(answer.reply.error.reason)
+                log(WARNING, "%s did not reply about its channel: %s", self.names[answer.node], reason)
+            else:
+                replies[answer.node] = answer.reply.content
+        return replies
 
     def _match(self, reply: Message, waiting: dict[str, _Sent], keep_late: Sequence[str]) -> Answer | None:
         """Return the reply with its message, and forget the message; None for a useless reply."""

@@ -10,10 +10,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from functools import partial
 from logging import INFO, WARNING
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
@@ -24,26 +23,33 @@ from umbel.models.prior import Prior
 from umbel.nodes.asking import ask
 from umbel.nodes.exchange import Answer, Exchange
 from umbel.nodes.presence import Absence
-from umbel.nodes.reading import Asked
-from umbel.nodes.replies import read_releases, read_scores, read_sums
-from umbel.nodes.roster import MORE_NODES, TRAIN, VALIDATION, Roster, check_enough, gather, hosting_of
+from umbel.nodes.roster import TRAIN, VALIDATION, Roster, check_enough, gather, hosting_of
 from umbel.nodes.sampler import draw, draw_in_turn
-from umbel.nodes.secure import Joint, Together, summed, terms_of
 from umbel.nodes.transport import transport_of
-from umbel.nodes.words import code_in, told
+from umbel.nodes.words import code_in
+from umbel.privacy.channels import Channel, load
 from umbel.protocol.arrays import Arrays
+from umbel.protocol.asked import Asked
 from umbel.protocol.clients import ClientInRun
 from umbel.protocol.errors import FleetError
 from umbel.protocol.flower import ErrorCode
 from umbel.protocol.hypotheses import Hypotheses
 from umbel.protocol.log import log
-from umbel.protocol.messages import keep_request, merged, numbers_answered, numbers_asked, query, round_request
+from umbel.protocol.messages import (
+    channel_asked,
+    evaluation_in,
+    keep_request,
+    merged,
+    numbers_asked,
+    query,
+    training_in,
+)
 from umbel.protocol.polling import pause
 from umbel.protocol.records import from_array_record, pack, to_array_record, unpack
-from umbel.protocol.releases import Releases, Scores, Sums, Total
+from umbel.protocol.releases import Releases, Sums
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import EvaluationSpec, Hosting, TrainingSpec
-from umbel.protocol.words import at_time, in_time
+from umbel.protocol.words import as_line, at_time, in_time
 
 # Keys that separate the server's draws for different purposes.
 _SAMPLE_TRAIN, _SAMPLE_VALIDATION = 1, 2
@@ -51,8 +57,6 @@ _KEEP_S = 300.0  # seconds for which a run that is over waits for its nodes to b
 _POLL_S = 5.0  # maximum seconds between two looks for nodes in a pause
 _TELL_S = 600.0  # between two lines about a pause
 _NOBODY = np.zeros(0, np.int64)
-
-R = TypeVar("R", Releases, Sums)
 
 
 class Fleet:
@@ -85,7 +89,7 @@ class Fleet:
         self._invited: dict[int, Absence] = {}
         self._looked, self._connected = -1, set[int]()
         self._unanswered_since = math.inf  # by the clock of `time.monotonic`
-        self._together: Together | None = None
+        self._channels: dict[str, Channel] = {}
 
     def roster(self, grid: Grid) -> Roster:
         """Return the nodes and their clients, asking them the first time."""
@@ -140,6 +144,7 @@ class Fleet:
         grid: Grid,
         decisions: Mapping[str, Any] = MappingProxyType({}),
         clients: NDArray[np.int64] | None = None,
+        options: Mapping[str, Any] = MappingProxyType({}),
     ) -> Asked:
         """Ask clients to train, by one message for each node.
 
@@ -153,6 +158,8 @@ class Fleet:
             Fields of the task that the strategy decides.
         clients : ndarray of int, optional
             The clients to ask, in increasing order; by default the round's sample.
+        options : mapping
+            Those of the task's channel (`umbel.privacy.channels.Channel.invite`).
         """
         task = config if isinstance(config, TrainingSpec) else self.task_of(round, config, decisions)
         roster, run = self._look(grid, round), self.run
@@ -163,7 +170,16 @@ class Fleet:
                 self._turns[clients] += 1
             else:
                 clients = draw(roster, TRAIN, round, seed, size, run.per_node.share)
-        return ask(roster, clients, round, hypotheses, task)
+        asked = ask(roster, clients, round, hypotheses, task)
+        self.channel(task).invite(round, asked, options)
+        return asked
+
+    def channel(self, task: TrainingSpec | EvaluationSpec) -> Channel:
+        """Return the channel by which the results of a task come back, with what it remembers of the run."""
+        name = task.channel
+        if name not in self._channels:
+            self._channels[name] = load(name)(self)
+        return self._channels[name]
 
     def task_of(self, round: int, config: Mapping[str, Any], decisions: Mapping[str, Any]) -> TrainingSpec:
         """Return the task for all clients of a round."""
@@ -176,53 +192,18 @@ class Fleet:
         hypotheses: Hypotheses,
         config: EvaluationSpec | Mapping[str, Any],
         grid: Grid,
+        decisions: Mapping[str, Any] = MappingProxyType({}),
         group: str = "",
+        options: Mapping[str, Any] = MappingProxyType({}),
     ) -> Asked:
         """Ask a sample of the validation clients to score the hypotheses, by one message for each node."""
-        task = config if isinstance(config, EvaluationSpec) else EvaluationSpec.of_config(config)
+        task = config if isinstance(config, EvaluationSpec) else EvaluationSpec.of_config({**config, **decisions})
         roster, run = self._look(grid, round), self.run
         seed, size = [run.seed, _SAMPLE_VALIDATION, round], run.validation.clients or roster.validation
         clients = draw(roster, VALIDATION, round, seed, size, run.per_node.share)
-        return ask(roster, clients, round, hypotheses, task, group)
-
-    def together(self, joint: Joint, asked: Asked, colluding: int, least: int) -> list[Message]:
-        """Let the nodes of a round's messages add their numbers securely, and return the messages to those that do.
-
-        A round's evaluation joins the sum of its training, which comes first. If clients of too few nodes were drawn,
-        others take part with noise and masks alone.
-
-        Parameters
-        ----------
-        joint : Joint
-            The round's sum; the nodes of earlier messages are in it.
-        colluding, least : int
-            See `umbel.privacy.secure.terms.Terms`.
-
-        Raises
-        ------
-        FleetError
-            If a run has fewer nodes than `least`.
-        """
-        exchange, roster, training = self._exchange, self._roster, joint.training
-        assert exchange is not None
-        assert roster is not None
-        if len(roster) < least:
-            text = f"a secure sum needs at least {least} sites, and there are {len(roster)}; start more"
-            raise FleetError(f"{text}, in simulation by {MORE_NODES}", code="nodes.too-few-parties")
-        clients = self.run.clients_per_round, self.run.validation.clients or roster.validation
-        terms = terms_of(
-            training.task, training.hypotheses, clients[0], len(roster), colluding, least, joint.reports, clients[1]
-        )
-        if self._together is None or self._together.terms != terms:
-            self._together = Together(terms, exchange, self.run.round_timeout)
-        busy = joint.nodes | roster.gone(joint.round)
-        idle = [node for node, _ in roster.nodes if node not in busy][: max(0, least - len(joint.nodes))]
-        training.positions.update((node, _NOBODY) for node in idle)
-        packed, group = pack(asked.hypotheses), str(joint.round)
-        joining = [Message(round_request(packed), node, "train", group_id=group) for node in idle]
-        sent = {id(message) for message in joint.messages}
-        invited = self._together.invite([*joint.messages, *asked.messages, *joining], joint.round)
-        return [message for message in invited if id(message) not in sent]
+        asked = ask(roster, clients, round, hypotheses, task, group)
+        self.channel(task).invite(round, asked, options)
+        return asked
 
     @property
     def used_up(self) -> bool:
@@ -319,7 +300,7 @@ class Fleet:
         answers = exchange.run(
             [*messages, *self._invitations(round, exchange)],
             timeout,
-            partial(_enough, self.run.quorum, {one.metadata.dst_node_id: one.content for one in messages}),
+            _quorum(self.run.quorum, messages),
             keep_late=("query",),
             name=f"round {round}",
         )
@@ -332,7 +313,7 @@ class Fleet:
             if answer.kind == "query":
                 self._welcome(answer, exchange.transport.together)
             elif answer.reply.has_error():
-                reason, name = told(answer.reply.error.reason), exchange.names[answer.node]
+                reason, name = as_line(answer.reply.error.reason), exchange.names[answer.node]
                 log(WARNING, "%s did not reply to the message of round %d: %s", name, round, reason)
                 if answer.gone:
                     silent.add(answer.node)
@@ -358,37 +339,35 @@ class Fleet:
 
     # --- reading
 
-    def releases(self, asked: Asked, replies: Iterable[Message]) -> Releases:
-        """Return the releases in the replies to `ask_training`, and count participations."""
-        return self._counted(read_releases(asked, replies, self.run.per_node.update_norm))
+    def read(self, asked: Asked, replies: Iterable[Message]) -> Any:
+        """Return what came back of the clients that were asked: `Releases`, `Sums`, or `Scores`; None without these.
 
-    def sums(self, asked: Asked, replies: Iterable[Message]) -> Sums:
-        """Return the sums in the replies to `ask_training`, if sites were asked for them; count as above."""
-        return self._counted(read_sums(asked, replies, self.run.per_node.update_norm))
-
-    def secure_sum(self, joint: Joint, replies: Iterable[Message]) -> Total:
-        """Return the secure sum over the nodes that replied to the messages of `together`; count as above."""
-        if joint.total is None:
-            assert self._together is not None, "together comes first"
-            joint.total = summed(self._together, joint, replies)
-            self._counted(joint.total.sums)
-        return joint.total
-
-    def _counted(self, found: R) -> R:
-        """Count participations, also of clients whose releases are left out."""
-        self.dropped += len(found.outside)
-        for clients in (found.clients, found.outside):
-            self.participations[clients] += 1
+        Participations are counted, also those of clients whose releases are left out.
+        """
+        found = self.channel(asked.task).read(asked, replies)
+        if isinstance(found, Releases | Sums):
+            self.dropped += len(found.outside)
+            for clients in (found.clients, found.outside):
+                self.participations[clients] += 1
         return found
 
     def evaluation(self, asked: Asked, replies: Iterable[Message]) -> MetricRecord | None:
-        """Return the fields of `scores` as metrics; None without valid replies."""
-        scores = self.scores(asked, replies)
+        """Return the fields of the scores in the replies to `ask_evaluation` as metrics; None without valid replies."""
+        scores = self.read(asked, replies)
         return None if scores is None else MetricRecord(asdict(scores))
 
-    def scores(self, asked: Asked, replies: Iterable[Message]) -> Scores | None:
-        """Return the scores in the replies to `ask_evaluation`; None without valid replies."""
-        return read_scores(asked, replies, self.run.validation.by, self.metric_is_share)
+    # --- as channels see it
+
+    @property
+    def known(self) -> Roster:
+        """The nodes and their clients, once they were asked."""
+        assert self._roster is not None
+        return self._roster
+
+    def stage(self, contents: Mapping[int, RecordDict], enough: int) -> dict[int, RecordDict]:
+        """Ask nodes something besides a round's message; return what they reply, once enough have replied."""
+        assert self._exchange is not None
+        return self._exchange.stage(contents, enough, self.run.round_timeout)
 
     # --- nodes that join
 
@@ -418,14 +397,25 @@ class Fleet:
         log(INFO, text, names[answer.node], hosting.train, hosting.validation)
 
 
-def _enough(quorum: float, asked: Mapping[int, RecordDict], answers: Sequence[Answer]) -> bool:
-    """Return whether so large a share of the clients has replied that were asked to train, and to evaluate."""
-    if quorum >= 1:
-        return False
-    replied = [(0, 0)]
-    for answer in answers:
-        if answer.kind != "query" and not answer.reply.has_error():
-            with suppress(Exception):  # it is read once more after the round, and then the reason is logged
-                replied.append(numbers_answered(asked[answer.node], answer.reply.content))
-    least = quorum * np.sum([(0, 0), *map(numbers_asked, asked.values())], axis=0)
-    return bool((np.sum(replied, axis=0) >= least).all())
+def _quorum(share: float, messages: Sequence[Message]) -> Callable[[Sequence[Answer]], bool]:
+    """Return whether so large a share of the clients has replied that messages ask to train, and to evaluate."""
+    if share >= 1:
+        return lambda _: False
+    asked, least = {}, np.zeros(2)
+    for message in messages:
+        content, found = message.content, channel_asked(message.content)
+        tasks = training_in(content), evaluation_in(content)
+        asked[message.metadata.dst_node_id] = tasks, 0 if found is None else found[2][0]
+        least += [share * len(task.clients) if task else 0.0 for task in tasks]
+
+    def enough(answers: Sequence[Answer]) -> bool:
+        replied = np.zeros(2)
+        for answer in answers:
+            if answer.kind != "query" and not answer.reply.has_error():
+                with suppress(Exception):  # it is read once more after the round, and then the reason is logged
+                    tasks, k = asked[answer.node]
+                    content = answer.reply.content
+                    replied += [load(one.channel).answered(one, content, k) if one else 0 for one in tasks]
+        return bool((replied >= least).all())
+
+    return enough

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,13 +15,14 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, Met
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from umbel.nodes.reading import Asked, read
-from umbel.nodes.words import told
 from umbel.protocol.arrays import Arrays, all_finite, flatten
+from umbel.protocol.asked import Asked
+from umbel.protocol.asked import read as contents_of
 from umbel.protocol.errors import ConfigError, ProtocolError
 from umbel.protocol.hypotheses import NUMBER, ROUND, Hypotheses
 from umbel.protocol.log import log
 from umbel.protocol.releases import Releases
+from umbel.protocol.words import as_line
 
 _KINDS = {MessageType.TRAIN: 1, MessageType.EVALUATE: 2}  # separates the draws of those asked to train and to evaluate
 _LOOK_S = 1.0  # between two looks for nodes
@@ -96,28 +98,34 @@ class PlainNodes:
         """Return hypotheses as the record from which a round's messages are made."""
         return ArrayRecord({name: Array(value) for name, value in hypotheses.items()})
 
-    def ask_training(
-        self, round: int, hypotheses: Hypotheses, config: ConfigRecord, grid: Grid, decisions: Mapping[str, Any]
+    def ask_training(self, *asked: Any, **options: Any) -> Asked:
+        """Ask a sample of the nodes to train; for the arguments see `_ask`."""
+        return self._ask(MessageType.TRAIN, *asked, **options)
+
+    def ask_evaluation(self, *asked: Any, **options: Any) -> Asked:
+        """Ask a sample of the nodes to evaluate; for the arguments see `_ask`."""
+        return self._ask(MessageType.EVALUATE, *asked, **options)
+
+    def _ask(
+        self,
+        kind: str,
+        round: int,
+        hypotheses: Hypotheses,
+        config: ConfigRecord,
+        grid: Grid,
+        decisions: Mapping[str, Any],
+        options: Mapping[str, Any] = MappingProxyType({}),
     ) -> Asked:
-        """Ask a sample of the nodes to train.
+        """Ask a sample of the nodes.
 
         Raises
         ------
         ConfigError
             If the strategy decides something that only umbel's clients know.
         """
-        if decisions:
-            text = (
-                f"the strategy needs clients that know {', '.join(sorted(decisions))}, which are those of umbel's app"
-            )
+        if unknown := sorted({**decisions, **options}):
+            text = f"the strategy needs clients that know {', '.join(unknown)}, which are those of umbel's app"
             raise ConfigError(f"{text}; run it with umbel run, or take another strategy", code="config.plain-nodes")
-        return self._ask(MessageType.TRAIN, round, hypotheses, config, grid)
-
-    def ask_evaluation(self, round: int, hypotheses: Hypotheses, config: ConfigRecord, grid: Grid) -> Asked:
-        """Ask a sample of the nodes to evaluate."""
-        return self._ask(MessageType.EVALUATE, round, hypotheses, config, grid)
-
-    def _ask(self, kind: str, round: int, hypotheses: Hypotheses, config: ConfigRecord, grid: Grid) -> Asked:
         train, nobody = kind == MessageType.TRAIN, Asked(hypotheses, np.zeros(0, np.int64), {})
         fraction = self.fraction_train if train else self.fraction_evaluate
         least = self.min_train_nodes if train else self.min_evaluate_nodes
@@ -169,7 +177,7 @@ class PlainNodes:
         replies = list(grid.send_and_receive(messages, timeout=timeout))
         for reply in replies:
             if reply.has_error():
-                log(WARNING, "node %d did not reply: %s", reply.metadata.src_node_id, told(reply.error.reason))
+                log(WARNING, "node %d did not reply: %s", reply.metadata.src_node_id, as_line(reply.error.reason))
         kinds = {message.metadata.message_id: _kind(message) for message in messages}
         by_kind = {
             kind: [one for one in replies if kinds.get(one.metadata.reply_to_message_id) == kind] for kind in _KINDS
@@ -178,7 +186,7 @@ class PlainNodes:
 
     # --- reading
 
-    def releases(self, asked: Asked, replies: Iterable[Message]) -> Releases:
+    def read(self, asked: Asked, replies: Iterable[Message]) -> Releases:
         """Return the models in the replies to `ask_training`; each node counts as one client."""
         sent = asked.hypotheses
         found = self._read(asked, replies, lambda _, reply: (_vector(reply.content, sent), reply.content))
@@ -197,7 +205,7 @@ class PlainNodes:
 
     def _read(self, asked: Asked, replies: Iterable[Message], content: Callable[[int, Message], T]) -> dict[int, T]:
         """Return the contents of the nodes' replies, in the order of the nodes' numbers."""
-        found = read(asked, replies, content)
+        found = contents_of(asked, replies, content)
         return dict(sorted(found.items(), key=lambda one: self._numbers[one[0]]))
 
 

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from umbel.nodes.exchange import Answer, Exchange
 from umbel.nodes.presence import Absence, NodeState, Presence
-from umbel.nodes.words import PASSING, Names, code_in, moves, told
+from umbel.nodes.words import PASSING, code_in, moves
+from umbel.protocol.asked import Names
 from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.errors import ConfigError, FleetError, ProtocolError
 from umbel.protocol.log import log
@@ -25,7 +26,7 @@ from umbel.protocol.messages import hosting_in, query
 from umbel.protocol.polling import pause
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import Hosting
-from umbel.protocol.words import at_time, count_of
+from umbel.protocol.words import as_line, at_time, count_of
 
 TRAIN, VALIDATION = "training", "validation"
 MORE_NODES = "umbel run --nodes, or num-supernodes in Flower's --federation-config"
@@ -350,7 +351,7 @@ def hosting_of(
             raise ProtocolError("says that it is simulated", code="protocol.hosting")
         return hosting
     except Exception as error:  # keep running: one bad node must not stop the run
-        log(DEBUG if quietly else WARNING, "%s cannot take part: it %s", names[answer.node], told(error))
+        log(DEBUG if quietly else WARNING, "%s cannot take part: it %s", names[answer.node], as_line(error))
         return None
 
 

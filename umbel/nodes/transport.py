@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
@@ -12,13 +13,15 @@ from threading import Thread
 from typing import ClassVar, NamedTuple
 
 import httpx
-from flwr.app import Message
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from umbel.nodes.words import told
+from umbel.privacy.channels import load
 from umbel.protocol.flower import drop_limit, in_memory, limit_answer, refuse_repeated_parts
 from umbel.protocol.log import log
-from umbel.protocol.messages import largest_answer
+from umbel.protocol.messages import channel_asked, numbers_asked
+from umbel.protocol.release import CHANNELS
+from umbel.protocol.words import as_line
 
 # Messages sent at a time: nodes then find all parts of theirs at once, and need not ask repeatedly.
 _BATCH = 16
@@ -30,6 +33,9 @@ _STUCK, _SHORTEST, _LONGEST = 4, 1.0, 10.0
 _REQUESTS = 10
 # A reply is given up after this many pulls at which the SuperLink failed.
 _TRIES = 5
+# Bytes of an answer without its models: Flower's description of records, arrays or an error; and for each client
+# whether it released, its choice, its loss and its metric.
+_OF_FLOWER, _OF_A_CLIENT = 1 << 16, 32
 # Errors of the connection to the SuperLink; they are not a node's fault.
 _UNREACHABLE = (httpx.HTTPError, OSError)
 
@@ -78,6 +84,21 @@ class Simulation(Transport):
     def collect(self, ids: Sequence[Collection[str]], seconds: float) -> tuple[list[Message], list[str]]:
         """Return replies that are there."""
         return list(self.grid.pull_messages([*chain(*ids)])), []
+
+
+def largest_answer(content: RecordDict) -> int:
+    """Return how many bytes the answer to a message may have: all its parts together, as Flower sends them."""
+    asked = numbers_asked(content)
+    size = _OF_FLOWER + _OF_A_CLIENT * sum(asked)
+    if (found := channel_asked(content)) is not None:
+        name, matrix, (k, *columns) = found
+        models = load(name).rows(k, asked[0])
+        # The name is JSON within JSON, and Flower names each 5 MiB of the array.
+        size += 2 * len(matrix) + math.ceil(4 * models * math.prod(columns) * (1 + 2**-10))
+    for name, record in content.items():
+        if name in CHANNELS and isinstance(record, ConfigRecord):
+            size += load(name).room(record)
+    return size
 
 
 class _Pull(NamedTuple):
@@ -183,7 +204,7 @@ class SuperLink(Transport):
             raise error
         self._failures.pop(pull.message_id, None)
         if error is not None:
-            log(WARNING, "a reply cannot be read: %s", told(error))
+            log(WARNING, "a reply cannot be read: %s", as_line(error))
             unreadable.append(pull.message_id)
             return True
         found = future.result()

@@ -1,24 +1,8 @@
-"""Text from a node, made safe for the server's log, and the names of nodes there."""
+"""The codes of refusals, and what has to happen before a node that refuses can take part."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-
-from umbel.protocol.words import one_line
-
-_LONGEST = 300
-
-
-class Names(dict[int, str]):
-    """Each node's name in the log: a site has that of its registration, another node its number."""
-
-    def __missing__(self, node: int) -> str:
-        return f"node {node}"
-
-    def learn(self, registered: Mapping[int, str]) -> None:
-        """Take over the names of registered nodes; those without a name are empty."""
-        self.update((node, f"site {told(name)}") for node, name in registered.items() if name)
 
 
 def code_in(reason: str) -> str:
@@ -56,10 +40,3 @@ _MOVES = PASSING | {"refused.version": "use the same umbel on both sides"}
 
 def _ordered(version: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", version)]
-
-
-def told(said: object) -> str:
-    """Return text from a node in one short line, without characters that steer a terminal."""
-    text = str(said)
-    plain = one_line(text[:_LONGEST])
-    return plain if len(text) <= _LONGEST else f"{plain}…"

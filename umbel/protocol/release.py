@@ -68,7 +68,19 @@ class ReleaseBy(StrEnum):
     SITE = "site"
     """A site, once, to the sums of its clients' updates: the clients trust it."""
     SECURE = "secure"
-    """Several sites together, each a share, to a sum that the server reads only as a whole (`umbel.privacy.secure`)."""
+    """Several sites together, each a share, to a sum that the server reads only as a whole."""
+
+
+CHANNELS = {
+    "client": "umbel.privacy.channels.client:Client",
+    "rows": "umbel.privacy.channels.rows:Rows",
+    "site": "umbel.privacy.channels.site:SiteSums",
+    "secure": "umbel.privacy.channels.secure.channel:Secure",
+    "reports": "umbel.privacy.channels.reports:Reports",
+}
+"""The ways in which results may leave a site (`umbel.privacy.channels`), each as ``package.module:Class``."""
+IMPLIED = {"rows", "reports"}
+"""Those that follow from a task, so that no server asks for them by name."""
 
 
 class Protect(StrEnum):

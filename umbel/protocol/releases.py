@@ -48,7 +48,7 @@ class Sums:
 class Scores:
     """Loss and metric, averaged over the validation clients that replied, with equal weights.
 
-    Values far from all others are pulled in (`umbel.nodes.bounds.pulled_in`).
+    Values far from all others are pulled in (`umbel.privacy.channels.reports.pulled_in`).
     """
 
     loss: float
@@ -60,14 +60,3 @@ class Scores:
     exact: int = field(default=0, compare=False)  # clients that reported without noise: no guarantee covers these
     noise: float = field(default=0.0, compare=False)  # standard deviation of the noise in loss and metric
     bound: float = field(default=0.0, compare=False)  # smallest to which reports with noise were clipped; 0 for none
-
-
-@dataclass(frozen=True)
-class Total:
-    """A round's secure sum: the sums of updates as those of one site, and the mean of the reports.
-
-    If the sum failed, `sums` has no clients, and those that were charged are outside; there are no `scores`.
-    """
-
-    sums: Sums
-    scores: Scores | None = None

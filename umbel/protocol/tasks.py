@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Self
 
 from flwr.app import ConfigRecord, MetricRecord
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainValidator, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from umbel.protocol.clients import ClientOnNode
@@ -22,6 +22,8 @@ from umbel.protocol.errors import ProtocolError
 from umbel.protocol.flower import filled
 from umbel.protocol.options import Options
 from umbel.protocol.release import (
+    CHANNELS,
+    IMPLIED,
     LAPLACE,
     LEAST_CLIP_NORM,
     MAX_CHOICE_EPSILON,
@@ -60,6 +62,13 @@ def _distinct(clients: tuple[int, ...]) -> tuple[int, ...]:
 @lru_cache(maxsize=4)  # in a simulation, server and node check the same clients
 def _different(clients: tuple[int, ...]) -> bool:
     return min(clients, default=0) >= 0 and len(set(clients)) == len(clients)
+
+
+def _channel(name: Any) -> Any:
+    """Return the name of a channel that a server may ask for, as a `ReleaseBy` if it is umbel's own."""
+    if not isinstance(name, str) or name not in CHANNELS.keys() - IMPLIED:
+        raise ValueError(f"it is one of {', '.join(sorted(CHANNELS.keys() - IMPLIED))}, not {name!r}")
+    return ReleaseBy(name) if name in {*ReleaseBy} else name
 
 
 # A ledger writes each number as text, so that -0.0 is made 0.0. Whole numbers are fewer than any run needs.
@@ -167,8 +176,8 @@ class TrainingSpec(_Spec):
 
     One object from the run config to the noise: `umbel.protocol.run_config.RunConfig.training` makes a template without
     round and clients. The strategy replaces the fields that it decides (`HypothesisStrategy.task`).
-    `umbel.nodes.fleet` sets round and clients, and the gate sanitises by the task
-    (`umbel.privacy.gate.releases.Sanitiser`). Fields without a word here are the run config's keys of the same names.
+    `umbel.nodes.fleet` sets round and clients, and the gate releases by the task's
+    channel (`umbel.privacy.channels`). Fields without a word here are the run config's keys of the same names.
     """
 
     FIRST_ROUND: ClassVar[int] = 1
@@ -191,7 +200,7 @@ class TrainingSpec(_Spec):
     choice_epsilon: ChoiceEpsilon = 2.0
     # Share of a site's clients that train a hypothesis drawn at random, so that none stays without clients.
     explore: Annotated[_Float, Field(ge=0, le=1), UNPRICED] = 0.0
-    release_by: Annotated[ReleaseBy, Field(strict=False)] = ReleaseBy.CLIENT
+    release_by: Annotated[ReleaseBy, PlainValidator(_channel)] = ReleaseBy.CLIENT
     moments: Annotated[bool, UNPRICED] = False  # whether a secure sum also has the second moments of updates
     # C, sigma, q and B of `RowPrivacy`: all above 0, or all 0 for training without a guarantee for rows.
     row_clip_norm: NotNegative = 0.0
@@ -209,6 +218,12 @@ class TrainingSpec(_Spec):
             raise ProtocolError("only a secure sum has second moments", code="protocol.site-sums")
         if any(getattr(self, name) for name in ROWS):
             _check_rows(self)
+
+    @property
+    def channel(self) -> str:
+        """Name of the channel by which the clients' results leave (`umbel.privacy.channels`)."""
+        alone = self.release_by is ReleaseBy.CLIENT and not self.noise_multiplier and self.row_privacy is not None
+        return "rows" if alone else str(self.release_by)
 
     @property
     def row_privacy(self) -> RowPrivacy | None:
@@ -261,6 +276,11 @@ class EvaluationSpec(_Spec):
     # noise of so many diagonals of the square in which a report lies. At 0 they leave the site as its policy says.
     report_noise_multiplier: NotNegative = 0.0
     report_bound: Positive = 1.0
+
+    @property
+    def channel(self) -> str:
+        """Name of the channel by which reports leave."""
+        return "secure" if self.summed else "reports"
 
     @property
     def summed(self) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+_LONGEST = 300  # of a text from a node
+
 
 def count_of(number: int, one: str, many: str = "") -> str:
     """Return a number of things in words, as "1 round" or "1,200 rounds"."""
@@ -13,6 +15,12 @@ def count_of(number: int, one: str, many: str = "") -> str:
 def one_line(text: str) -> str:
     """Return text that may be another's, with escapes for all that would begin a line or act on a terminal."""
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
+def as_line(text: object) -> str:
+    """Return text from a node in one short line, without characters that steer a terminal."""
+    plain = one_line(str(text)[:_LONGEST])
+    return plain if len(str(text)) <= _LONGEST else f"{plain}…"
 
 
 def in_time(seconds: float) -> str:

@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from umbel.models.model import Model
 from umbel.nodes.exchange import Exchange
 from umbel.nodes.fleet import Fleet
-from umbel.nodes.reading import Asked
 from umbel.nodes.roster import Roster
 from umbel.nodes.transport import transport_of
 from umbel.protocol import logs
 from umbel.protocol.arrays import Arrays, flatten
+from umbel.protocol.asked import Asked
 from umbel.protocol.errors import FleetError
 from umbel.protocol.hypotheses import Hypotheses
 from umbel.protocol.log import log
@@ -73,7 +73,7 @@ def initial_hypotheses(setup: Setup, grid: Grid, name: str = "") -> Arrays:
     asked: list[Asked] = []
     for r, hypotheses in enumerate(sets):
         task = setup.task(name).evaluation
-        asked.append(setup.fleet.ask_evaluation(0, Hypotheses(hypotheses), task, grid, f"restart-{r}"))
+        asked.append(setup.fleet.ask_evaluation(0, Hypotheses(hypotheses), task, grid, group=f"restart-{r}"))
     messages = [message for one in asked for message in one.messages]
     # A node without a reply must not delay the start longer than a round.
     needed = run.quorum * len(messages) if run.quorum < 1 else math.inf
@@ -82,7 +82,7 @@ def initial_hypotheses(setup: Setup, grid: Grid, name: str = "") -> Arrays:
     losses = []
     for r in range(len(sets)):
         mine = [reply for reply in replies if reply.metadata.group_id == f"restart-{r}"]
-        scores = setup.fleet.scores(asked[r], mine)
+        scores = setup.fleet.read(asked[r], mine)
         losses.append(scores.loss if scores else math.inf)
     if messages and losses == [math.inf] * len(sets):
         raise FleetError(

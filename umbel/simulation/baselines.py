@@ -26,7 +26,7 @@ from umbel.models.fit import traits_of
 from umbel.models.model import Model
 from umbel.models.optimizers import descent_of
 from umbel.models.prior import Prior
-from umbel.privacy.gate.randomness import streams
+from umbel.privacy.mechanisms.randomness import streams
 from umbel.protocol.arrays import Arrays, flatten, unflatten
 from umbel.protocol.errors import DatasetError
 from umbel.protocol.run_config import RunConfig

@@ -21,7 +21,6 @@ from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
 from umbel.nodes.plain import Aggregate, PlainNodes, mean_metrics
-from umbel.nodes.reading import Asked
 from umbel.protocol.arrays import (
     Arrays,
     Labels,
@@ -33,6 +32,7 @@ from umbel.protocol.arrays import (
     mean_of,
     unflatten,
 )
+from umbel.protocol.asked import Asked
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.hypotheses import Hypotheses, number_in
 from umbel.protocol.log import log
@@ -391,7 +391,8 @@ class HypothesisStrategy(Strategy):
         if not self.allows_several and number_in(arrays) > 1:
             text = "several hypotheses need umbel's own loop: call start of the strategy itself, not of a wrapper"
             raise ConfigError(f"{text}, or set foreign_loop=True", code="config.foreign-loop")
-        asked = self.nodes.ask_training(server_round, self.opened(arrays), config, grid, self.decisions(server_round))
+        sent, decisions = self.opened(arrays), self.decisions(server_round)
+        asked = self.nodes.ask_training(server_round, sent, config, grid, decisions, options=self.channel_options)
         self.asked[MessageType.TRAIN] = asked
         return asked.messages
 
@@ -402,6 +403,16 @@ class HypothesisStrategy(Strategy):
         """
         return {"disclose_choice": True} if self.discloses_choice else {}
 
+    @property
+    def report_decisions(self) -> dict[str, Any]:
+        """The fields of `umbel.protocol.tasks.EvaluationSpec` that the strategy decides."""
+        return {}
+
+    @property
+    def channel_options(self) -> dict[str, Any]:
+        """Options of the channel by which clients release (`umbel.privacy.channels.Channel.invite`)."""
+        return {}
+
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
@@ -410,7 +421,7 @@ class HypothesisStrategy(Strategy):
         The counts are ``asked``, ``releases``, ``lost-nodes``, and ``groups``: releases for each hypothesis. Metrics
         that clients sent along are beside them.
         """
-        releases = self.nodes.releases(self.asked[MessageType.TRAIN], replies)
+        releases = self.nodes.read(self.asked[MessageType.TRAIN], replies)
         return self.conclude(self.learn(server_round, releases), releases.metrics)
 
     def conclude(
@@ -433,7 +444,8 @@ class HypothesisStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Ask a sample of the validation clients to score the hypotheses after so many rounds."""
-        asked = self.nodes.ask_evaluation(server_round + 1, self.opened(arrays), config, grid)
+        sent, decisions = self.opened(arrays), self.report_decisions
+        asked = self.nodes.ask_evaluation(server_round + 1, sent, config, grid, decisions, options=self.channel_options)
         self.asked[MessageType.EVALUATE] = asked
         return asked.messages
 

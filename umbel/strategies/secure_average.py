@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
-from flwr.serverapp import Grid
+from flwr.app import MessageType
 from pydantic import Field
 
 from umbel.models.model import Model
 from umbel.nodes.differences import look_at_sums
-from umbel.nodes.secure import Joint
 from umbel.privacy.mechanisms.discrete_gaussian import DiscreteGaussian
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import ReleaseBy
+from umbel.protocol.releases import Sums
 from umbel.protocol.run_config import RunConfig
-from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
+from umbel.protocol.tasks import EvaluationSpec
+from umbel.strategies.base import Outcome
 from umbel.strategies.site_average import Explore, SiteAverage
 
 
@@ -51,15 +50,13 @@ class Parties(Explore):
 class SecureAverage(SiteAverage):
     """Like `SiteAverage`, but noise is added once for all sites, and the server reads the sum over all of them.
 
-    Each site adds a share of the noise, and masks that vanish in the sum of all sites alone (`umbel.privacy.secure`).
-    So there is as much less noise as there are sites, in variance.
+    Each site adds a share of the noise, and masks that vanish in the sum of all sites alone
+    (`umbel.privacy.channels.secure`). So there is as much less noise as there are sites, in variance.
     """
 
     Options: ClassVar[type] = Parties
     release_by: ClassVar[ReleaseBy] = ReleaseBy.SECURE
     merge = True
-    _joint: Joint | None = None
-    """The secure sum of the last round."""
 
     def check(self, run: RunConfig, model: Model) -> None:
         """Refuse runs whose numbers cannot be added securely."""
@@ -95,47 +92,19 @@ class SecureAverage(SiteAverage):
         """Return what the strategy decides of a task."""
         return super().decisions(round) | {"moments": self.options.moments}
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> list[Message]:
-        """Ask a sample of the training clients to train, and their sites to add their updates together."""
-        super().configure_train(server_round, arrays, config, grid)
-        asked = self.asked[MessageType.TRAIN]
-        self._joint = Joint(server_round, asked, reports=self.reports)
-        self._joint.messages = self.nodes.together(self._joint, asked, self.options.colluding, self.options.least)
-        return self._joint.messages
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> list[Message]:
-        """Ask a sample of the validation clients to score the hypotheses, and perhaps their sites to add the losses."""
-        if not self.reports.summed:
-            return super().configure_evaluate(server_round, arrays, config, grid)
+    @property
+    def report_decisions(self) -> dict[str, Any]:
+        """How validation clients report, if in the sum."""
         noise, bound = self.reports.report_noise_multiplier, self.reports.report_bound
-        task = replace(EvaluationSpec.of_config(config), report_noise_multiplier=noise, report_bound=bound)
-        asked = self.nodes.ask_evaluation(server_round + 1, self.opened(arrays), task, grid)
-        if not asked.messages:
-            return []
-        if self._joint is None or self._joint.round != server_round + 1:
-            last = TrainingSpec() if self._joint is None else self._joint.training.task
-            nobody = replace(asked, clients=asked.clients[:0], positions={}, task=last)
-            self._joint = Joint(server_round + 1, nobody, reports=self.reports)
-        self._joint.reporting = asked
-        return self.nodes.together(self._joint, asked, self.options.colluding, self.options.least)
+        return {"report_noise_multiplier": noise, "report_bound": bound} if self.reports.summed else {}
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Return the next hypotheses and the round's counts; it takes two more exchanges."""
-        assert self._joint is not None
-        found = self.nodes.secure_sum(self._joint, replies).sums
+    @property
+    def channel_options(self) -> dict[str, Any]:
+        """Options of the sums."""
+        return {"colluding": self.options.colluding, "least": self.options.least, "reports": self.reports}
+
+    def learn_sums(self, round: int, found: Sums) -> Outcome:
+        """Move each hypothesis, and learn from second moments how clients differ."""
         if found.moments is not None and len(found.clients):
-            look_at_sums(self.state, found, self._joint.training.task)
-        return self.conclude(self.learn_sums(server_round, found))
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Return the mean of the validation clients' scores; None without valid replies."""
-        if not self.reports.summed:
-            return super().aggregate_evaluate(server_round, replies)
-        scores = None if self._joint is None else self.nodes.secure_sum(self._joint, replies).scores
-        return None if scores is None else MetricRecord(asdict(scores))
+            look_at_sums(self.state, found, self.asked[MessageType.TRAIN].task)
+        return super().learn_sums(round, found)

@@ -12,8 +12,8 @@ from flwr.app import ArrayRecord, Message, MessageType, MetricRecord
 from pydantic import Field
 
 from umbel.models.model import Model
-from umbel.nodes.bounds import count_deviation
 from umbel.nodes.fleet import Fleet
+from umbel.privacy import channels
 from umbel.protocol.arrays import Labels, Matrix, flatten
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Clipping, ReleaseBy
@@ -71,7 +71,7 @@ class SiteAverage(HypothesisStrategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Return the next hypotheses and the round's counts, from the sums in the replies."""
-        return self.conclude(self.learn_sums(server_round, self.nodes.sums(self.asked[MessageType.TRAIN], replies)))
+        return self.conclude(self.learn_sums(server_round, self.nodes.read(self.asked[MessageType.TRAIN], replies)))
 
     def learn_sums(self, round: int, found: Sums) -> Outcome:
         """Move each hypothesis by the mean of its clients' updates; one with (nearly) no clients stays unchanged."""
@@ -97,7 +97,8 @@ class SiteAverage(HypothesisStrategy):
         noise."""
         if self.hypotheses == 1:
             return 1.0
-        return max(1.0, count_deviation(self.asked[MessageType.TRAIN].task) * math.sqrt(sites))
+        task = self.asked[MessageType.TRAIN].task
+        return max(1.0, channels.load(task.channel).count_deviation(task) * math.sqrt(sites))
 
 
 def _whole(shares: Matrix) -> Labels:

@@ -6,9 +6,10 @@ import numpy as np
 from flwr.app import RecordDict
 from numpy.typing import NDArray
 
+from umbel.privacy.channels.client import released_in
+from umbel.privacy.channels.site import sums_in
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import FleetError
-from umbel.protocol.messages import released_in, site_sums_in
 from umbel.simulation.grid import InProcessGrid
 
 
@@ -29,7 +30,7 @@ def what_left(content: RecordDict, asked: int, by_site: bool = False) -> tuple[A
     """
     counts = np.empty(0)
     if by_site:
-        arrays, counts, released = site_sums_in(content, asked)
+        arrays, counts, released = sums_in(content, asked)
     else:
         arrays, released, _ = released_in(content, asked)
     if not released.all():

@@ -77,9 +77,7 @@ class Remembering(Predictors):
     @classmethod
     def read(cls, arrays: Arrays, outputs: int = 1) -> Predictors:  # type: ignore[override]
         """Return the predictor of one client from `arrays`, with a memory if it has one."""
-        own = Predictors.read(
-            {name: value for name, value in arrays.items() if name not in (KEYS, VALUES, SHARE)}, outputs
-        )
+        own = Predictors.read({name: arrays[name] for name in arrays if name not in (KEYS, VALUES, SHARE)}, outputs)
         if SHARE not in arrays:
             return own
         memory: dict[str, Any] = {"keys": arrays[KEYS], "values": arrays[VALUES], "shares": arrays[SHARE]}

@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 from tests.helpers.errors import raises
 from umbel.privacy.accounting import guarantee
 from umbel.privacy.accounting.guarantee import site_release
-from umbel.privacy.gate import randomness, releases
+from umbel.privacy.channels import client
 from umbel.privacy.gate.charges import Charge
 from umbel.privacy.gate.totals import Totals
-from umbel.privacy.mechanisms import Gaussian, Laplace, choice
+from umbel.privacy.mechanisms import Gaussian, Laplace, choice, randomness
 from umbel.privacy.mechanisms.base import Mechanism
 from umbel.protocol.errors import ConfigError, FleetError
 from umbel.protocol.release import Clipping, Kind, Release
@@ -243,7 +243,7 @@ def counts_without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 def draws_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a client draws is the same in each round."""
     noise = randomness.noise
-    for module in (randomness, releases):
+    for module in (randomness, client):
         monkeypatch.setattr(module, "noise", lambda seed, round, *args: noise(seed, 1, *args))
 
 

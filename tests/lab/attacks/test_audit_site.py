@@ -15,10 +15,9 @@ from flwr.app import RecordDict
 
 from tests.lab.attacks.test_audit import run
 from umbel.deploy import executor
-from umbel.privacy.gate import randomness
-from umbel.privacy.gate.randomness import SecureGenerator
-from umbel.privacy.mechanisms import Gaussian
+from umbel.privacy.mechanisms import Gaussian, randomness
 from umbel.privacy.mechanisms.base import NoiseSource
+from umbel.privacy.mechanisms.randomness import SecureGenerator
 from umbel.simulation.grid import InProcessGrid
 from umbel_lab.attacks.audit import canaries
 from umbel_lab.attacks.audit.bounds import Verdict

@@ -21,7 +21,7 @@ from umbel.client.exports import OwnNetwork
 from umbel.client.learner import Learner
 from umbel.client.personal import Predictors, Task, method
 from umbel.models import LOSSES, METRICS, Model
-from umbel.privacy.gate.randomness import streams
+from umbel.privacy.mechanisms.randomness import streams
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ConfigError, ModelError
 from umbel_lab.personal import memory

@@ -13,7 +13,7 @@ from tests.helpers.models import draw_hypotheses, headed
 from umbel.client.cohort import LocalUpdate
 from umbel.client.personal import Task, method
 from umbel.models.optimizers import SGD
-from umbel.privacy.gate.randomness import streams
+from umbel.privacy.mechanisms.randomness import streams
 
 HALF = LocalUpdate(local_epochs=1, step_size=0.25, batch_size=0)
 """A step on the mean of (w - y)^2 goes half of the way to the mean of y."""

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from tests.helpers.noise import sanitise
-from umbel.privacy.gate.randomness import streams
+from umbel.privacy.mechanisms.randomness import streams
 
 # Enough for the bound to come above the halves and ones below; it proves less from as many draws where n is larger.
 DRAWS = {1: 40_000, 2: 40_000, 3: 60_000}

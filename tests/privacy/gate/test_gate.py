@@ -43,13 +43,12 @@ from tests.helpers.messages import (
     wire,
 )
 from tests.helpers.noise import rounding, sanitise
-from umbel.privacy.gate import randomness
 from umbel.privacy.gate.journal import Journal
-from umbel.privacy.gate.randomness import SecureGenerator, streams
 from umbel.privacy.gate.refusals import guard
 from umbel.privacy.gate.totals import Totals
 from umbel.privacy.gate.umbel_app import answer_round
-from umbel.privacy.mechanisms import choice
+from umbel.privacy.mechanisms import choice, randomness
+from umbel.privacy.mechanisms.randomness import SecureGenerator, streams
 from umbel.privacy.mechanisms.sanitise import round_to_grid
 from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.errors import ProtocolError

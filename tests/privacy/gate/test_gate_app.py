@@ -46,7 +46,7 @@ def evaluation(clients: tuple[int, ...]) -> RecordDict:
 
 def test_the_app_has_no_door_but_these() -> None:
     assert set(app._registered_funcs) == {
-        "query.default", "query.keep", "query.secure", "train.default", "evaluate.default",
+        "query.default", "query.keep", "query.channel", "train.default", "evaluate.default",
     }  # fmt: skip
 
 

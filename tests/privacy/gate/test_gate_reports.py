@@ -36,8 +36,8 @@ from tests.helpers.messages import (
 )
 from tests.helpers.noise import rounding, sanitise
 from umbel.privacy.gate.journal import Journal
-from umbel.privacy.gate.randomness import streams
 from umbel.privacy.mechanisms.laplace import Laplace
+from umbel.privacy.mechanisms.randomness import streams
 from umbel.privacy.mechanisms.sanitise import round_to_grid
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 
@@ -197,7 +197,7 @@ def test_a_crash_in_the_noise_is_paid_for_and_reports_nothing(monkeypatch: pytes
     def crash(*_: Any) -> Any:
         raise MemoryError(SECRET)
 
-    monkeypatch.setattr("umbel.privacy.gate.releases.round_to_grid", crash)
+    monkeypatch.setattr("umbel.privacy.channels.reports.round_to_grid", crash)
     context = of_node(OWN | NOISY)
     assert what_left(through_gate(request((4, 7)), context, reports([0, 0], [0, 0]))) is None
     assert all_spent(context, (4, 7)) == [Fraction(1, 2)] * 2

@@ -28,8 +28,8 @@ from umbel.client.app import app
 from umbel.client.cohort import Cohort
 from umbel.client.learner import Learner
 from umbel.data import offsets_of, write_dataset
-from umbel.privacy.gate import randomness
 from umbel.privacy.gate.journal import Journal
+from umbel.privacy.mechanisms import randomness
 from umbel.protocol.records import pack
 from umbel.protocol.tasks import VERSION, EvaluationSpec, TrainingSpec
 from umbel.simulation.grid import InProcessGrid

@@ -17,7 +17,7 @@ from umbel.client.node import Node
 from umbel.client.personal import Predictors, Task, method
 from umbel.client.trial import try_out
 from umbel.models.prior import Prior
-from umbel.privacy.gate.randomness import streams
+from umbel.privacy.mechanisms.randomness import streams
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.home import write_atomically
 

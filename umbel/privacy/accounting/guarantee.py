@@ -18,7 +18,8 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import lru_cache
+from functools import cache, lru_cache
+from typing import Any
 
 from umbel.privacy.accounting.accountant import NO_GRID, Either, Together, compose
 from umbel.privacy.mechanisms import load
@@ -27,7 +28,8 @@ from umbel.privacy.mechanisms.choice import RandomisedResponse
 from umbel.privacy.mechanisms.discrete_gaussian import ConcentratedLoss, DiscreteGaussian
 from umbel.privacy.mechanisms.gaussian import GaussianLoss
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.release import LAPLACE, Clipping, Kind, Release, ReleaseBy, exact, report_release
+from umbel.protocol.plugins import import_by_name
+from umbel.protocol.release import CHANNELS, LAPLACE, Clipping, Kind, Release, exact, report_release
 
 DELTA = 1e-5
 """Delta of printed figures, by default."""
@@ -105,14 +107,18 @@ def secure_release(release: Release) -> Release:
     return replace(release, kind=Kind.SECURE, choice_epsilon=0.0)
 
 
-def released_by(by: ReleaseBy, release: Release) -> Release:
-    """Return the release with which a client that would make `release` is charged where `by` adds the noise."""
-    match by:
-        case ReleaseBy.SITE:
-            return site_release(release)
-        case ReleaseBy.SECURE:
-            return secure_release(release)
-    return release
+def released_by(by: str, release: Release) -> Release:
+    """Return the release with which a client that would make `release` is charged by a channel.
+
+    The channel is looked up by name, since it prices by this account.
+    """
+    priced: Release = _channel(by).price(release)
+    return priced
+
+
+@cache
+def _channel(name: str) -> Any:
+    return import_by_name(CHANNELS[name])
 
 
 def secure_report(noise_multiplier: float, bound: float = 1.0) -> Release:

@@ -1,9 +1,9 @@
 """The gate: every result of a client leaves its node through here (Algorithm 2).
 
 `train` and `report` each answer a task. The task is checked against the site's policy and priced, and the clients
-within their budgets are charged. Each of them then computes within its time (`umbel.privacy.gate.work`), and what may
-leave of that is returned (`umbel.privacy.gate.releases`). A client over budget computes nothing, no charge is refunded,
-and any failure of the gate itself raises, so that nothing is released.
+within their budgets are charged. Each of them then computes within its time (`umbel.privacy.gate.work`), and the task's
+channel returns what may leave of that (`umbel.privacy.channels`). A client over budget computes nothing, no charge is
+refunded, and any failure of the gate itself raises, so that nothing is released.
 
 Two translators read messages for the gate and fail closed: `umbel.privacy.gate.umbel_app` for a round's message, and
 `umbel.mods.flower_mod` for any other Flower app.
@@ -23,29 +23,27 @@ import numpy as np
 from flwr.app import RecordDict
 from numpy.typing import NDArray
 
+from umbel.privacy import channels
 from umbel.privacy.accounting.guarantee import amount, pure_cost
-from umbel.privacy.gate import randomness
+from umbel.privacy.channels import AtSite, Flags, Left, Place, Sanitiser
 from umbel.privacy.gate.charges import Charge
 from umbel.privacy.gate.entry import Entry
 from umbel.privacy.gate.journal import Journal
 from umbel.privacy.gate.policy import Role
 from umbel.privacy.gate.refusals import check_hypotheses
-from umbel.privacy.gate.releases import Released, ReportSanitiser, Sanitiser, SiteSanitiser
 from umbel.privacy.gate.runs import Runs
-from umbel.privacy.gate.secure_sums import SecureReports, SecureSanitiser, SecureSum, not_in_a_sum
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.totals import Totals
 from umbel.privacy.gate.work import Places, Results, Work, computed
-from umbel.privacy.mechanisms import choice
-from umbel.protocol.arrays import Arrays, Matrix
+from umbel.privacy.mechanisms import choice, randomness
+from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientInDataset, ClientOnNode
 from umbel.protocol.errors import Refused
 from umbel.protocol.log import log
-from umbel.protocol.release import Release, ReleaseBy
+from umbel.protocol.release import Release
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 from umbel.protocol.words import count_of
 
-Flags = NDArray[np.bool_]
 Task = TypeVar("Task", TrainingSpec, EvaluationSpec)
 
 
@@ -115,11 +113,20 @@ class Incoming:
         """The totals of what clients were charged, opened once."""
         return Totals(self.state) if self.site.ledger_path is None else Journal.of(self.site)
 
+    def opened(self, channel: str, content: RecordDict | None = None) -> AtSite:
+        """Return a channel for this message, or for its content; raise `Refused` if it takes no part in it."""
+        place = place_of(self.site, self.seed, self.state)
+        found = channels.load(channel)
+        return found.at_site(found, place, self.hypotheses, content or RecordDict())
 
-def train(message: Incoming, task: TrainingSpec, secure: SecureSum | None = None) -> tuple[Released, Flags]:
-    """Return what the asked training clients release, and a flag for each: whether it was charged, and so releases.
 
-    In a `secure` sum it is only added there.
+def place_of(site: Site, seed: int | None, state: RecordDict) -> Place:
+    """Return a site in a run, as channels see it."""
+    return Place(site, seed, state, lambda digest, use: Runs.of(site).first_of(digest, use))
+
+
+def train(message: Incoming, task: TrainingSpec, channel: AtSite | None = None) -> Left:
+    """Return what the asked training clients release by a channel, by default one opened for this task alone.
 
     Nothing is drawn before the charge: a crash may waste budget, but never hides a release.
 
@@ -131,37 +138,25 @@ def train(message: Incoming, task: TrainingSpec, secure: SecureSum | None = None
     site, hypotheses, seed = message.site, message.hypotheses, message.seed
     k = len(next(iter(hypotheses.values())))
     site.policy.check(task, k)
-    channel: Sanitiser | SiteSanitiser | SecureSanitiser
-    if secure is not None:
-        channel = secure.updates(hypotheses, task)
-    elif task.release_by is ReleaseBy.CLIENT:
-        channel = Sanitiser.of(site, hypotheses, task)
-    elif task.release_by is ReleaseBy.SITE:
-        channel = SiteSanitiser.of(site, hypotheses, task)
-    else:
-        raise not_in_a_sum()
-    site.check_priced(channel.release)
+    sanitiser: Sanitiser = (channel or message.opened(task.channel)).sanitiser(task)
+    site.check_priced(sanitiser.release)
     numbers = message.clients.check(task, hypotheses)
-    least = site.policy.min_clients if task.release_by is ReleaseBy.SITE else 1
-    paid, asked, ids = _charged(message, "train", channel.release, task, numbers, message.most, least)
+    paid, asked, ids = _charged(message, "train", sanitiser, task, numbers, message.most, sanitiser.fewest)
     if not paid.any():
-        raise _over_budget(channel.release, least)
+        raise _over_budget(sanitiser.release, sanitiser.fewest)
     if site.insecure_seed:
         log(WARNING, "insecure-seed is set: the server knows the seed of the noise and can subtract it")
     elif not site.simulated:
         log(INFO, "the operating system draws the noise; the run's seed does not affect it")
     assigned = np.full(len(ids), choice.OWN, np.int64)
-    if channel.explore:
-        assigned = choice.at_random(channel.explore, k, randomness.noise(seed, task.round, ids, "choice"))
+    if sanitiser.explore:
+        assigned = choice.at_random(sanitiser.explore, k, randomness.noise(seed, task.round, ids, "choice"))
     chosen, *arrays = _trained(message, asked, assigned)
-    return channel.leave(seed, ids, dict(zip(hypotheses, arrays, strict=True)), chosen), paid
+    return sanitiser.leave(ids, dict(zip(hypotheses, arrays, strict=True)), chosen, paid)
 
 
-def report(message: Incoming, task: EvaluationSpec, secure: SecureSum | None = None) -> tuple[Matrix, Flags]:
-    """Return loss and metric (2, clients) of the asked clients, and a flag for each: whether it reports.
-
-    They have noise unless the site reports exactly, and are NaN where a client does not report or where they are only
-    added to a `secure` sum.
+def report(message: Incoming, task: EvaluationSpec, channel: AtSite | None = None) -> Left:
+    """Return the loss and metric that the asked clients report, by a channel as in `train`.
 
     Raises
     ------
@@ -176,29 +171,19 @@ def report(message: Incoming, task: EvaluationSpec, secure: SecureSum | None = N
     if policy.role is Role.TRAIN and not policy.trainers_report:
         text = "training clients of this site do not report; give reports a noise to let them"
         raise Refused(text, code="refused.no-reports")
-    channel: SecureReports | ReportSanitiser | None = None  # exact reports have no price
-    if task.summed:
-        if secure is None:
-            raise not_in_a_sum()
-        channel = secure.reports(task)
-    elif policy.trainers_report or not policy.reports_exactly:
-        channel = ReportSanitiser.of(site)
-    release = None if channel is None else channel.release
-    paid, asked, ids = _charged(message, "evaluate", release, task, numbers, message.most_reports)
-    scores = np.full((2, len(paid)), np.nan)
+    sanitiser: Sanitiser = (channel or message.opened(task.channel)).sanitiser(task)
+    paid, asked, ids = _charged(message, "evaluate", sanitiser, task, numbers, message.most_reports)
+    scores = np.zeros((0, 2))
     if ids:
         work, hides = message.clients.score(asked, hypotheses), policy.report_noise > 0
-        (reported,) = computed(site, len(ids), work, _no_scores, hides=hides)
-        if channel is not None:
-            reported = channel.leave(message.seed, task.round, ids, reported)
-        scores[:, paid] = reported.T
-    return scores, paid
+        (scores,) = computed(site, len(ids), work, _no_scores, hides=hides)
+    return sanitiser.leave(ids, scores, np.zeros(0, np.int64), paid)
 
 
 def _charged(
     message: Incoming,
     what: str,
-    release: Release | None,
+    sanitiser: Sanitiser,
     task: Task,
     numbers: Sequence[ClientOnNode],
     most: float,
@@ -211,6 +196,7 @@ def _charged(
     Without a release nothing has a price.
     """
     site, ledger, ids = message.site, message.ledger, message.site.client_ids(numbers)
+    release = sanitiser.release
     if len(ids) != len(task.clients):
         raise Refused("the node does not say which clients are charged", code="refused.result")
     if release is None:  # without an intact ledger, also what has no price stays here

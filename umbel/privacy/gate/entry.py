@@ -17,6 +17,7 @@ from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ConfigError, DiskError, LedgerError, ProtocolError, Refused, SiteError
 from umbel.protocol.messages import PARTS
 from umbel.protocol.records import unpack
+from umbel.protocol.release import CHANNELS
 from umbel.protocol.tasks import LONGEST_NAME, EvaluationSpec, TrainingSpec
 
 _LONGEST_TEXT = 300  # of a text whose length a server or a path decides
@@ -99,7 +100,7 @@ def told(error: Exception) -> str:
 def outline(content: RecordDict) -> dict[str, Any]:
     """Return a message's request in few words, however much a server has put into it."""
     asked: dict[str, Any] = {}
-    for name in PARTS:
+    for name in (*PARTS, *CHANNELS):
         record = content.get(name)
         if isinstance(record, ConfigRecord):
             asked[name] = _scalars(record)
@@ -107,7 +108,7 @@ def outline(content: RecordDict) -> dict[str, Any]:
             asked[name] = {}
             with suppress(ProtocolError):
                 asked[name] = _sizes(unpack(record))
-    if others := len(set(content) - {*PARTS}):
+    if others := len(set(content) - {*PARTS, *CHANNELS}):
         asked["others"] = others
     return asked
 

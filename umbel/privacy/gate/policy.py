@@ -19,9 +19,9 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from umbel.privacy.channels.secure.terms import Terms
 from umbel.privacy.gate.charges import dearer
 from umbel.privacy.mechanisms import MECHANISMS
-from umbel.privacy.secure.terms import Terms
 from umbel.protocol.errors import Refused, SiteError
 from umbel.protocol.options import AS_TEXT, Options, parse_pairs
 from umbel.protocol.plugins import unknown_name
@@ -576,7 +576,7 @@ class Policy(Settings):
             text = f"the server asks for mechanism {task.mechanism!r}; this site accepts {self.mechanisms}"
             yield Refused(text, code="refused.mechanism")
         # A site's release always covers the choice, or its mechanism says what it lacks.
-        is_open = task.choice_epsilon == 0 and task.release_by is ReleaseBy.CLIENT
+        is_open = task.choice_epsilon == 0 and task.release_by not in (ReleaseBy.SITE, ReleaseBy.SECURE)
         limited, most = hypotheses > 1 and math.isfinite(self.max_choice_epsilon), self.max_choice_epsilon
         if limited and (is_open or task.choice_epsilon > most):
             text = f"the server asks for choice-epsilon {task.choice_epsilon:g} among {hypotheses} hypotheses"
@@ -602,14 +602,14 @@ class Policy(Settings):
                     code="refused.secure-terms",
                 )
 
-    def _check_accepts(self, release_by: ReleaseBy) -> None:
-        """Raise `Refused` if a party may not add the noise here."""
-        if self.release not in {AcceptedRelease.ANY, AcceptedRelease(release_by.value)}:
-            asked = {
+    def _check_accepts(self, release_by: str) -> None:
+        """Raise `Refused` if results may not leave by a channel here."""
+        if self.release is not AcceptedRelease.ANY and self.release != release_by:
+            asked = {  # type: ignore[call-overload]
                 ReleaseBy.CLIENT: "each client's own model",
                 ReleaseBy.SITE: "sums over this site's clients",
                 ReleaseBy.SECURE: "sums over several sites",
-            }[release_by]
+            }.get(release_by, release_by)
             text = f'the server asks for {asked}; this site has release = "{self.release}"'
             raise Refused(f"{text}: {_INSTEAD[self.release]}", code="refused.release")
 

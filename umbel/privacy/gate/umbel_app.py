@@ -13,27 +13,18 @@ from typing import Any
 
 from flwr.app import Context, Message, RecordDict
 
-from umbel.privacy.gate.answer import Clients, Flags, Incoming, report, train
+from umbel.privacy import channels
+from umbel.privacy.gate.answer import Clients, Incoming, place_of, report, train
 from umbel.privacy.gate.consent import check_admitted, most_participations, most_reports
 from umbel.privacy.gate.entry import Entry
 from umbel.privacy.gate.refusals import answered, explain, refusal
 from umbel.privacy.gate.runs import digest_of
-from umbel.privacy.gate.secure_sums import SecureSum
 from umbel.privacy.gate.site import Site
-from umbel.privacy.secure.wire import masked_record
 from umbel.protocol import logs
+from umbel.protocol.errors import Refused
 from umbel.protocol.flower import filled
-from umbel.protocol.messages import (
-    SECURE,
-    evaluation_in,
-    evaluation_reply,
-    hypotheses_in,
-    run_names,
-    share_reply,
-    site_reply,
-    training_in,
-    training_reply,
-)
+from umbel.protocol.messages import evaluation_in, hypotheses_in, run_names, training_in
+from umbel.protocol.release import CHANNELS
 from umbel.protocol.run_config import RunConfig
 
 Find = Callable[[Site, RunConfig, RecordDict], Clients]
@@ -60,53 +51,34 @@ def answer_round(msg: Message, context: Context, find: Find) -> Message:
     return answered(msg, context, answer)
 
 
+def answer_stage(msg: Message, site: Site, seed: int | None, state: RecordDict) -> Message:
+    """Return a node's reply to a message that a channel needs besides a round's."""
+    names = [name for name in msg.content if name in CHANNELS]
+    if len(names) != 1:
+        raise Refused("the message is about no channel", code="refused.message-type")
+    return Message(channels.load(names[0]).answer(place_of(site, seed, state), msg.content), reply_to=msg)
+
+
 def _reply(message: Incoming, msg: Message) -> Message:
     """Return those results of both parts that may leave, or "refused"."""
     content: dict[str, Any] = {}
     first: Exception | None = None
-    try:
-        of = message.site, message.seed, message.state, message.hypotheses, msg.content
-        secure = SecureSum(*of) if SECURE in msg.content else None
+    try:  # a message's record about a channel is named after it
+        opened = {name: message.opened(name, msg.content) for name in msg.content if name in CHANNELS}
     except Exception as error:
         explain("train", error, message.entry)
         return refusal(msg, error)
-    for what, part in (("train", _train), ("evaluate", _evaluate)):
+    parts: tuple[tuple[str, Any, Any], ...] = ("train", training_in, train), ("evaluate", evaluation_in, report)
+    for what, read, answer in parts:
         try:
-            content.update(part(message, msg.content, secure))
+            if (task := read(msg.content)) is not None:
+                logs.about(round=task.round)
+                if task.channel not in opened:
+                    opened[task.channel] = message.opened(task.channel, msg.content)
+                content.update(answer(message, task, opened[task.channel]).records())
         except Exception as error:  # fail closed for any error
             explain(what, error, message.entry)
             first = first or error
-    if secure is not None and secure.leaves:
-        content.update(share_reply(masked_record(secure.masked()), _flags(secure.paid), _flags(secure.reported)))
+    for channel in opened.values():
+        content.update(channel.rest())
     return Message(filled(RecordDict(), content), reply_to=msg) if content else refusal(msg, first)
-
-
-def _train(message: Incoming, content: RecordDict, secure: SecureSum | None) -> RecordDict:
-    """Return what the asked training clients, if there are any, let leave outside a secure sum."""
-    task = training_in(content)
-    if task is None:
-        return RecordDict()
-    logs.about(round=task.round)
-    released, paid = train(message, task, secure)
-    if secure is not None:
-        secure.paid = paid
-        return RecordDict()
-    if released.counts is not None:
-        return site_reply(released.arrays, released.counts, _flags(paid))
-    return training_reply(released.arrays, _flags(paid), released.choices, released.step)
-
-
-def _evaluate(message: Incoming, content: RecordDict, secure: SecureSum | None) -> RecordDict:
-    """Return loss and metric of the asked clients, if there are any, outside a secure sum."""
-    task, policy = evaluation_in(content), message.site.policy
-    if task is None:
-        return RecordDict()
-    (losses, metrics), reports = report(message, task, secure)
-    if secure is not None and task.summed:
-        secure.reported = reports
-        return RecordDict()
-    return evaluation_reply(losses, metrics, policy.report_noise, policy.reports.bound)
-
-
-def _flags(clients: Flags | None) -> list[int]:
-    return [] if clients is None else clients.astype(int).tolist()

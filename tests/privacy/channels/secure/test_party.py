@@ -1,0 +1,262 @@
+"""What a server, and parties that work with it, cannot get from a party: each test is an attack."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from hashlib import sha256
+
+import numpy as np
+import pytest
+
+from tests.helpers.errors import raises
+from tests.privacy.channels.secure.conftest import TERMS, Federation, identity, listed
+from umbel.privacy.channels.secure.party import OWN, Announcement, Party, parties_in, survivors_text
+from umbel.privacy.channels.secure.seeds import seed_in
+from umbel.privacy.channels.secure.sums import Sum
+from umbel.protocol.errors import Refused
+
+NUMBERS = np.arange(TERMS.length)
+
+
+@pytest.fixture
+def four() -> Federation:
+    """Return four parties, of which three have to sign."""
+    return Federation(size=4)
+
+
+# --- who takes part
+
+
+def test_a_sum_with_the_servers_own_parties_is_refused(four: Federation) -> None:
+    """Sybils: all others are made by the server."""
+    own = Party(TERMS, "x", listed("x"), identity("x").sign, bytes(32))
+    with raises(Refused, "refused.secure-parties"):
+        four.parties["a"].mask(1, {**four.announced, "x": own.announce()}, NUMBERS)
+
+
+def test_a_key_that_the_server_signs_for_a_listed_party_is_refused(four: Federation) -> None:
+    """Man in the middle: the server puts its own key in place of b's."""
+    forged = Party(TERMS, "b", listed("b"), identity("server").sign, bytes(32)).announce()
+    with raises(Refused, "refused.secure-parties"):
+        four.parties["a"].mask(1, {**four.announced, "b": forged}, NUMBERS)
+
+
+def test_one_party_cannot_stand_for_another(four: Federation) -> None:
+    announced = four.announced
+    for other in ({"b": announced["c"]}, {"b": announced["c"], "c": announced["b"]}):
+        with raises(Refused, "refused.secure-parties"):
+            four.parties["a"].mask(1, {**announced, **other}, NUMBERS)
+
+
+@pytest.mark.parametrize("terms", [{"run": "run 6"}, {"deviation": 1000.0}, {"colluding": 1}, {"bits": 8}])
+def test_keys_for_another_run_or_other_terms_are_refused(four: Federation, terms: dict[str, object]) -> None:
+    """Replay: a key of a run that is over, or that b gave for a sum with more noise."""
+    old = four.party("b", replace(TERMS, **terms)).announce()  # type: ignore[arg-type]
+    with raises(Refused, "refused.secure-parties"):
+        four.parties["a"].mask(1, {**four.announced, "b": old}, NUMBERS)
+
+
+def test_a_sum_of_too_few_is_refused(four: Federation) -> None:
+    two = {name: four.announced[name] for name in ("a", "b")}
+    with raises(Refused, "refused.secure-parties"):
+        four.parties["a"].mask(1, two, NUMBERS)
+
+
+def test_a_sum_without_the_party_itself_is_refused(four: Federation) -> None:
+    others = {name: one for name, one in four.announced.items() if name != "a"}
+    with raises(Refused, "refused.secure-parties"):
+        four.parties["a"].mask(1, others, NUMBERS)
+
+
+def test_a_sum_with_a_key_of_its_own_that_it_did_not_make_is_refused(four: Federation) -> None:
+    stale = four.party("a", secret=b"another secret, of another start").announce()
+    with raises(Refused, "refused.secure-parties"):
+        four.parties["a"].mask(1, {**four.announced, "a": stale}, NUMBERS)
+
+
+def test_two_names_with_one_identity_are_refused() -> None:
+    """A policy that lists a key twice would let one party count as two."""
+    keys = {**listed("a", "b"), "c": identity("b").public_key()}
+    with raises(Refused, "refused.secure-parties"):
+        Party(TERMS, "a", keys, identity("a").sign, bytes(32))
+
+
+def test_two_parties_with_the_same_key_for_the_run_are_refused(four: Federation) -> None:
+    same = Party(TERMS, "c", four.keys, identity("c").sign, four.parties["b"].secret).announce()
+    with raises(Refused, "refused.secure-parties"):
+        four.parties["a"].mask(1, {**four.announced, "c": same}, NUMBERS)
+
+
+# --- the same numbers again
+
+
+def test_a_round_is_masked_once(four: Federation) -> None:
+    """Two messages with the same masks would tell the difference of their numbers, as of two hypotheses."""
+    party = four.parties["a"]
+    party.mask(3, four.announced, NUMBERS)
+    for round in (3, 2, 0, -1):
+        with raises(Refused, "refused.secure-round"):
+            party.mask(round, four.announced, NUMBERS)
+    party.mask(4, four.announced, NUMBERS)
+
+
+def test_another_round_or_other_parties_have_other_masks(four: Federation) -> None:
+    party, announced = four.parties["a"], four.announced
+    three = {name: one for name, one in announced.items() if name != "d"}
+    proofs = [party.mask(round, some, NUMBERS).proofs for round, some in ((1, announced), (2, announced), (3, three))]
+    assert len({one for some in proofs for one in some.values()}) == 4 + 4 + 3
+
+
+def test_a_party_that_forgot_its_round_has_another_mask_of_its_own(four: Federation) -> None:
+    """A restored backup: shared masks repeat, but its own mask does not, and no party opens the round again."""
+    first, again = (four.party("a").mask(1, four.announced, NUMBERS) for _ in range(2))
+    assert first.numbers != again.numbers
+    assert first.proofs["b"] == again.proofs["b"]
+    assert first.proofs[OWN] != again.proofs[OWN]
+
+
+# --- the set of survivors
+
+
+def test_two_sets_of_survivors_are_not_signed(four: Federation) -> None:
+    four.first()
+    party = four.parties["a"]
+    party.agree(1, "abc")
+    assert party.agree(1, "cba") == party.agree(1, "abc")  # a message that is repeated
+    with raises(Refused, "refused.secure-survivors"):
+        party.agree(1, "abd")
+
+
+@pytest.mark.parametrize("survivors", ["", "a", "ab", "bcd", "abx", "abcdx", "aab", "aabb"])
+def test_sets_of_survivors_that_are_too_small_or_have_others_are_not_signed(four: Federation, survivors: str) -> None:
+    four.first()
+    with raises(Refused, "refused.secure-survivors"):
+        four.parties["a"].agree(1, survivors)
+
+
+@pytest.mark.parametrize("round", [0, 2])
+def test_survivors_of_another_round_are_not_signed(four: Federation, round: int) -> None:
+    four.first()
+    with raises(Refused, "refused.secure-round"):
+        four.parties["a"].agree(round, "abcd")
+
+
+# --- what is opened
+
+
+def test_nothing_is_opened_before_the_set_is_signed(four: Federation) -> None:
+    found = four.first()
+    found.survivors = ("a", "b", "c", "d")
+    with raises(Refused, "refused.secure-round"):
+        four.parties["a"].open(1, four.announced, {}, found.boxes("a"))
+
+
+def _signed(four: Federation) -> Sum:
+    return four.second(four.first(gone=["d"]))
+
+
+@pytest.mark.parametrize(
+    "by",
+    [
+        {},
+        {"a": ("a", "abc"), "b": ("b", "abc")},
+        {"a": ("a", "abc"), "b": ("a", "abc"), "c": ("a", "abc")},
+        {"a": ("a", "abc"), "b": ("b", "abcd"), "c": ("c", "abcd")},
+        {"a": ("a", "abc"), "b": ("b", "abc"), "d": ("d", "abc")},
+        {"a": ("a", "abc"), "b": ("b", "abc"), "x": ("x", "abc")},
+    ],
+    ids=["none", "too few", "one for all", "of another set", "of one that is lost", "of a stranger"],
+)
+def test_without_enough_signatures_of_its_set_a_party_opens_nothing(
+    four: Federation, by: dict[str, tuple[str, str]]
+) -> None:
+    found = _signed(four)
+    parties = parties_in(four.announced)
+    signatures = {
+        name: identity(key).sign(survivors_text(TERMS, 1, parties, survivors)) for name, (key, survivors) in by.items()
+    }
+    with raises(Refused, "refused.secure-survivors"):
+        four.parties["a"].open(1, four.announced, signatures, found.boxes("a"))
+
+
+def test_signatures_of_another_round_open_nothing(four: Federation) -> None:
+    old = _signed(four).signatures
+    found = four.second(four.first(round=2, gone=["d"]))
+    with raises(Refused, "refused.secure-survivors"):
+        four.parties["a"].open(2, four.announced, old, found.boxes("a"))
+
+
+def test_a_round_is_opened_once(four: Federation) -> None:
+    found = _signed(four)
+    four.third(found)
+    with raises(Refused, "refused.secure-round"):
+        four.parties["a"].open(1, four.announced, found.signatures, found.boxes("a"))
+
+
+def test_never_both_secrets_of_one_party_are_revealed(four: Federation) -> None:
+    """Of survivors the own mask and those shared with lost parties; of the lost nothing that they alone know."""
+    found = four.third(_signed(four))
+    for opened in found._opened.values():
+        assert {*opened.seeds} == {OWN, "d"}
+        assert {*opened.shares} < {"a", "b", "c"}
+        assert all({*own} == {OWN, "d"} for own in opened.shares.values())
+
+
+def test_the_message_of_a_lost_party_stays_hidden(four: Federation) -> None:
+    """The server keeps d's numbers and says that d is lost. All that is revealed leaves d's own mask on them."""
+    found, announced, values = Sum(TERMS, 1, four.announced, four.keys), four.announced, four.values()
+    masked = {name: party.mask(1, announced, values[name]) for name, party in four.parties.items()}
+    for name in "abc":
+        found.add(name, masked[name])
+    found = four.third(four.second(found))
+    told = {
+        proof
+        for opened in found._opened.values()
+        for seed in opened.seeds.values()
+        for proof in [sha256(seed).digest()]
+    }
+    assert {masked["d"].proofs[name] for name in "abc"} <= told
+    assert masked["d"].proofs[OWN] not in told
+    assert not any("d" in opened.shares for opened in found._opened.values())
+
+
+@pytest.mark.parametrize("change", ["bit", "sender", "receiver", "round"])
+def test_shares_that_were_changed_or_moved_are_not_read(four: Federation, change: str) -> None:
+    old = four.first(gone=["d"])
+    found = four.second(four.first(round=2, gone=["d"]))
+    boxes = found.boxes("a")
+    box = boxes["b"]
+    boxes["b"] = {
+        "bit": box[:-1] + bytes([box[-1] ^ 1]),
+        "sender": boxes["c"],
+        "receiver": found.boxes("c")["b"],
+        "round": old._masked["b"].boxes["a"],
+    }[change]
+    assert {*four.parties["a"].open(2, four.announced, found.signatures, boxes).shares} == {"c"}
+
+
+def test_the_server_reads_no_shares(four: Federation) -> None:
+    """Boxes hold a share of 16 bytes for each seed, none of which is in them."""
+    masked = four.parties["a"].mask(1, four.announced, NUMBERS)
+    sizes = {len(box) for box in masked.boxes.values()}
+    assert sizes == {16 * 4 + 16}
+    four.parties["a"].agree(1, "abcd")
+    seeds = four.parties["a"]._seeds(
+        four.parties["a"].turn.members, four.parties["a"]._pairs(four.announced, tuple("abcd"))
+    )
+    assert not any(seed in box for seed in seeds.values() for box in masked.boxes.values())
+
+
+def test_fewer_parties_than_the_threshold_cannot_combine_a_seed() -> None:
+    """Two of five open; the server has two shares of a's own mask, and a is silent."""
+    federation = Federation(size=5)
+    found = federation.third(federation.second(federation.first()), gone=["a", "d", "e"])
+    shares = {found.members.index(name): opened.shares["a"][OWN] for name, opened in found._opened.items()}
+    assert len(shares) == 2
+    assert sha256(seed_in(shares)).digest() != found._masked["a"].proofs[OWN]
+
+
+def test_announcements_are_for_one_party(four: Federation) -> None:
+    one = four.announced["b"]
+    with raises(Refused, "refused.secure-parties"):
+        four.parties["a"].mask(1, {**four.announced, "b": Announcement(one.public, bytes(64))}, NUMBERS)

@@ -1,0 +1,179 @@
+"""Whoever survives, the server gets the exact sum of their numbers, and the noise that the terms promise."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.helpers.errors import raises
+from tests.helpers.examples import examples
+from tests.privacy.channels.secure.conftest import TERMS, Federation
+from umbel.privacy.channels.secure import seeds
+from umbel.privacy.channels.secure.party import Opened
+from umbel.privacy.channels.secure.terms import Terms
+from umbel.protocol.errors import ProtocolError, Refused
+
+
+def test_the_sum_of_three_parties() -> None:
+    federation = Federation()
+    found, deviation = federation.third(federation.second(federation.first())).result()
+    assert found.tolist() == sum(federation.values().values()).tolist()
+    assert deviation == 0
+
+
+@pytest.mark.parametrize("bits", [3, 8, 32, 33, 62])
+def test_numbers_are_added_modulo_a_power_of_two(bits: int) -> None:
+    federation = Federation(replace(TERMS, bits=bits))
+    found, _ = federation.third(federation.second(federation.first())).result()
+    total, half = sum(federation.values().values()), 1 << (bits - 1)
+    assert found.tolist() == ((total + half) % (1 << bits) - half).tolist()
+
+
+@settings(deadline=None, max_examples=examples(30))
+@given(st.integers(3, 7), st.data())
+def test_parties_may_fall_silent_at_any_stage(size: int, data: st.DataObject) -> None:
+    """As long as as many survive, sign and open as the threshold says."""
+    federation = Federation(replace(TERMS, length=3), size)
+    names, t = sorted(federation.parties), TERMS.threshold(size)
+    before, unsigned, unopened = (
+        data.draw(st.sets(st.sampled_from(names), max_size=size - t), label) for label in ("first", "second", "third")
+    )
+    # The threshold counts survivors; of these some do not sign, and some do not open.
+    left = size - len(before)
+    unsigned, unopened = ({*sorted(some - before)[: left - t]} for some in (unsigned, unopened))
+    found = federation.second(federation.first(gone=before), gone=unsigned)
+    values, _ = federation.third(found, gone=unopened).result()
+    expected = sum(value for name, value in federation.values().items() if name not in before)
+    assert values.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("stage", ["first", "second", "third"])
+def test_with_fewer_than_the_threshold_a_round_fails_and_the_next_one_works(stage: str) -> None:
+    federation = Federation()
+    gone = {stage: ["a", "b"]}
+
+    def once(round: int, gone: dict[str, list[str]]) -> list[int]:
+        found = federation.first(round, gone.get("first", ()))
+        federation.third(federation.second(found, gone.get("second", ())), gone.get("third", ()))
+        return found.result()[0].tolist()
+
+    # A survivor refuses to open a set that too few have signed; the server itself finds the other two.
+    with pytest.raises((Refused, ProtocolError), match=r"\[(refused.secure-survivors|protocol.secure-sum)\]"):
+        once(1, gone)
+    assert once(2, {}) == sum(federation.values().values()).tolist()
+
+
+# --- noise
+
+
+@pytest.mark.parametrize(("gone", "colluding"), [((), 0), ((), 1), (("b",), 0), (("a", "e"), 0), (("c",), 1)])
+def test_the_noise_of_a_sum_has_the_deviation_that_the_server_is_told(gone: tuple[str, ...], colluding: int) -> None:
+    """Over 20,000 numbers, within five standard errors: a false alarm in 1.7 million runs."""
+    terms = Terms("run 7", 20_000, 40, 300.0, colluding, least=5)
+    federation = Federation(terms, 5)
+    found, deviation = federation.third(federation.second(federation.first(gone=gone))).result()
+    noise = found - sum(value for name, value in federation.values().items() if name not in gone)
+    survivors = 5 - len(gone)
+    assert math.isclose(deviation, 300.0 * math.sqrt(survivors / (survivors - colluding)), rel_tol=1e-9)
+    assert abs(noise.std() / deviation - 1) < 5 / math.sqrt(2 * len(noise))
+    assert abs(noise.mean()) < 5 * deviation / math.sqrt(len(noise))
+
+
+def test_noise_that_nobody_takes_back_stays_and_is_counted() -> None:
+    """A survivor that does not open keeps all its layers in the sum."""
+    terms = Terms("run 7", 20_000, 40, 300.0, least=4)
+    federation = Federation(terms, 4)
+    found, deviation = federation.third(federation.second(federation.first()), gone=["b"]).result()
+    noise = found - sum(federation.values().values())
+    assert math.isclose(deviation**2, 300.0**2 * (3 / 4 + 1 / 3), rel_tol=1e-9)
+    assert abs(noise.std() / deviation - 1) < 5 / math.sqrt(2 * len(noise))
+
+
+@pytest.mark.parametrize("change", [lambda layers: [bytes(16)], lambda layers: [], lambda layers: layers * 9])
+def test_seeds_of_layers_that_are_wrong_leave_the_sum_right(change: object) -> None:
+    terms = Terms("run 7", 50, 40, 300.0, least=4)
+    federation = Federation(terms, 4)
+    found = federation.third(federation.second(federation.first()))
+    opened = found._opened["a"]
+    found.opens("a", Opened(opened.seeds, change(opened.layers), opened.shares))  # type: ignore[operator]
+    values, _ = found.result()
+    assert abs(values - sum(federation.values().values())).max() < 8 * 300 * math.sqrt(2)
+
+
+# --- what a server refuses
+
+
+def test_wrong_shares_of_some_parties_do_not_stop_a_sum() -> None:
+    """Five of six open, and four right shares give the seed of the sixth; with two wrong ones there are only three."""
+    federation = Federation(size=6)
+    found = federation.third(federation.second(federation.first()), gone=["a"])
+
+    def lies(name: str) -> None:
+        opened = found._opened[name]
+        wrong = {other: dict.fromkeys(own, bytes(16)) for other, own in opened.shares.items()}
+        found.opens(name, replace(opened, shares=wrong))
+
+    lies("b")
+    assert found.result()[0].tolist() == sum(federation.values().values()).tolist()
+    lies("c")
+    with raises(ProtocolError, "protocol.secure-sum"):
+        found.result()
+
+
+def test_messages_that_do_not_fit_the_round_are_not_taken() -> None:
+    federation = Federation()
+    found = federation.first()
+    masked = found._masked["a"]
+    for other in (
+        replace(masked, numbers=masked.numbers + b"0"),
+        replace(masked, proofs={}),
+        replace(masked, boxes={**masked.boxes, "x": b""}),
+        replace(masked, layers=[b""]),
+    ):
+        with raises(ProtocolError, "protocol.secure-sum"):
+            found.add("a", other)
+    with raises(ProtocolError, "protocol.secure-sum"):
+        found.add("x", masked)
+
+
+# --- what the server sees
+
+
+def test_masked_numbers_look_the_same_whatever_the_numbers_are() -> None:
+    """Each of 2^4 values is equally frequent among 16,000 of them; chi-square of 15 degrees beyond 60 is 2e-7."""
+    terms = replace(TERMS, length=16_000, bits=4)
+    for value in (0, 5):
+        party = Federation(terms).parties["a"]
+        announced = Federation(terms).announced
+        masked = party.mask(1, announced, np.full(terms.length, value))
+        seen = np.bincount(seeds.unpacked(masked.numbers, terms.length, 4).astype(int), minlength=16)
+        assert ((seen - 1000) ** 2 / 1000).sum() < 60
+
+
+def test_masked_numbers_of_all_parties_but_one_look_independent() -> None:
+    """Only the sum of all is fixed: all pairs of two parties' bits are equally frequent (3 degrees beyond 35: 1e-7)."""
+    terms = replace(TERMS, length=16_000, bits=1)
+    federation = Federation(terms, 4)
+    masked = {
+        name: seeds.unpacked(party.mask(1, federation.announced, np.zeros(terms.length, np.int64)).numbers, 16_000, 1)
+        for name, party in federation.parties.items()
+    }
+    for one, other in combinations(masked, 2):
+        seen = np.bincount((2 * masked[one] + masked[other]).astype(int), minlength=4)
+        assert ((seen - 4000) ** 2 / 4000).sum() < 35
+
+
+def test_a_message_is_hardly_larger_than_its_numbers() -> None:
+    """Twenty parties with 20,000 numbers of 20 bits: shares and proofs add less than a third."""
+    terms = replace(TERMS, length=20_000, deviation=300.0, least=20)
+    federation = Federation(terms, 20)
+    masked = federation.parties["a"].mask(1, federation.announced, np.zeros(terms.length, np.int64))
+    rest = sum(map(len, masked.boxes.values())) + 32 * (len(masked.proofs) + len(masked.layers))
+    assert len(masked.numbers) == 50_000
+    assert (len(masked.numbers) + rest) / len(masked.numbers) < 1.3

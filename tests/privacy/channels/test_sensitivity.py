@@ -1,0 +1,121 @@
+"""What is noised moves by no more than claimed, and what leaves is as alike as claimed; sites: `test_site_release`."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
+
+from tests.helpers.examples import examples
+from tests.helpers.ledgers import proven
+from tests.helpers.messages import SIMULATED, asked, of_node, releases, stacked, task_of, through_gate
+from tests.helpers.sites import simulated
+from umbel.privacy.channels import Place
+from umbel.privacy.channels.client import ClientSanitiser
+from umbel.privacy.mechanisms import choice
+from umbel.protocol.arrays import flatten
+from umbel.protocol.tasks import TrainingSpec
+
+PAIR = {"weight": (2,)}
+RADIUS = 1.0
+PUBLIC: dict[str, Any] = {"clipping": "public", "clip_norm": RADIUS}
+CELLS = 100  # along each axis
+CLIENTS = 60_000
+
+anything = hnp.arrays(np.float32, (2, 2), elements=st.floats(width=32, allow_nan=True, allow_infinity=True))
+places = hnp.arrays(np.float32, (3, 2), elements=st.floats(-1e6, 1e6, width=32))
+
+
+@settings(derandomize=True, max_examples=examples(100))
+@given(places, anything, st.integers(0, 2), st.floats(1e-3, 1e3))
+def test_whatever_two_clients_train_from_a_hypothesis_lies_within_two_radii(
+    hypotheses: NDArray[Any], trained: NDArray[Any], chosen: int, radius: float
+) -> None:
+    """Training that blew up counts as no update. 32-bit hypotheses leave no more than they can carry."""
+    task = task_of((0, 1), **PUBLIC | {"clip_norm": radius, "noise_multiplier": 0.0})
+    sanitiser = ClientSanitiser.of(Place(simulated(clipping="any floor=0")), stacked(hypotheses, PAIR), task)
+    with np.errstate(over="ignore", invalid="ignore"):
+        left = flatten(sanitiser.sanitised(stacked(trained, PAIR), np.full(2, chosen), iter(())))
+    rounding = 4 * float(np.spacing(np.float32(np.abs(hypotheses).max() + radius)))
+    assert np.linalg.norm(left - hypotheses[chosen], axis=1).max() <= radius + rounding
+    assert np.linalg.norm(left[0] - left[1]) <= 2 * radius + rounding
+
+
+@cache
+def sent(best: int, update: float, seed: int, **changes: Any) -> NDArray[np.float64]:
+    """What leaves the real gate of many clients with the same data: hypotheses far apart, so that the choice shows."""
+    hypotheses = np.array([[0.0, 0.0], [200.0, 0.0]])
+
+    def compute(task: TrainingSpec, assigned: NDArray[np.int64]) -> Any:
+        chosen = np.where(assigned == choice.OWN, best, assigned)
+        trained = hypotheses[chosen] + [10 * update, 0.0]  # more than the radius, so that it is clipped
+        return [chosen, *stacked(trained, PAIR).values()]
+
+    content = asked(stacked(hypotheses, PAIR), task_of(tuple(range(CLIENTS)), **PUBLIC | changes))
+    reply = through_gate(content, of_node(SIMULATED, seed=seed), compute)
+    return flatten(releases(reply))
+
+
+def violations(claim: float, **changes: Any) -> int:
+    """Return in how many of 10,000 cells one data set is more likely than e^claim times the other, at 5 sigma.
+
+    The most different data sets that a client can have: another best hypothesis, and updates two radii apart.
+    """
+    first, second = sent(0, 1.0, 1, **changes), sent(1, -1.0, 2, **changes)
+    edges = [np.quantile(np.concatenate([first, second])[:, i], np.linspace(0, 1, CELLS + 1)) for i in range(2)]
+    ours, theirs = (np.histogram2d(*one.T, bins=edges)[0] for one in (first, second))
+    assert ours.size == 10_000
+    found = 0
+    for one, other in ((ours, theirs), (theirs, ours)):
+        excess = one - math.exp(claim) * other
+        found += int((excess > 5 * np.sqrt(one + math.exp(2 * claim) * other + 1)).sum())
+    return found
+
+
+@pytest.mark.slow
+def test_rounded_releases_of_any_two_data_sets_are_as_alike_as_claimed() -> None:
+    """n = 2, nu = 4 and choice-epsilon .5: 2 * 2/4 + .5 = 1.5; false alarm 10,000 * 2 * 3e-7 = .006."""
+    assert violations(1.5, noise_multiplier=4.0, choice_epsilon=0.5) == 0
+
+
+@pytest.mark.slow
+def test_a_claim_that_forgets_the_other_radius_or_the_choice_is_caught() -> None:
+    assert violations_of_few(0.5) > 0
+    assert violations_of_few(1.5) == 0
+
+
+def violations_of_few(claim: float) -> int:
+    """The same with few cells around the first hypothesis, where there are many draws."""
+    settings = {"noise_multiplier": 4.0, "choice_epsilon": 0.5}
+    first, second = (sent(*which, **settings)[:, 0] for which in ((0, 1.0, 1), (1, -1.0, 2)))
+    edges = np.linspace(-20, 20, 21)
+    ours, theirs = (np.histogram(one, edges)[0] for one in (first, second))
+    return sum(
+        int((one - math.exp(claim) * other > 5 * np.sqrt(one + math.exp(2 * claim) * other + 1)).sum())
+        for one, other in ((ours, theirs), (theirs, ours))
+    )
+
+
+def test_gaussian_releases_are_as_alike_as_claimed_at_delta() -> None:
+    """The chance of the half plane where they differ most, at 6 standard errors: P <= e^eps Q + delta."""
+    found = guarantee_of(2.0)
+    first, second = (sent(*which, noise_multiplier=2.0, mechanism="gaussian", choice_epsilon=0.5)[:, 0]
+                     for which in ((0, 1.0, 1), (1, -1.0, 2)))  # fmt: skip
+    for edge in np.linspace(-10, 210, 45):
+        for ours, theirs in ((first > edge, second > edge), (second < edge, first < edge)):
+            error = 6 * math.sqrt((ours.mean() + math.exp(2 * found) * theirs.mean()) / CLIENTS)
+            assert ours.mean() <= math.exp(found) * theirs.mean() + 0.01 + error
+
+
+def guarantee_of(nu: float) -> float:
+    task = task_of((0,), **PUBLIC, noise_multiplier=nu, mechanism="gaussian", choice_epsilon=0.5)
+    hypotheses = stacked(np.zeros((2, 2)), PAIR)
+    found = proven({ClientSanitiser.of(Place(simulated()), hypotheses, task).release: 1}, 0.01)
+    return found.epsilon
