@@ -128,7 +128,7 @@ class RowPrivacy:
     noise_multiplier: float  # sigma: the noise's standard deviation in each component, in clip norms
     rate: float  # q, between 0 and 1
     batch: float  # by which sums are divided; never the number of drawn rows, which says how many there are
-    steps: int  # of a client in a round, whatever its rows
+    steps: int  # of a client in a round, for any rows
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The tasks that a server gives a node's clients in a round, and a node's account of itself.
 
-A task is checked where it enters: when it is made, or read from a message. What a field may hold stands here once; the
-run config's keys and the errors take it from here.
+A task is checked where it enters: when it is made, or read from a message. Each field says once what it may hold; the
+run config's keys and the errors take it from there.
 """
 
 from __future__ import annotations
