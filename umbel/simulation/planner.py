@@ -17,7 +17,8 @@ from umbel.privacy.accounting.plan import large_delta, rounded_up, row_noise_for
 from umbel.privacy.accounting.rows import needed_budget, row_guarantee
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Clipping, Protect, Release, ReleaseBy
-from umbel.protocol.run_config import ClipSchedule, RowSettings, RunConfig
+from umbel.protocol.run_config import ClipSchedule, RunConfig
+from umbel.protocol.tasks import RowSettings
 from umbel.protocol.words import count_of
 from umbel.server.setup import Setup
 from umbel.simulation.client_planner import PRIVACY, PROVISIONAL, with_noise
