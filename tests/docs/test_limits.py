@@ -15,8 +15,8 @@ from umbel.client.personal.auto import CLASS_PREFERENCES, PREFERENCES
 from umbel.client.row_gradients import SLACK
 from umbel.deploy import certs, flower, guard
 from umbel.nodes import presence, words
-from umbel.privacy.channels import client as channel
 from umbel.privacy.accounting.guarantee import guarantee
+from umbel.privacy.channels import client as channel
 from umbel.privacy.gate import runs
 from umbel.privacy.gate.policy import Policy
 from umbel.privacy.mechanisms.sanitise import NOISE_STEPS
