@@ -44,7 +44,6 @@ RATES = (0.1, 0.3, 0.4, 0.45)
 SIGMAS = (0.02, 0.05)
 MULTIPLIERS = (1.0, 3.0, 5.0)
 
-Floats = NDArray[np.float32]
 _RATE, _EPOCHS = 0.3, 50  # of clients whose local parameters are fitted before they are attacked
 _ASKED = 16  # interactions for Proposition 1
 _FLOOR = 1e-9  # so small that each clip norm is the norm of the update
@@ -100,7 +99,9 @@ def vectors(estimates: Sequence[Estimate]) -> Matrix:
     return np.stack([estimate.vector for estimate in estimates])
 
 
-def interactions(clients: Trials, update: LocalUpdate, zero: bool, seed: int) -> Iterator[tuple[Floats, Floats]]:
+def interactions(
+    clients: Trials, update: LocalUpdate, zero: bool, seed: int
+) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
     """Yield without end the items (m, I, d) that clients trained from honest ones or zeros, and their vectors."""
     learner = learner_for(models.load(f"factors items={len(clients.items)} size={FACTORS}", LOSS), "cpu")
     sent = learner.tensors({"items": (np.zeros_like(clients.items) if zero else clients.items)[None]})
