@@ -437,8 +437,8 @@ def _one_of(name: str, kind: Any, value: str) -> Any:
 
 def _channel(name: str) -> Any:
     """Return the name of a channel, as a `ReleaseBy` if it is umbel's own."""
-    if name not in CHANNELS.keys() - IMPLIED:
-        raise _range(f"release-by must be one of {', '.join(CHANNELS.keys() - IMPLIED)}, got {name!r}")
+    if name not in (known := [one for one in CHANNELS if one not in IMPLIED]):
+        raise _range(f"release-by must be one of {', '.join(known)}, got {name!r}")
     return ReleaseBy(name) if name in {*ReleaseBy} else name
 
 
