@@ -18,21 +18,17 @@ import typer
 from docutils import nodes
 
 from umbel.cli.main import app as umbel
-from umbel.privacy.gate.policy import Policy
+from umbel.privacy.gate.policy import Bounds, Policy
 from umbel.protocol.rules import Settings
 from umbel.protocol.run_config import RunConfig
 
 HERE = Path(__file__).resolve().parent
 
 LIMITS: Mapping[str, str] = {
-    "hypotheses": "max-hypotheses",
-    "local-epochs": "max-work",
-    "local-steps": "max-work",
-    "noise-multiplier": "min-noise-multiplier",
-    "mechanism": "mechanisms",
-    "choice-epsilon": "max-choice-epsilon",
-    "clipping": "clipping",
-    "rows": "rows",
+    mark.key: name
+    for name, field in zip(Policy.names(), Policy.model_fields.values(), strict=True)
+    for mark in field.metadata
+    if isinstance(mark, Bounds)
 }
 """By a key of the run config: the entry of a site's policy that bounds it."""
 

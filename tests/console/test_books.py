@@ -254,7 +254,7 @@ def test_an_older_copy_of_the_journal_is_no_report(site: Site, tmp_path: Path) -
 
 def test_a_request_lists_what_is_no_default_and_on_the_page_all(site: Site) -> None:
     request = books(site).requests[0]
-    assert dict(plan(request)).items() >= {"rounds": 5, "clipping": "public norm=1.0"}.items()
+    assert dict(plan(request)).items() >= {"rounds": 5, "clipping": "public norm=1.0 decay=0.85 floor=0.01"}.items()
     assert "quorum" not in dict(plan(request))
     assert dict(plan(request, whole=True)) == request.asks["config"]
     assert '<th scope="row">quorum</th>' in render(books(site))

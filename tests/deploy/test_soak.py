@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import json
 import os
 import shutil
 from collections import Counter
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,8 @@ from umbel.client.app import app
 from umbel.data import offsets_of, write_dataset
 from umbel.deploy import certs
 from umbel.privacy.accounting.guarantee import pure_spent
-from umbel.privacy.gate.journal import Journal, lines_of
+from umbel.privacy.gate.charges import read
+from umbel.privacy.gate.journal import Journal
 from umbel.privacy.gate.policy import Policy
 from umbel.privacy.gate.site import SERVER_CA
 from umbel.privacy.gate.totals import from_ranges
@@ -130,8 +133,7 @@ def test_a_year_loses_no_charge_and_leaves_no_site_behind(tmp_path: Path, monkey
     configs = [_site(tmp_path / f"site-{i}", i, public, year) for i in range(SITES)]
     ledgers = [Path(config["ledger-path"]) for config in configs]
     grid = Sites(configs, RUN, year)
-    released: Counter[str] = Counter()
-    memory = 0
+    released = memory = 0
     for day in range(DAYS):
         year.now = START + timedelta(days=day)
         _events(day, rng, year, ledgers)
@@ -139,18 +141,22 @@ def test_a_year_loses_no_charge_and_leaves_no_site_behind(tmp_path: Path, monkey
         config["signature"] = sign(config, key, year.now + timedelta(days=1), server_of(authority))
         for context in grid.contexts.values():
             context.run_config, context.run_id = config, 1000 + day
-        before = [_charges(ledger) for ledger in ledgers]
+        before, releases = [_charges(ledger) for ledger in ledgers], 0
         try:
             run = run_app(config, grid)
-            released[str(1000 + day)] = sum(entry["releases"] for entry in run.history)
+            releases = sum(entry["releases"] for entry in run.history)
             shutil.rmtree(run.folder)
         except FleetError:
             year.events["days without a round"] += 1
             shutil.rmtree(tmp_path / "server" / "runs", ignore_errors=True)
-        for i, ledger in enumerate(ledgers):
-            charges = _charges(ledger)
+        after = [_charges(ledger) for ledger in ledgers]
+        # Here, since a journal that is restored and repaired knows totals, but no longer which run asked.
+        charged = sum(charges[str(1000 + day), Kind.TRAIN] for charges in after)
+        assert charged >= releases, f"day {day}: the server counted {releases} releases, and sites {charged} charges"
+        released += releases
+        for i, charges in enumerate(after):
             assert i not in year.full | year.behind or charges == before[i], "no charge without an answer"
-            if charges > before[i]:
+            if charges != before[i]:
                 year.answered[i] = day
         if day == EARLY:
             gc.collect()
@@ -161,15 +167,11 @@ def test_a_year_loses_no_charge_and_leaves_no_site_behind(tmp_path: Path, monkey
     _check(ledgers, year)
     gc.collect()
     now = psutil.Process().memory_info().rss
-    told = f"{DAYS} days: {dict(year.events)}; {sum(released.values())} releases"
+    told = f"{DAYS} days: {dict(year.events)}; {released} releases"
     print(f"\n{told}; memory {memory >> 20} -> {now >> 20} MiB")
-    # Each release that the server counted was charged in the run that asked for it.
-    charged: Counter[str] = Counter()
-    for ledger in ledgers:
-        charged.update(row["run"] for row in Journal(ledger).rows() if row["kind"] is Kind.TRAIN)
-    for name, number in released.items():
-        assert charged[name] >= number, f"run {name}: {number} releases, {charged[name]} charges"
-    assert sum(charged.values()) >= sum(released.values()) > 10 * DAYS
+    accounts = [account for ledger in ledgers for account in Journal(ledger).accounts().values()]
+    charged = sum(times for account in accounts for release, times in account.items() if release.kind is Kind.TRAIN)
+    assert charged >= released > 10 * DAYS
     assert DAYS <= EARLY or now < GROWTH * memory
 
 
@@ -238,6 +240,17 @@ def _check(ledgers: list[Path], year: Year) -> None:
         assert Journal(ledger).accounts() == accounts
 
 
-def _charges(ledger: Path) -> int:
-    """Return how many charges the lines of a journal have: it may be one that its site refuses."""
-    return sum(len(from_ranges(line["clients"])) for line, _ in lines_of(ledger) if line["kind"] == "charges")
+def _charges(ledger: Path) -> Counter[tuple[str, Kind]]:
+    """Return how many charges the lines of a journal have, by run and kind: it may be one that its site refuses."""
+    stat = ledger.stat()
+    return _charges_in(ledger, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=2 * SITES)  # most journals are asked about twice between two changes
+def _charges_in(ledger: Path, *_version: int) -> Counter[tuple[str, Kind]]:
+    """Read only the lines that have charges, since a year's journals are long."""
+    charges: Counter[tuple[str, Kind]] = Counter()
+    for line in (json.loads(line) for line in ledger.read_bytes().splitlines() if b'"charges"' in line):
+        if line["kind"] == "charges":
+            charges[line["run"], read(line["release"]).kind] += len(from_ranges(line["clients"]))
+    return charges

@@ -14,8 +14,9 @@ from umbel.client import dp_sgd
 from umbel.client.personal.auto import CLASS_PREFERENCES, PREFERENCES
 from umbel.client.row_gradients import SLACK
 from umbel.deploy import certs, flower, guard
-from umbel.nodes import bounds, presence, words
+from umbel.nodes import presence, words
 from umbel.privacy.accounting.guarantee import guarantee
+from umbel.privacy.channels import client as channel
 from umbel.privacy.gate import runs
 from umbel.privacy.gate.policy import Policy
 from umbel.privacy.mechanisms.sanitise import NOISE_STEPS
@@ -88,7 +89,7 @@ SAID: list[tuple[str, str]] = [
     ("guides/worth.md", f"{LOCAL_EPOCHS} epochs at the run's step size, or at {', '.join(STEPS[:-1])} or {STEPS[-1]}"),
     ("guides/hostile.md", {10**6: "by default a million"}.get(RUN.per_node.clients, "?")),
     ("guides/hostile.md", f"By default it is {RUN.per_node.share:g}"),
-    ("guides/hostile.md", f"the default is {bounds.LARGEST_UPDATE:,.0f}"),
+    ("guides/hostile.md", f"the default is {channel.LARGEST_UPDATE:,.0f}"),
     ("guides/hostile.md", f"cuts text from a request after {words._LONGEST} characters"),
     ("guides/hostile.md", f"a refusal delays a round by up to {presence._LONGEST_PAUSE_S / 60:g} minutes"),
     (SITES, f"`round-timeout` (by default {RUN.round_timeout:g} s"),

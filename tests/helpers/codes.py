@@ -106,7 +106,7 @@ def _texts(value: ast.expr) -> Iterator[str]:
             yield from (*_texts(one), *_texts(other))
         case ast.JoinedStr(values=[ast.FormattedValue(), ast.Constant(value=str(text))]):
             # Of settings (`umbel.protocol.rules`), which raise an error of their own kind.
-            yield from (kind + text for kind in ("config", "data", "site"))
+            yield from (kind + text for kind in ("config", "data", "protocol", "site"))
 
 
 def _value(value: ast.expr, nodes: Iterable[ast.AST]) -> ast.expr:

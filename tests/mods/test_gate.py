@@ -482,11 +482,11 @@ def test_a_run_whose_budget_is_spent_keeps_what_it_has_found() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "part"),
     [
-        ({"noise_multiplier": math.inf}, "protocol.out-of-range", "noise-multiplier"),
-        ({"noise_multiplier": "4"}, "config.wrong-type", "noise_multiplier"),
-        ({"clip_norm": 0.0}, "protocol.out-of-range", "clip-norm"),
-        ({"clip_norm": math.nan}, "protocol.out-of-range", "clip-norm"),
-        ({"clip_norm": None}, "config.wrong-type", "clip_norm"),
+        ({"noise_multiplier": math.inf}, "protocol.wrong-value", "noise-multiplier"),
+        ({"noise_multiplier": "4"}, "protocol.wrong-value", "noise-multiplier"),
+        ({"clip_norm": 0.0}, "protocol.wrong-value", "clip-norm"),
+        ({"clip_norm": math.nan}, "protocol.wrong-value", "clip-norm"),
+        ({"clip_norm": None}, "protocol.wrong-value", "clip-norm"),
         ({"mechanism": "laplase"}, "config.unknown-name", "'laplase'"),
         ({"budget": -1.0}, "site.wrong-value", "budget"),
         ({"delta": 1e-5}, "config.delta", "budget"),

@@ -113,7 +113,7 @@ def test_a_value_that_cannot_be_is_told_with_its_rule(entries: dict[str, Any], t
 
 
 def test_the_same_holds_when_settings_are_made_in_code() -> None:
-    with raises(SiteError, "site.wrong-value", "min_roses"):
+    with raises(SiteError, "site.wrong-value", "min-roses"):
         Garden(name="mine", min_roses=0)
 
 

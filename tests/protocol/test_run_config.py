@@ -92,6 +92,10 @@ def test_entries_are_plain_values_that_come_back() -> None:
         ("wait", "until=3", "no option until"),
         ("per-node", "share=0", "share must be above 0"),
         ("rows", "clip=1 noise=1 rate=0.1 batch=0", "batch must be above 0"),
+        ("rows", "clip=1 noise=1 rate=1e-10 batch=3", "rate must be at least 1e-09"),
+        ("rows", "clip=1e-7 noise=1 rate=0.1 batch=3", "clip must be at least 1e-06"),
+        ("rows", "clip=1e7 noise=1 rate=0.1 batch=3", "clip must be at most 1e+06"),
+        ("local-steps", 2**31 + 1, str(2**31)),
         ("rows", "clip=1 noise=1 rate=0.1", "it lacks batch"),
         *(("noise-multiplier", value, "a finite number of at least 0") for value in (-1.0, float("inf"))),
         ("message-noise", -1.0, "of at least 0"),
@@ -134,11 +138,6 @@ def rows(**changes: float) -> dict[str, Any]:
         (ROWS | {"protect": "both"}, ("noise-multiplier", "rows")),
         (ROWS | {"message-noise": 1.0}, ("message-noise",)),
         (rows(rate=1e-7), ("rate", "local-steps")),
-        # What a node would refuse: a run with it fails before it asks any.
-        (rows(rate=1e-10) | {"local-steps": 3}, ("row-rate", "1e-09")),
-        (rows(clip=1e-7), ("row-clip-norm", "1e-06")),
-        (rows(clip=1e7), ("row-clip-norm", "1e+06")),
-        ({"local-steps": 2**31 + 1}, ("local-steps", str(2**31))),
     ],
 )
 def test_settings_that_do_not_go_together_are_named(entries: dict[str, Any], parts: tuple[str, ...]) -> None:

@@ -41,48 +41,48 @@ def test_what_is_asked_comes_back_from_plain_values_beside_which_others_are_not_
     ("asked", "name"), [(asked, name) for asked in (TRAINING, EVALUATION) for name in asked.to_record()]
 )
 def test_a_missing_entry_is_named(asked: Asked, name: str) -> None:
-    with raises(ProtocolError, "protocol.missing-field", name):
+    with raises(ProtocolError, "protocol.missing-key", name):
         type(asked).from_record(changed(asked, **{name: None}))
 
 
 @pytest.mark.parametrize(
-    ("asked", "name", "value", "kind"),
+    ("asked", "name", "value"),
     [
         *((asked, *case) for asked in (TRAINING, EVALUATION) for case in (
-            ("round", 3.0, "float"),
-            ("round", True, "bool"),
-            ("clients", b"\x00\x02", "bytes"),
-            ("step_size", "0.1", "str"),
-            ("step_size", True, "bool"),
-            ("run", ["a"], "list"),
-            ("frozen_digest", b"00", "bytes"),
+            ("round", 3.0),
+            ("round", True),
+            ("clients", b"\x00\x02"),
+            ("step_size", "0.1"),
+            ("step_size", True),
+            ("run", ["a"]),
+            ("frozen_digest", b"00"),
         )),
-        (TRAINING, "local_epochs", "1", "str"),
-        (TRAINING, "batch_size", 10.0, "float"),
-        (TRAINING, "noise_multiplier", [5.0], "list"),
-        (TRAINING, "clipping", 1, "int"),
-        (TRAINING, "local_steps", True, "bool"),
-        (TRAINING, "disclose_choice", "no", "str"),
-        (TRAINING, "disclose_choice", 1, "int"),
+        (TRAINING, "local_epochs", "1"),
+        (TRAINING, "batch_size", 10.0),
+        (TRAINING, "noise_multiplier", [5.0]),
+        (TRAINING, "clipping", 1),
+        (TRAINING, "local_steps", True),
+        (TRAINING, "disclose_choice", "no"),
+        (TRAINING, "disclose_choice", 1),
     ],
 )  # fmt: skip
-def test_an_entry_of_the_wrong_type_is_named(asked: Asked, name: str, value: Any, kind: str) -> None:
-    with raises(ProtocolError, "protocol.wrong-type", name, kind):
+def test_an_entry_of_the_wrong_type_is_named(asked: Asked, name: str, value: Any) -> None:
+    with raises(ProtocolError, "protocol.wrong-value", name.replace("_", "-")):
         type(asked).from_record(changed(asked, **{name: value}))
 
 
 IMPOSSIBLE = [
-    ("step_size", 0.0, "out-of-range", "step-size"),
-    ("step_size", -0.1, "out-of-range", "step-size"),
-    ("step_size", float("nan"), "out-of-range", "step-size"),
-    ("step_size", float("inf"), "out-of-range", "step-size"),
-    ("clients", [], "clients", "at least one"),
-    ("clients", [0.0, 1.0], "clients", "whole numbers"),
-    ("clients", ["0"], "clients", "whole numbers"),
-    ("clients", [True], "clients", "whole numbers"),
-    ("clients", [1, 1], "clients", "once"),
-    ("clients", [0, -1], "clients", "from 0"),
-    ("run", "r" * 201, "out-of-range", 200),
+    ("step_size", 0.0, "wrong-value", "step-size"),
+    ("step_size", -0.1, "wrong-value", "step-size"),
+    ("step_size", float("nan"), "wrong-value", "step-size"),
+    ("step_size", float("inf"), "wrong-value", "step-size"),
+    ("clients", [], "wrong-value", "at least one"),
+    ("clients", [0.0, 1.0], "wrong-value", "whole number"),
+    ("clients", ["0"], "wrong-value", "whole number"),
+    ("clients", [True], "wrong-value", "whole number"),
+    ("clients", [1, 1], "wrong-value", "once"),
+    ("clients", [0, -1], "wrong-value", "from 0"),
+    ("run", "r" * 201, "wrong-value", 200),
 ]
 
 
@@ -90,23 +90,23 @@ IMPOSSIBLE = [
     ("asked", "name", "value", "code", "part"),
     [
         *((asked, *case) for asked in (TRAINING, EVALUATION) for case in IMPOSSIBLE),
-        (EVALUATION, "round", -1, "out-of-range", "round"),
-        (TRAINING, "round", 0, "out-of-range", "round"),
-        (TRAINING, "local_epochs", -1, "out-of-range", "local-epochs"),
-        (TRAINING, "local_steps", -1, "out-of-range", "local-steps"),
-        (TRAINING, "message_noise", -1.0, "out-of-range", "message-noise"),
-        (TRAINING, "noise_per", "parameter", "out-of-range", "noise-per"),
-        (TRAINING, "batch_size", -1, "out-of-range", "batch-size"),
-        (TRAINING, "noise_multiplier", -5.0, "out-of-range", "noise-multiplier"),
-        (TRAINING, "noise_multiplier", float("nan"), "out-of-range", "noise-multiplier"),
-        (TRAINING, "noise_multiplier", float("inf"), "out-of-range", "noise-multiplier"),
-        (TRAINING, "clipping", "secret", "out-of-range", "clipping"),
-        (TRAINING, "clip_norm", 0.0, "out-of-range", "clip-norm"),
-        (TRAINING, "clip_norm", float("nan"), "out-of-range", "clip-norm"),
-        (TRAINING, "choice_epsilon", 31.0, "out-of-range", "choice-epsilon"),
+        (EVALUATION, "round", -1, "wrong-value", "round"),
+        (TRAINING, "round", 0, "wrong-value", "round"),
+        (TRAINING, "local_epochs", -1, "wrong-value", "local-epochs"),
+        (TRAINING, "local_steps", -1, "wrong-value", "local-steps"),
+        (TRAINING, "message_noise", -1.0, "wrong-value", "message-noise"),
+        (TRAINING, "noise_per", "parameter", "wrong-value", "noise-per"),
+        (TRAINING, "batch_size", -1, "wrong-value", "batch-size"),
+        (TRAINING, "noise_multiplier", -5.0, "wrong-value", "noise-multiplier"),
+        (TRAINING, "noise_multiplier", float("nan"), "wrong-value", "noise-multiplier"),
+        (TRAINING, "noise_multiplier", float("inf"), "wrong-value", "noise-multiplier"),
+        (TRAINING, "clipping", "secret", "wrong-value", "clipping"),
+        (TRAINING, "clip_norm", 0.0, "wrong-value", "clip-norm"),
+        (TRAINING, "clip_norm", float("nan"), "wrong-value", "clip-norm"),
+        (TRAINING, "choice_epsilon", 31.0, "wrong-value", "choice-epsilon"),
         # What no ledger could hold: the node would train and then fail to charge.
         *(
-            (TRAINING, name, 2**63 - 1, "out-of-range", 2147483648)
+            (TRAINING, name, 2**63 - 1, "wrong-value", 2147483648)
             for name in ("round", "local_epochs", "local_steps", "batch_size")
         ),
     ],
@@ -120,16 +120,16 @@ def test_an_impossible_value_is_named(asked: Asked, name: str, value: Any, code:
 
 
 def test_a_template_is_no_task_until_round_and_clients_are_filled_in() -> None:
-    with raises(ProtocolError, "protocol.out-of-range", "round"):
+    with raises(ProtocolError, "protocol.wrong-value", "round"):
         TrainingSpec.from_record(TrainingSpec(clients=(0,)).to_record())
-    with raises(ProtocolError, "protocol.clients"):
+    with raises(ProtocolError, "protocol.wrong-value"):
         TrainingSpec.from_record(TrainingSpec(round=1).to_record())
 
 
 def test_a_template_in_the_config_of_a_hook_may_lack_fields() -> None:
     config = ConfigRecord({"local_epochs": 3, "server-round": 7, "another-strategys-own": 1})
     assert TrainingSpec.of_config(config) == TrainingSpec(local_epochs=3)
-    with raises(ProtocolError, "protocol.wrong-type", "local_epochs"):
+    with raises(ProtocolError, "protocol.wrong-value", "local-epochs"):
         TrainingSpec.of_config(ConfigRecord({"local_epochs": 3.0}))
 
 
@@ -194,15 +194,15 @@ ROWS = {"row_clip_norm": 1.0, "row_noise_multiplier": 1.0, "row_rate": 0.1, "row
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
-        *(({name: 0.0}, "out-of-range") for name in ROWS),
-        ({"row_rate": 1.01}, "out-of-range"),
-        ({"row_rate": -0.1}, "out-of-range"),
-        ({"row_clip_norm": float("inf")}, "out-of-range"),
-        ({"row_clip_norm": 1.001e6}, "out-of-range"),
-        ({"row_clip_norm": 0.999e-6}, "out-of-range"),
-        ({"row_rate": 0.999e-9, "local_steps": 1}, "out-of-range"),
-        ({"row_rate": 1e-9}, "out-of-range"),  # of an epoch, which has too many steps
-        ({"local_epochs": 0}, "out-of-range"),
+        *(({name: 0.0}, "wrong-value") for name in ROWS),
+        ({"row_rate": 1.01}, "wrong-value"),
+        ({"row_rate": -0.1}, "wrong-value"),
+        ({"row_clip_norm": float("inf")}, "wrong-value"),
+        ({"row_clip_norm": 1.001e6}, "wrong-value"),
+        ({"row_clip_norm": 0.999e-6}, "wrong-value"),
+        ({"row_rate": 0.999e-9, "local_steps": 1}, "wrong-value"),
+        ({"row_rate": 1e-9}, "rows"),  # of an epoch, which has too many steps
+        ({"local_epochs": 0}, "rows"),
         ({"message_noise": 1.0}, "rows"),
         ({"release_by": "site", "noise_multiplier": 0.0}, "rows"),
         ({"release_by": "secure", "noise_multiplier": 0.0, "mechanism": "discrete-gaussian"}, "rows"),

@@ -22,8 +22,7 @@ from umbel.server.result import Result
 from umbel.server.run_folder import _digest
 from umbel.simulation.grid import InProcessGrid
 from umbel.simulation.in_process import run_config
-from umbel.simulation.measured import Spec, finish
-from umbel.simulation.sweep import _save
+from umbel.simulation.sweep import Spec, _save, finish
 
 pytestmark = pytest.mark.rest
 

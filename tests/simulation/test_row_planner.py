@@ -18,7 +18,8 @@ from umbel.client.checks import entries_of
 from umbel.privacy.accounting.rows import row_guarantee
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.options import parse_options
-from umbel.protocol.run_config import RowSettings, RunConfig
+from umbel.protocol.run_config import RunConfig
+from umbel.protocol.tasks import RowSettings
 from umbel.server.setup import Setup
 from umbel.simulation.in_process import play
 from umbel.simulation.start import Wanted, values_of

@@ -73,8 +73,7 @@ class Input:
         if self.column.fill == "" and self.column.missing != "indicate":
             return None
         frame = pd.DataFrame({self.name: pd.Series([None], dtype=object)})
-        found: NDArray[np.float64] = seen(frame, self.column, "a missing value")[0]
-        return found
+        return np.asarray(seen(frame, self.column, "a missing value")[0], np.float64)
 
     def encoded(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Return a model's view (rows, numbers), as in `umbel.data.table.seen`, and which rows get a prediction."""

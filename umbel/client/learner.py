@@ -384,8 +384,7 @@ def best_hypothesis(losses: NDArray[np.float64]) -> NDArray[np.int64]:
 
     A loss that is not a number never wins.
     """
-    best: NDArray[np.int64] = np.where(np.isnan(losses), np.inf, losses).argmin(axis=0)
-    return best
+    return np.asarray(np.where(np.isnan(losses), np.inf, losses).argmin(axis=0), np.int64)
 
 
 def engine_asked() -> str:

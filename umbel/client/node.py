@@ -115,13 +115,13 @@ class Node:
         # The server does not choose how a site computes its clients.
         engine = engine_asked() if site.simulated else SITE
         learner = _try_out(source, models.load_for(run, manifest), run.device, engine)
-        if policy.personal_method != Personal.NO and learner.model.local_shapes:
+        if policy.personalise.method != Personal.NO and learner.model.local_shapes:
             raise SiteError(
                 f"personalise would do nothing: model {learner.model.name!r} already has local parameters for each "
                 "client; leave personalise out",
                 code="site.personalise",
             )
-        method(policy.personal_method)  # what cannot be imported is named before the site trains
+        method(policy.personalise.method)  # what cannot be imported is named before the site trains
         hosted = range(site.first, manifest.clients, site.step)
         train = len(range(site.first, manifest.train, site.step))
         trains = {Role.TRAIN: len(hosted), Role.VALIDATION: 0, Role.SPLIT: train}[policy.role]

@@ -75,8 +75,7 @@ def _tried(model: Model, form: Form, device: str, engine: str) -> Learner:
     cohort = _made_up(form, model)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)  # so that a network that draws is refused every time, or never
-        for code, text in _faults(model, cohort):
-            raise ModelError(f"model {model.name!r} {text}", code=code)
+        _check_network(model, cohort)
     loop, picked = learner_for(model, device, LOOP), learner_for(model, device, engine)
     if picked is loop and loop.device.type == "cpu":
         return loop  # which has just been checked
@@ -190,14 +189,14 @@ def first_update(run: RunConfig, model: Model, dataset: Dataset) -> float:
     return float(np.median(np.linalg.norm(ends - begin, axis=1)))
 
 
-def _faults(model: Model, cohort: Cohort) -> Iterator[tuple[str, str]]:
-    """Yield a code and the end of a sentence for what keeps umbel from training a model; the first is to be raised.
-
-    The network must score without randomness, and a step of its loss must reach all trained parameters.
-    """
+def _check_network(model: Model, cohort: Cohort) -> None:
+    """Raise unless the network scores without randomness, and a step of its loss reaches all trained parameters."""
+    name = f"model {model.name!r}"
     if not _same(model, 1, 1):
         fix = "draw them with PyTorch, as torch.rand and torch.nn.init do"
-        yield "model.own-generator", f"starts with other parameters each time, at the same seed; {fix}"
+        raise ModelError(
+            f"{name} starts with other parameters each time, at the same seed; {fix}", code="model.own-generator"
+        )
     alone = cohort.part(slice(1, 2))
     rows, targets = alone.features, alone.targets
     before = rows._version
@@ -205,30 +204,38 @@ def _faults(model: Model, cohort: Cohort) -> Iterator[tuple[str, str]]:
         first, second = model.apply({}, rows), model.apply({}, rows)
     if rows._version != before:  # also where made-up rows keep their values, as under ReLU
         fix = "write x = 2 * x, not x *= 2, and let the first layers have inplace=False"
-        yield "model.in-place", f"changes its rows in place, so the next hypothesis would see other rows; {fix}"
+        raise ModelError(
+            f"{name} changes its rows in place, so the next hypothesis would see other rows; {fix}",
+            code="model.in-place",
+        )
     if not _alike(first, second):
         fix = "use dropout only in training, with nn.Dropout or F.dropout(..., training=self.training)"
-        yield "model.random-score", f"gives different outputs each time it scores the same rows; {fix}"
+        raise ModelError(
+            f"{name} gives different outputs each time it scores the same rows; {fix}", code="model.random-score"
+        )
     for score in (model.loss, model.metric):
         try:
             values = score.of_rows(first, targets)
         except Exception as error:
-            yield "model.score", f"gives outputs from which {score.name} cannot be computed: {one_line(error)}"
+            raise ModelError(
+                f"{name} gives outputs from which {score.name} cannot be computed: {one_line(error)}",
+                code="model.score",
+            ) from error
         if values.shape != targets.shape[:1]:
             text = f"{score.name} is of shape {tuple(values.shape)} for {len(targets)} rows"
-            yield "model.score", f"cannot be trained, since {text}; return one value a row"
-    yield from _faults_of_training(model, rows, targets)
+            raise ModelError(f"{name} cannot be trained, since {text}; return one value a row", code="model.score")
+    _check_training(model, rows, targets)
     if model.metric.of_rows(first, targets).isnan().any():
         text = f"has a metric {model.metric.name!r} that is not a number on artificial rows"
-        yield "model.not-finite", f"{text}; let it be one for every row"
+        raise ModelError(f"{name} {text}; let it be one for every row", code="model.not-finite")
     for score in (model.loss, model.metric):
-        if score.by_row and (text := _unlike_mean(model, score, cohort)):
+        if score.by_row and (reason := _unlike_mean(model, score, cohort)):
             fix = "umbel computes each row by itself, and takes the mean: return a value for each row"
-            yield "model.score-of-rows", f"cannot be scored, since {text}; {fix}"
+            raise ModelError(f"{name} cannot be scored, since {reason}; {fix}", code="model.score-of-rows")
 
 
-def _faults_of_training(model: Model, rows: Tensor, targets: Tensor) -> Iterator[tuple[str, str]]:
-    """Yield what `_faults` yields about a step of training."""
+def _check_training(model: Model, rows: Tensor, targets: Tensor) -> None:
+    name = f"model {model.name!r}"
     parameters = {key: value.detach().clone() for key, value in model.module.named_parameters()}
     trained = {key: value.requires_grad_() for key, value in parameters.items() if model.kinds[key] is not Kind.FROZEN}
     start, after, outputs = dict(model.module.named_buffers()), Parameters(), []
@@ -238,28 +245,36 @@ def _faults_of_training(model: Model, rows: Tensor, targets: Tensor) -> Iterator
         outputs.append(model.apply(after, rows, training=True))
     if not _alike(outputs[0], outputs[1]):
         text = "draws in training from a generator other than PyTorch's; use torch.rand and the like"
-        yield "model.own-generator", text
+        raise ModelError(f"{name} {text}", code="model.own-generator")
     frozen = {key: value for key, value in start.items() if model.kinds[key] is Kind.FROZEN}
     if changed := [key for key, value in frozen.items() if not torch.equal(after[key], value)]:
         fix = 'name them in local = "...", or leave them as they are'
-        yield "model.lost-buffers", f"has buffers {sorted(changed)} that change in training, and would be lost; {fix}"
+        raise ModelError(
+            f"{name} has buffers {sorted(changed)} that change in training, and would be lost; {fix}",
+            code="model.lost-buffers",
+        )
     loss = model.loss.objective(model.loss.of_rows(outputs[0], targets).mean())
     if not torch.isfinite(loss):
         text = f"has a loss {model.loss.name!r} of {loss.item()} on artificial rows"
-        yield "model.not-finite", f"{text}; start from smaller weights, or use another loss"
+        raise ModelError(f"{name} {text}; start from smaller weights, or use another loss", code="model.not-finite")
     if not loss.requires_grad:
-        yield "model.no-gradient", f"has a loss {model.loss.name!r} without a gradient; use a differentiable one"
+        raise ModelError(
+            f"{name} has a loss {model.loss.name!r} without a gradient; use a differentiable one",
+            code="model.no-gradient",
+        )
     try:
         slopes = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
     except Exception as error:  # such as that of a layer that changes outputs in place
-        yield "model.no-gradient", f"has a loss {model.loss.name!r} without a gradient: {one_line(error)}"
+        raise ModelError(
+            f"{name} has a loss {model.loss.name!r} without a gradient: {one_line(error)}", code="model.no-gradient"
+        ) from error
     gradients = dict(zip(trained, slopes, strict=True))
     if idle := [key for key, gradient in gradients.items() if gradient is None]:
         text = f"has parameters {idle} that get no gradient, since its outputs do not depend on them"
-        yield "model.no-gradient", f'{text}; set frozen = "{" ".join(idle)}"'
+        raise ModelError(f'{name} {text}; set frozen = "{" ".join(idle)}"', code="model.no-gradient")
     if odd := [key for key, slope in gradients.items() if slope is not None and not slope.isfinite().all()]:
         text = f"has parameters {odd} without a finite gradient on artificial rows"
-        yield "model.not-finite", f"{text}; start from smaller weights"
+        raise ModelError(f"{name} {text}; start from smaller weights", code="model.not-finite")
 
 
 def _unlike_mean(model: Model, score: Score, cohort: Cohort) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -28,8 +28,8 @@ from umbel.privacy.gate.runs import Request, Runs
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.totals import Line, from_ranges
 from umbel.privacy.mechanisms import MECHANISMS
-from umbel.protocol.errors import ConfigError, SiteError
-from umbel.protocol.release import Clipping, Release, ReleaseBy, report_release
+from umbel.protocol.errors import ConfigError, ProtocolError, SiteError
+from umbel.protocol.release import Release, ReleaseBy, report_release
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.words import count_of
 
@@ -249,29 +249,18 @@ def _release(request: Request) -> tuple[Release, int, int] | str:
     if (mechanism := differs.get("mechanism", run.mechanism)) not in MECHANISMS:
         # A name may lead to any installed code, and the site has not approved it.
         return f"mechanism {mechanism!r} is other code, which this command does not run"
-    release = run.release(int(asks["n"]), min(2, int(differs.get("hypotheses", run.most_hypotheses))))
-    release = replace(release, **{name: kind(differs[name]) for name, kind in _PRICED.items() if name in differs})
-    said = {name: kind(differs[name]) for name, kind in _OF_ROWS.items() if name in differs}
-    release = release.trained_by(replace(run.training(), **said).row_privacy)
+    try:
+        task = run.training().with_texts(differs)
+    except ProtocolError as error:
+        return str(error)
+    release = task.release(int(asks["n"]), min(2, int(differs.get("hypotheses", run.most_hypotheses))))
     if (steps := release.row_steps * run.most_participations) > _MOST_STEPS:
         return f"a client's training may take {count_of(steps, 'step')}, too many to compute their cost to a row"
     if "insecure-seed" in asks:
         release = release.without_noise()
-    if not release.chooses:
-        release = replace(release, choice_epsilon=0.0)
     asked = asks.get("release"), differs.get("release_by")
     by = next((one for one in (ReleaseBy.SITE, ReleaseBy.SECURE) if one in asked), ReleaseBy.CLIENT)
     return released_by(by, release), run.most_participations, run.most_reports
-
-
-# The fields of a message's task that its release has, too. A request keeps those that differ as text.
-_PRICED: Mapping[str, Callable[[str], Any]] = {
-    "noise_multiplier": float, "clipping": Clipping, "mechanism": str, "choice_epsilon": float,
-}  # fmt: skip
-_OF_ROWS: Mapping[str, Callable[[str], Any]] = {
-    "row_clip_norm": float, "row_noise_multiplier": float, "row_rate": float, "row_batch": float, "local_steps": int,
-    "local_epochs": int, "message_noise": float,
-}  # fmt: skip
 
 
 @lru_cache(maxsize=1024)  # some take seconds, and requests may ask the same

@@ -79,5 +79,4 @@ def positive(covariances: Matrix) -> Matrix:
     if covariances.ndim == 2:
         return np.maximum(covariances, 0)
     values, vectors = np.linalg.eigh(covariances)
-    found: Matrix = (vectors * np.maximum(values, 0)[:, None]) @ vectors.transpose(0, 2, 1)
-    return found
+    return np.asarray((vectors * np.maximum(values, 0)[:, None]) @ vectors.transpose(0, 2, 1), np.float64)

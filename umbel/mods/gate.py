@@ -27,7 +27,7 @@ from umbel.privacy.gate.refusals import answered
 from umbel.privacy.gate.site import Site
 from umbel.protocol.errors import ConfigError, Refused, SiteError, UmbelError
 from umbel.protocol.log import log
-from umbel.protocol.release import LAPLACE, Clipping
+from umbel.protocol.release import LAPLACE
 from umbel.protocol.tasks import TrainingSpec
 from umbel.protocol.words import count_of
 
@@ -162,13 +162,9 @@ class Gate:
 
 def _task(noise_multiplier: float, clip_norm: Any, mechanism: str, choice_epsilon: float) -> TrainingSpec:
     """Return the app's task for each client in each round; the app alone decides how it trains."""
-    numbers = {"noise_multiplier": noise_multiplier, "clip_norm": clip_norm, "choice_epsilon": choice_epsilon}
-    for name, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ConfigError(f"{name} must be a number, got {value!r}", code="config.wrong-type")
-    asked: dict[str, Any] = {**numbers, "mechanism": mechanism}
-    task = TrainingSpec(clients=ONLY, local_epochs=0, clipping=Clipping.PUBLIC, **asked)
-    if noise_multiplier > 0:
+    noise: dict[str, Any] = {"noise_multiplier": noise_multiplier, "choice_epsilon": choice_epsilon}
+    task = TrainingSpec(clients=ONLY, local_epochs=0, clip_norm=clip_norm, mechanism=mechanism, **noise)
+    if task.noise_multiplier > 0:
         mechanisms.load(mechanism)(task.noise_multiplier)
     return task
 

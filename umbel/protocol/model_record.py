@@ -15,21 +15,11 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True)
 class ModelRecord:
-    """The only record of arrays in a message.
+    """The only record of arrays in a message."""
 
-    Attributes
-    ----------
-    name : str
-        The record's name in the message.
-    arrays : dict from str to ndarray
-        Each of shape (1, ...), as in a stack of one model.
-    numbers : ndarray of float64, shape (1, n)
-        All numbers of the arrays, in their order.
-    """
-
-    name: str
-    arrays: Arrays
-    numbers: Matrix
+    name: str  # of the record, in the message
+    arrays: Arrays  # each of shape (1, ...), as in a stack of one model
+    numbers: Matrix  # (1, n), all of them in the arrays' order
 
     @classmethod
     def of(cls, content: RecordDict) -> ModelRecord:

@@ -122,26 +122,13 @@ class RowPrivacy:
     Each step draws each of a client's rows with probability `rate`, by the site's secret randomness. It clips the
     gradient of each drawn row, adds them up, adds normal noise, and divides by `batch`. So what training returns has a
     guarantee between any two data sets of a client that differ by one row, added or removed.
-
-    Attributes
-    ----------
-    clip_norm : float
-        C, the L2 norm to which the gradient of a row is clipped.
-    noise_multiplier : float
-        sigma: the noise's standard deviation in each component, in clip norms.
-    rate : float
-        q, between 0 and 1.
-    batch : float
-        The public number by which sums are divided; never the number of drawn rows, which says how many there are.
-    steps : int
-        Number of steps of a client in a round, which does not depend on its rows.
     """
 
-    clip_norm: float
-    noise_multiplier: float
-    rate: float
-    batch: float
-    steps: int
+    clip_norm: float  # C, the L2 norm to which the gradient of a row is clipped
+    noise_multiplier: float  # sigma: the noise's standard deviation in each component, in clip norms
+    rate: float  # q, between 0 and 1
+    batch: float  # by which sums are divided; never the number of drawn rows, which says how many there are
+    steps: int  # of a client in a round, for any rows
 
 
 @dataclass(frozen=True)
@@ -149,35 +136,21 @@ class Release:
     """One release of one client, as far as its cost depends on it.
 
     A site's release counts as one release of each client in it.
-
-    Attributes
-    ----------
-    n : int
-        Number of values released: the model's shared parameters, or 2 for a report.
-    noise_multiplier : float
-        nu; 0 for a release without noise.
-    radius : float or None
-        The public clip norm. None in mode ``update``, since the norm of an update must not be written down. None also
-        where releases of different clip norms are counted together: they cost the same.
-    mechanism : str
-        Name of the noise mechanism.
-    hypotheses : int
-        k, the number of hypotheses that the client chose among; 0 where that is not on record.
-    choice_epsilon : float
-        Epsilon that hides the choice: of randomised response, or in a site's release of the noise on how many clients
-        chose each hypothesis. 0 where nothing hides it, as in the paper, or where that noise costs nothing extra.
-    row_noise_multiplier, row_rate, row_steps : float, float, int
-        sigma, q and T of the `RowPrivacy` by which the client trained; 0 for training without it.
     """
 
     kind: Kind
-    n: int
-    noise_multiplier: float
+    n: int  # values released: the model's shared parameters, or 2 for a report
+    noise_multiplier: float  # nu; 0 without noise
     clipping: Clipping
     radius: float | None = None
+    """The public clip norm. None in mode ``update``, since the norm of an update must not be written down, and where
+    releases of different clip norms are counted together: they cost the same."""
     mechanism: str = LAPLACE
-    hypotheses: int = 1
+    hypotheses: int = 1  # that the client chose among; 0 where that is not on record
     choice_epsilon: float = 0.0
+    """Epsilon that hides the choice: of randomised response, or in a site's release of the noise on how many clients
+    chose each hypothesis. 0 where nothing hides it, as in the paper, or where that noise costs nothing extra."""
+    # sigma, q and T of the `RowPrivacy` by which the client trained; 0 for training without it.
     row_noise_multiplier: float = 0.0
     row_rate: float = 0.0
     row_steps: int = 0

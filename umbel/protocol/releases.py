@@ -17,59 +17,31 @@ SPREAD = (0.1, 0.25, 0.5, 0.75, 0.9)
 
 @dataclass(frozen=True)
 class Releases:
-    """The releases of a round, in client order.
+    """The releases of a round, in client order."""
 
-    Attributes
-    ----------
-    vectors : ndarray of float32, shape (m, n)
-        Sanitised parameter vectors as they travelled; read-only. Sum over clients in 64 bits
-        (`umbel.protocol.arrays.mean_of`).
-    clients : ndarray of int, shape (m,)
-        The clients that released, counted over the dataset.
-    choices : ndarray of int, shape (m,), or None
-        Their choices, if clients were asked for them.
-    asked : int
-        Number of clients asked.
-    lost_nodes : int
-        Nodes without a reply, or with an invalid one.
-    outside : ndarray of int
-        Clients whose releases were left out because they lie too far from the hypotheses. They were charged as well.
-    metrics : mapping
-        Metrics that clients sent along, aggregated; umbel's own clients send none.
-    """
-
-    vectors: Vectors
-    clients: NDArray[np.int64]
-    choices: NDArray[np.int64] | None
-    asked: int
-    lost_nodes: int
+    vectors: Vectors  # (m, n), as they travelled, read-only; sum them in 64 bits (`umbel.protocol.arrays.mean_of`)
+    clients: NDArray[np.int64]  # (m,), those that released, counted over the dataset
+    choices: NDArray[np.int64] | None  # (m,), if clients were asked for them
+    asked: int  # clients
+    lost_nodes: int  # without a reply, or with an invalid one
     outside: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Clients whose releases were left out because they lie too far from the hypotheses. They were charged as well."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
+    """Metrics that clients sent along, aggregated; umbel's own clients send none."""
 
 
 @dataclass(frozen=True)
 class Sums:
-    """The sums of a round, in the order of the sites' first clients.
+    """The sums of a round, in the order of the sites' first clients; other fields are as in `Releases`."""
 
-    Attributes
-    ----------
-    sums : ndarray, shape (s, k, n)
-        The updates of each site's clients, summed by hypothesis, with noise; in 32 bits as they travelled, or in 64.
-    counts : ndarray, shape (s, k)
-        How many of its clients trained each hypothesis, according to the site: with noise, and between 0 and all.
-    clients, asked, lost_nodes, outside
-        As in `Releases`; outside are clients of sites whose sum is longer than valid updates allow.
-    moments : ndarray, shape (k, n, n) or (k, n), or None
-        The second moments of all clients' updates in a secure sum, if asked for: for many parameters squares alone.
-    """
-
-    sums: Vectors
-    counts: NDArray[np.float64]
+    sums: Vectors  # (s, k, n): updates of each site's clients by hypothesis, with noise, in 32 bits or in 64
+    counts: NDArray[np.float64]  # (s, k): clients that trained each, as the site says: with noise, from 0 to all
     clients: NDArray[np.int64]
     asked: int
     lost_nodes: int
-    outside: NDArray[np.int64]
+    outside: NDArray[np.int64]  # clients of sites whose sum is longer than valid updates allow
     moments: NDArray[np.float64] | None = None
+    """The second moments of all clients' updates in a secure sum, (k, n, n); for many parameters squares, (k, n)."""
 
 
 @dataclass(frozen=True)
@@ -77,24 +49,14 @@ class Scores:
     """Loss and metric, averaged over the validation clients that replied, with equal weights.
 
     Values far from all others are pulled in (`umbel.privacy.channels.reports.pulled_in`).
-
-    Attributes
-    ----------
-    loss_spread, metric_spread : list of float
-        The quantiles `SPREAD` over the clients that reported without noise; empty where there are none.
-    exact : int
-        Number of clients that reported without noise. No guarantee covers these.
-    noise : float
-        Standard deviation of the noise in loss and metric; 0 without.
-    bound : float
-        The smallest bound to which reports with noise were clipped; 0 where none was.
     """
 
     loss: float
     metric: float
     clients: int
+    # Quantiles `SPREAD` over the clients that reported without noise; empty where there are none.
     loss_spread: list[float] = field(default_factory=list, compare=False)
     metric_spread: list[float] = field(default_factory=list, compare=False)
-    exact: int = field(default=0, compare=False)
-    noise: float = field(default=0.0, compare=False)
-    bound: float = field(default=0.0, compare=False)
+    exact: int = field(default=0, compare=False)  # clients that reported without noise: no guarantee covers these
+    noise: float = field(default=0.0, compare=False)  # standard deviation of the noise in loss and metric
+    bound: float = field(default=0.0, compare=False)  # smallest to which reports with noise were clipped; 0 for none

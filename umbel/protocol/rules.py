@@ -9,18 +9,21 @@ from __future__ import annotations
 import difflib
 import math
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from functools import cache, lru_cache
-from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from annotated_types import Ge, Gt, Le, Lt
+from annotated_types import Ge, Gt, Le, Lt, MaxLen
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
 from umbel.protocol.errors import UmbelError
 
+T = TypeVar("T")
+
+_LONGEST = 200  # characters of a value in an error
 # Beginnings of pydantic's error types, in our words.
 _KINDS = {
     "int": "a whole number",
@@ -83,38 +86,15 @@ class Settings(BaseModel):
     @classmethod
     def of(cls, entries: Mapping[str, Any]) -> Self:
         """Return the result of `parse`, cached: each message of a run has the same entries."""
-        # The key includes types: 1, 1.0 and true are equal in Python but differ as settings.
-        key = tuple(zip(entries, map(type, entries.values()), entries.values(), strict=True))
-        try:
-            settings: Self = _parsed(cls, key)
-        except TypeError:  # an unhashable value, which no setting accepts
-            return cls.parse(entries)
-        return settings
+        return once(cls.parse, entries)
 
     @classmethod
     def _explain(cls, error: ValidationError) -> UmbelError:
         """Return an error for the first invalid entry; unknown entries come before all others."""
-        kind = cls.error.kind
-        found = error.errors(include_url=False)
-        strange = [str(one["loc"][0]) for one in found if one["type"] == "extra_forbidden"]
+        strange = [str(one["loc"][0]) for one in error.errors() if one["type"] == "extra_forbidden"]
         if strange:
             return cls._unknown(strange)
-        first = found[0]
-        if not first["loc"]:
-            # The message of the class's own validator is complete.
-            text = str(first["ctx"]["error"]) if "ctx" in first else first["msg"]
-            return cls.error(text, code=f"{kind}.conflict")
-        key = str(first["loc"][0])
-        if first["type"] == "value_error":
-            return cls.error(f"{key}: {first['ctx']['error']}", code=f"{kind}.wrong-value")
-        if first["type"] == "missing":
-            return cls.error(f"{cls.source} lacks {key}", code=f"{kind}.missing-key")
-        if len(first["loc"]) > 1:
-            text = f"{'.'.join(map(str, first['loc']))} {fault_text(first)}"
-        else:
-            field = next(field for name, field in cls.model_fields.items() if key in (field.alias, name))
-            text = f"{key} must be {rule(field)}"
-        return cls.error(f"{text}, got {first['input']!r}", code=f"{kind}.wrong-value")
+        return explained(error, cls.error, cls.model_fields, cls.source)
 
     @classmethod
     def _unknown(cls, names: list[str]) -> UmbelError:
@@ -140,9 +120,74 @@ class Settings(BaseModel):
         ]
 
 
-@lru_cache(maxsize=16)
-def _parsed(kind: type[Settings], entries: tuple[tuple[str, type, Any], ...]) -> Any:
-    return kind.parse({name: value for name, _, value in entries})
+def once(check: Callable[[dict[str, Any]], T], entries: Mapping[str, Any]) -> T:
+    """Return what `check` makes of some entries, cached."""
+    # The key includes types: 1, 1.0 and true are equal in Python but differ as settings.
+    key = tuple(zip(entries, map(type, entries.values()), entries.values(), strict=True))
+    try:
+        made: T = _made(check, key)
+    except TypeError:  # an unhashable value, which no setting accepts
+        return check(dict(entries))
+    return made
+
+
+@lru_cache(maxsize=32)
+def _made(check: Callable[[dict[str, Any]], Any], entries: tuple[tuple[str, type, Any], ...]) -> Any:
+    return check({name: value for name, _, value in entries})
+
+
+def explained(
+    error: ValidationError, raises: type[UmbelError], fields: Mapping[str, FieldInfo], source: str = ""
+) -> UmbelError:
+    """Return an error for the first invalid value of some fields, in our words."""
+    kind, first = raises.kind, error.errors(include_url=False)[0]
+    if not first["loc"]:
+        # The message of the class's own validator is complete.
+        return raises(str(first["ctx"]["error"]) if "ctx" in first else first["msg"], code=f"{kind}.conflict")
+    # By its place among arguments, its name, or its name with hyphens.
+    name = first["loc"][0]
+    name = list(fields)[name] if isinstance(name, int) else name.replace("-", "_")
+    key = key_of(name)
+    if first["type"] == "missing":
+        return raises(f"{source} lacks {key}", code=f"{kind}.missing-key")
+    if first["type"] == "value_error":
+        return raises(f"{key}: {first['ctx']['error']}", code=f"{kind}.wrong-value")
+    if name not in fields:
+        return raises(f"there is no {key}", code=f"{kind}.unknown-key")
+    if len(first["loc"]) > 1:
+        text = f"{'.'.join(map(str, first['loc']))} {fault_text(first)}"
+    else:
+        text = f"{key} must be {rule(fields[name])}"
+    return raises(f"{text}, got {_shortly(first['input'])}", code=f"{kind}.wrong-value")
+
+
+def fields_of(kind: Any) -> dict[str, FieldInfo]:
+    """Return the fields of one of pydantic's dataclasses."""
+    known: dict[str, FieldInfo] = kind.__pydantic_fields__
+    return known
+
+
+def raising(error: type[UmbelError]) -> Callable[[type[T]], type[T]]:
+    """Return a decorator of pydantic's dataclasses: one with an invalid field raises `error`, in our words."""
+
+    def decorate(kind: Any) -> Any:
+        make = kind.__init__
+
+        def init(self: Any, *values: Any, **named: Any) -> None:
+            try:
+                make(self, *values, **named)
+            except ValidationError as fault:
+                raise explained(fault, error, fields_of(kind)) from None
+
+        kind.__init__ = init
+        return kind
+
+    return decorate
+
+
+def _shortly(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 def rule(field: FieldInfo) -> str:
@@ -164,17 +209,22 @@ def rule(field: FieldInfo) -> str:
         low, high = "", ""
         for one in field.metadata:
             if isinstance(one, Gt):
-                low = f"above {one.gt:g}"
+                low = f"above {_plain(one.gt)}"
             elif isinstance(one, Ge):
-                low = f"of at least {one.ge:g}"
+                low = f"of at least {_plain(one.ge)}"
             elif isinstance(one, Le):
-                high = f"at most {one.le:g}"
+                high = f"at most {_plain(one.le)}"
             elif isinstance(one, Lt):
-                high = f"below {one.lt:g}"
+                high = f"below {_plain(one.lt)}"
         return " ".join(filter(None, (noun, low))) + (f", {high}" if low and high else f" {high}" if high else "")
-    if get_origin(inner) in (list, dict):
-        return "a list" if get_origin(inner) is list else "an object"
-    return "text"
+    if get_origin(inner) in (list, tuple, dict):
+        return "an object" if get_origin(inner) is dict else "a list"
+    longest = [f" of at most {one.max_length} characters" for one in field.metadata if isinstance(one, MaxLen)]
+    return "".join(["text", *longest])
+
+
+def _plain(value: Any) -> str:
+    return f"{value}" if isinstance(value, int) else f"{value:g}"
 
 
 def fault_text(fault: Any) -> str:

@@ -13,17 +13,25 @@ from pydantic import BeforeValidator, Field, model_validator
 from umbel.protocol.errors import ConfigError, ProtocolError
 from umbel.protocol.options import AS_TEXT, Options
 from umbel.protocol.plugins import distrust
-from umbel.protocol.release import LAPLACE, LEAST_CLIP_NORM, MAX_CHOICE_EPSILON, Clipping, NoisePer, Protect, Release
+from umbel.protocol.release import LAPLACE, LEAST_CLIP_NORM, Clipping, Protect, Release
 from umbel.protocol.rules import Settings, key_of
 from umbel.protocol.signatures import SIGNATURE
-from umbel.protocol.tasks import ROWS, TrainingSpec
+from umbel.protocol.tasks import (
+    ROWS,
+    ChoiceEpsilon,
+    Name,
+    Noised,
+    NotNegative,
+    Positive,
+    RowSettings,
+    TrainingSpec,
+    Whole,
+)
 
 # More than any experiment needs, and few enough to fit a node's memory.
 MAX_HYPOTHESES = 1000
 MAX_CLIENTS = 1_000_000
 """Maximum number of clients that a node may report, unless a run sets another."""
-MAX_ROW_STEPS = 1_000_000
-"""Maximum number of training steps of a round that hide rows, if epochs decide it."""
 AUTO = 0
 """Placeholder for a number of hypotheses that the strategy chooses (`umbel.strategies.how_many`)."""
 _AUTO_MOST, _RELEASES_EACH = 8, 4
@@ -31,20 +39,10 @@ FOLDER_VERSION = 1
 """The version of the run folders that this umbel writes, and the only one that it reads."""
 
 
-def _number(value: Any) -> Any:
-    # Flower passes 1 where 1.0 is meant; a bool is not a number.
-    try:
-        return float(value) if type(value) is int else value
-    except OverflowError:
-        return math.inf  # which no setting accepts
-
-
 def _hypotheses(value: Any) -> Any:
     return AUTO if value == "auto" else value
 
 
-Number = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_number)]
-Noised = Annotated[NoisePer, Field(strict=False)]
 Protected = Annotated[Protect, Field(strict=False)]
 
 
@@ -57,9 +55,9 @@ class ClipSchedule(Options):
 
     FIRST: ClassVar[str] = "mode"
     mode: Clipping = Clipping.PUBLIC
-    norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 2.0
-    decay: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.85
-    floor: Annotated[float, Field(gt=0, allow_inf_nan=False)] = LEAST_CLIP_NORM
+    norm: Positive = 2.0
+    decay: Positive = 0.85
+    floor: Positive = LEAST_CLIP_NORM
 
     def at(self, round: int) -> float:
         """Return the clip norm of a round, counted from 1; infinite if no number is as large."""
@@ -75,19 +73,9 @@ class ClipSchedule(Options):
 class Validation(Options):
     """Validations of a run, of the key ``validation``."""
 
-    clients: Annotated[int, Field(ge=0)] = 0
+    clients: Whole = 0
     every: Annotated[int, Field(ge=1)] = 1
     by: Literal["mean", "median"] = "mean"
-
-
-@dataclass(frozen=True)
-class RowSettings(Options):
-    """C, sigma, q and B of the key ``rows`` (`umbel.protocol.release.RowPrivacy`)."""
-
-    clip: Annotated[float, Field(gt=0, allow_inf_nan=False)]
-    noise: Annotated[float, Field(gt=0, allow_inf_nan=False)]
-    rate: Annotated[float, Field(gt=0, le=1)]
-    batch: Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True)
@@ -96,7 +84,7 @@ class NodeLimits(Options):
 
     clients: Annotated[int, Field(ge=1)] = MAX_CLIENTS
     share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    update_norm: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    update_norm: NotNegative = 0.0
 
 
 @dataclass(frozen=True)
@@ -104,9 +92,9 @@ class Wait(Options):
     """When a run waits for nodes, of the key ``wait``."""
 
     nodes: Annotated[int, Field(ge=1)] = 1
-    seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 300.0
+    seconds: Positive = 300.0
     below: Annotated[int, Field(ge=1)] = 1
-    pause: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 86400.0
+    pause: NotNegative = 86400.0
 
 
 class RunConfig(Settings):
@@ -196,14 +184,13 @@ class RunConfig(Settings):
     )
     seed: int = Field(0, ge=0, description="seed of every draw in simulation; elsewhere only of the server's draws")
 
-    local_epochs: int = Field(TrainingSpec.local_epochs, ge=0, description="E, passes over a client's rows in a round")
-    local_steps: int = Field(
+    local_epochs: Whole = Field(TrainingSpec.local_epochs, description="E, passes over a client's rows in a round")
+    local_steps: Whole = Field(
         TrainingSpec.local_steps,
-        ge=0,
         description="minibatches of a round, each drawn from all rows; 0 trains by epochs instead",
     )
-    step_size: Number = Field(TrainingSpec.step_size, gt=0, description="s, the step size of local training")
-    batch_size: int = Field(TrainingSpec.batch_size, ge=0, description="B; 0 for all of a client's rows at once")
+    step_size: Positive = Field(TrainingSpec.step_size, description="s, the step size of local training")
+    batch_size: Whole = Field(TrainingSpec.batch_size, description="B; 0 for all of a client's rows at once")
     optimizer: str = Field(
         "sgd",
         description="sgd, momentum, adam or adamw, as in torch.optim; each round starts with a new state. Options "
@@ -218,25 +205,23 @@ class RunConfig(Settings):
         description="clients: noise on what leaves hides a client's whole data; rows: noise in each training step "
         "hides each of its rows (DP-SGD), and noise-multiplier is 0; both",
     )
-    noise_multiplier: Number = Field(
+    noise_multiplier: NotNegative = Field(
         TrainingSpec.noise_multiplier,
-        ge=0,
         description="nu, noise per unit of clip norm; 0 for no noise, in simulation or if protect is rows",
     )
-    mechanism: str = Field(
+    mechanism: Name = Field(
         TrainingSpec.mechanism,
         description="noise mechanism: laplace, gaussian, discrete-gaussian, or package.module:Class",
     )
-    choice_epsilon: Number = Field(
+    choice_epsilon: ChoiceEpsilon = Field(
         TrainingSpec.choice_epsilon,
-        ge=0,
-        le=MAX_CHOICE_EPSILON,
         description="epsilon of the randomised choice of a hypothesis; 0 for no randomisation, as in the paper",
     )
-    delta: Number = Field(
+    delta: float = Field(
         1e-5,
         ge=0,
         lt=1,
+        allow_inf_nan=False,
         description="delta at which the run states its guarantee; 0 for a pure epsilon",
     )
     noise_per: Noised = Field(
@@ -249,9 +234,8 @@ class RunConfig(Settings):
         "to the next; update: to the norm of the client's update, as in the paper; the clip norm, or radius, is never "
         "below floor",
     )
-    message_noise: Number = Field(
+    message_noise: NotNegative = Field(
         TrainingSpec.message_noise,
-        ge=0,
         description="sigma of the PAC paper's noisy messages; the guarantee does not count it",
     )
 
@@ -283,8 +267,8 @@ class RunConfig(Settings):
         "PyTorch before its first reply. A later round waits while nodes below a number can be asked, and pause "
         "seconds at most, after which the run fails; not in simulation",
     )
-    round_timeout: Number = Field(3600.0, gt=0, description="seconds to wait for a round's replies")
-    quorum: Number = Field(1.0, gt=0, le=1, description="share of a round's clients whose replies close the round")
+    round_timeout: Positive = Field(3600.0, description="seconds to wait for a round's replies")
+    quorum: Positive = Field(1.0, le=1, description="share of a round's clients whose replies close the round")
     signature: str = Field(
         "", description="signature of these settings, from umbel sign, for sites that list researchers"
     )
@@ -297,8 +281,6 @@ class RunConfig(Settings):
         if math.isinf(self.clipping.at(self.rounds)):
             made = f"makes the clip norm infinite within {self.rounds} rounds; lower it"
             raise ValueError(f"clipping: decay = {self.clipping.decay} {made}")
-        if self.noise_per is not NoisePer.VECTOR and self.clipping.mode is Clipping.PUBLIC:
-            raise ValueError(f'noise-per = "{self.noise_per}" works only with clipping = "update"; change one of them')
         if self.mechanism != LAPLACE and self.clipping.mode is Clipping.UPDATE and self.noise_multiplier:
             text = f'mechanism = "{self.mechanism}" needs a public clip norm; set clipping = "public"'
             raise ValueError(text)
@@ -329,11 +311,6 @@ class RunConfig(Settings):
             raise ValueError(f'{text}; set noise-multiplier = 0, or protect = "both"')
         if self.protect is Protect.BOTH and not self.noise_multiplier:
             raise ValueError('protect = "both" needs noise on models; set a noise-multiplier, or protect = "rows"')
-        if self.message_noise:
-            raise ValueError("message-noise reveals facts about rows, which protect hides; set it to 0")
-        if self.local_epochs > MAX_ROW_STEPS * self.rows.rate and not self.local_steps:
-            text = f"local-epochs / rate makes more than {MAX_ROW_STEPS:,} steps a round"
-            raise ValueError(f"{text}; raise the rate of rows, or set local-steps")
 
     @property
     def strategy_name(self) -> str:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import safetensors.numpy
 import torch
 from numpy.typing import NDArray
 
@@ -19,7 +18,7 @@ from umbel.models.prior import Prior
 from umbel.nodes.differences import prior_of
 from umbel.protocol.errors import ConfigError
 from umbel.server.history import Round, shares_of
-from umbel.server.run_folder import RunFolder, hypotheses_in, number_of
+from umbel.server.run_folder import RunFolder, hypotheses_in, kept_in, number_of
 from umbel.server.setup import Setup
 from umbel.server.summary import Summary
 from umbel.server.worth import Worth
@@ -101,7 +100,7 @@ class Result:
     @property
     def prior(self) -> Prior | None:
         """The differences of clients around each hypothesis, after the last round; None if they are unknown."""
-        kept = self._folder.read_kept() if (self.path / "latest.safetensors").exists() else {}
+        kept = kept_in(self._folder.read_latest()) if (self.path / "latest.safetensors").exists() else {}
         return prior_of(kept, number_of(self._folder.read_best()))
 
     @cached_property
@@ -159,15 +158,12 @@ class Result:
     @property
     def parameters(self) -> dict[str, NDArray[np.float32]]:
         r"""The best round's hypotheses: each shared parameter by its name, (k, \*shape)."""
-        return self._read("hypotheses")
+        return hypotheses_in(self._folder.read_best(), self.model.shapes)
 
     @property
     def last_parameters(self) -> dict[str, NDArray[np.float32]]:
         r"""The last round's hypotheses: each shared parameter by its name, (k, \*shape)."""
-        return self._read("latest")
-
-    def _read(self, file: str) -> dict[str, NDArray[np.float32]]:
-        return hypotheses_in(safetensors.numpy.load_file(self.path / f"{file}.safetensors"), self.model.shapes)
+        return hypotheses_in(self._folder.read_latest(), self.model.shapes)
 
     @cached_property
     def hypotheses(self) -> list[torch.nn.Module]:

@@ -84,7 +84,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # Content that this object wrote last.
+        # The latest files of this object.
         self._best: tuple[Arrays, str] | None = None  # and their digest
         self._written: dict[str, str] = {}  # texts by file, and what stands for latest.safetensors
         self._rounds = 0
@@ -294,7 +294,7 @@ class RunFolder:
             history=history,
             stopped=outcome["stopped"],
         )
-        return state, self.read_participations(1), _kept(latest)
+        return state, self.read_participations(1), kept_in(latest)
 
     def check_releases(self, spent: Mapping[ClientInRun, int], history: Sequence[Round]) -> None:
         """Raise `ValueError` unless participations fit the finished rounds: the guarantee follows from them."""
@@ -327,9 +327,9 @@ class RunFolder:
             spent.update(line)
         return dict(sorted(spent.items()))
 
-    def read_kept(self) -> Arrays:
-        """Return the strategy's state after the last round; errors as for `read`."""
-        return _kept(self._opened("latest")[0])
+    def read_latest(self) -> Arrays:
+        """Return the hypotheses after the last round, and the strategy's state; errors as for `read`."""
+        return self._opened("latest")[0]
 
     def read_best(self) -> Arrays:
         """Return the best hypotheses; errors as for `read`."""
@@ -438,7 +438,7 @@ def _digest(arrays: Arrays, rounds: str) -> str:
     return digest.hexdigest()
 
 
-def _kept(latest: Arrays) -> Arrays:
+def kept_in(latest: Arrays) -> Arrays:
     """Return the strategy's part of the arrays that `RunFolder.write_latest` saves."""
     return {name[len(_STRATEGY) :]: value for name, value in latest.items() if name.startswith(_STRATEGY)}
 

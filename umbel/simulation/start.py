@@ -28,7 +28,8 @@ from umbel.protocol.log import log
 from umbel.protocol.plugins import distrust, names_in, remember, trust
 from umbel.protocol.project import CONFIGS, PACKAGE
 from umbel.protocol.release import Clipping, Protect
-from umbel.protocol.run_config import RowSettings, RunConfig, read_saved
+from umbel.protocol.run_config import RunConfig, read_saved
+from umbel.protocol.tasks import RowSettings
 from umbel.server.runs import find_run, run_named
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Many runs on all cores; each is saved when it is done, so that a stopped sweep can resume."""
+"""Many runs on all cores, each measured and saved when it is done, so that a stopped sweep can resume."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import hashlib
 import io
 import json
 import logging
+import math
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -16,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,20 +34,31 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from umbel.data import digest_of, find_dataset, read_manifest
+from umbel.data import Dataset, digest_of, find_dataset, read_manifest
 from umbel.models.model import find_weights
+from umbel.privacy.accounting.guarantee import guarantee
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.cores import cores
-from umbel.protocol.errors import SweepError
+from umbel.protocol.errors import ConfigError, SweepError
 from umbel.protocol.home import make_folder, write_atomically
 from umbel.protocol.plugins import names_in, own_path
 from umbel.protocol.project import OWN_PATH, PACKAGE, source
+from umbel.protocol.release import Release
 from umbel.protocol.run_config import RunConfig
+from umbel.server.history import State
+from umbel.server.rounds import Run
 from umbel.server.run_folder import RunFolder, versions
-from umbel.simulation.measured import Finished, Spec, finish
+from umbel.server.setup import Setup
+from umbel.simulation.baselines import measure
+from umbel.simulation.in_process import play
+from umbel.strategies import Callback
 
-Task = Callable[[Mapping[str, Any]], Finished]
-Runs = Generator[tuple[Spec, Finished | None, str], None, None]
+LOCAL_ONLY = "local-only"
+"""The name, beside those of strategies, of clients that train alone."""
+
+STATES = ("last", "best")
+"""The measured hypotheses: those of the last round, and those of the round of lowest validation loss."""
+
 
 FIRST_SEED = 2000
 """Runs in results have seeds from here on; settings were chosen with lower ones."""
@@ -55,7 +68,7 @@ _CODE = (
     "umbel/protocol", "umbel/data", "umbel/client", "umbel/models", "umbel/privacy", "umbel/strategies",
     "umbel/nodes", "umbel/server/setup.py", "umbel/server/rounds.py", "umbel/server/history.py",
     "umbel/server/callbacks.py", "umbel/server/run_folder.py", "umbel/simulation/grid.py",
-    "umbel/simulation/in_process.py", "umbel/simulation/measured.py", "umbel/simulation/baselines.py",
+    "umbel/simulation/in_process.py", "umbel/simulation/sweep.py", "umbel/simulation/baselines.py",
 )  # fmt: skip
 PACKAGES = ("umbel", "flwr", "numpy", "torch")
 # One thread for each worker. Workers also keep the memory that they free: returning it and taking it again
@@ -65,11 +78,112 @@ RESULT, _TRACE, HISTORY = "result.json", "trace.npz", "history.jsonl"
 
 
 @dataclass(frozen=True)
+class Spec:
+    """A run to do, with a complete run config."""
+
+    name: str  # unique in a sweep; also the name of its folder
+    config: dict[str, Any]
+    arm: tuple[Any, ...] = ()  # the same for the runs from other seeds
+
+    @classmethod
+    def of(cls, arm: tuple[Any, ...], config: dict[str, Any]) -> Spec:
+        """Return a run of an arm, named after the arm and the seed."""
+        words = f"{' '.join(map(str, arm))} seed{config['seed']}".lower().replace("ν", "nu")
+        return cls("-".join(re.sub(r"[^\w.\s-]", "", words).split()), config, arm)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The result of a run: numbers by name (see `finish`), and the folder of a run of several rounds."""
+
+    measures: dict[str, Any]
+    state: State | None = None  # None for clients that train alone
+    participations: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # (training clients,)
+    release: Release | None = None  # a client's, in each participation
+    kept: Arrays = field(default_factory=dict)  # the strategy's state
+    trace: Arrays = field(default_factory=dict)  # see `Trace.arrays`
+    saved_in: Path | None = None  # the folder from which it would resume
+
+
+class Trace(Callback):
+    """Keeps the releases of each round that trained, for models of two parameters."""
+
+    run: Run
+
+    def __init__(self) -> None:
+        self.rounds: list[Arrays] = []
+
+    def after_exchange(self, round: int, stages: dict[str, float]) -> None:
+        """Keep the round's releases."""
+        if (one := self.run.outcome) is not None and one.releases is not None:
+            rounds = np.full(len(one.clients), one.round)
+            self.rounds.append(
+                {"rounds": rounds, "clients": one.clients, "groups": one.groups, "releases": one.releases}
+            )
+
+    @property
+    def arrays(self) -> Arrays:
+        """One row for each release: ``rounds``, ``clients``, ``groups``, ``releases``; empty without any."""
+        names = self.rounds[0] if self.rounds else ()
+        return {name: np.concatenate([one[name] for one in self.rounds]) for name in names}
+
+
+def finish(config: Mapping[str, Any], nodes: int = 1, saved_in: Path | None = None) -> Finished:
+    """Do a run of a complete run config, with its clients on simulated nodes, and measure it.
+
+    With a folder, a stopped run resumes (`umbel.simulation.in_process.play`).
+
+    One thread computes, so that the digits do not depend on the number of cores. `FleetError` if the simulated node
+    refuses; the reason is in the log.
+
+    The measures are ``rounds``, ``stopped``, ``best_round``, ``best_loss`` (the lowest validation loss),
+    ``median_budget`` and ``max_budget`` (the paper's, over training clients; None without noise),
+    ``max_participations``; the guarantee of the client with the most participations as ``pure_epsilon`` and ``epsilon``
+    (at `umbel.privacy.accounting.guarantee.DELTA`; None without one); and for the ``last`` and the ``best`` hypotheses
+    the result of `umbel.simulation.baselines.measure`.
+    """
+    torch.set_num_threads(1)
+    trace = Trace()
+    run = play(config, nodes=nodes, observers=[trace], saved_in=saved_in)
+    setup, state, spent = run.setup, run.state, run.fleet.participations
+    model, dataset, release = setup.model, dataset_of(setup), setup.release
+    bounded = release.paper_cost is not None
+    most = guarantee({release: int(spent.max())})
+    measures = {
+        "rounds": sum(1 for entry in state.history if entry.asked),
+        "stopped": state.stopped,
+        "best_round": state.best_round,
+        "best_loss": state.best_loss,
+        "median_budget": release.paper_spend(float(np.median(spent))) if bounded else None,
+        "max_budget": release.paper_spend(int(spent.max())) if bounded else None,
+        "max_participations": int(spent.max()),
+        "pure_epsilon": most.pure if most and math.isfinite(most.pure) else None,
+        "epsilon": most.epsilon if most else None,
+        "best": measure(model, dataset, state.best, setup.config),
+        "last": measure(model, dataset, state.hypotheses, setup.config),
+    }
+    return Finished(measures, state, spent, release, run.strategy.state, trace.arrays, saved_in)
+
+
+def dataset_of(setup: Setup) -> Dataset:
+    """Return the dataset whose validation clients measure a run; raise `ConfigError` if there is none."""
+    dataset = setup.open_dataset()
+    if dataset is None:
+        text = "an experiment measures on the validation clients of a dataset; name one in dataset"
+        raise ConfigError(text, code="config.no-dataset")
+    return dataset
+
+
+Task = Callable[[Mapping[str, Any]], Finished]
+Runs = Generator[tuple[Spec, Finished | None, str], None, None]
+
+
+@dataclass(frozen=True)
 class Result:
     """A finished or failed run."""
 
     spec: Spec
-    measures: dict[str, Any]  # see `umbel.simulation.measured.finish`; empty for a run that failed
+    measures: dict[str, Any]  # see `finish`; empty for a run that failed
     folder: Path
     error: str = ""  # the reason of a failure
     code: str = ""  # digest of the code that made it
@@ -87,7 +201,7 @@ class Result:
 
     @property
     def trace(self) -> dict[str, NDArray[Any]]:
-        """See `umbel.simulation.measured.Trace.arrays`."""
+        """See `Trace.arrays`."""
         with np.load(self.folder / _TRACE) as arrays:
             return dict(arrays)
 

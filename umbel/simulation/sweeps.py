@@ -14,8 +14,8 @@ import pandas as pd
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.home import umbel_home
 from umbel.protocol.run_config import RunConfig
-from umbel.simulation.measured import Spec
 from umbel.simulation.start import check, read_values
+from umbel.simulation.sweep import Spec
 from umbel.simulation.sweep import sweep as sweep_all
 
 _LONGEST = 150  # characters of a run's name; file systems take 255 bytes
@@ -39,8 +39,8 @@ def sweep(config: str | Path | Mapping[str, Any] = "", *, name: str, **values: A
     Returns
     -------
     DataFrame
-        One row for each run: its varied values, then its measures (`experiments.runs.finish`), and ``error``, which is
-        empty unless the run failed. A measure with the name of a varied setting is called ``measured.NAME``.
+        One row for each run: its varied values, then its measures (`umbel.simulation.sweep.finish`), and ``error``,
+        which is empty unless the run failed. A measure with the name of a varied setting is called ``measured.NAME``.
 
     Raises
     ------

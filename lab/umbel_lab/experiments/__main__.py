@@ -17,8 +17,7 @@ import typer
 from umbel.data import find_dataset
 from umbel.protocol.cli import command_group, errors_in_one_line
 from umbel.protocol.home import umbel_home
-from umbel.simulation.measured import Spec
-from umbel.simulation.sweep import FIRST_SEED, done, sweep
+from umbel.simulation.sweep import FIRST_SEED, Spec, done, sweep
 from umbel_lab.experiments import page
 from umbel_lab.experiments.page import EXPERIMENTS, Experiment
 from umbel_lab.experiments.scaffold import HELD_OUT_ALONE, finish, good, pack, specs, unpack

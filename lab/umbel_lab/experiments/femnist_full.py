@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from umbel.simulation.in_process import run_config
-from umbel.simulation.measured import Spec
-from umbel.simulation.sweep import Result
+from umbel.simulation.sweep import Result, Spec
 from umbel_lab.experiments import scaffold
 from umbel_lab.experiments.handwriting import LOSSES, PRINTED, with_printed
 from umbel_lab.output import Page, Section, mean, numbers

@@ -16,8 +16,7 @@ from umbel.protocol.release import LAPLACE
 from umbel.server.setup import Setup
 from umbel.simulation.baselines import LOCAL_EPOCHS
 from umbel.simulation.in_process import run_config
-from umbel.simulation.measured import STATES, Finished
-from umbel.simulation.sweep import Result
+from umbel.simulation.sweep import STATES, Finished, Result
 from umbel_lab.experiments import scaffold
 from umbel_lab.experiments.scaffold import by_arm, by_seed
 from umbel_lab.output import Page, Section, numbers

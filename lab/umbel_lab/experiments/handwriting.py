@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from umbel.simulation.in_process import run_config
-from umbel.simulation.measured import LOCAL_ONLY, STATES, Spec
-from umbel.simulation.sweep import Result
+from umbel.simulation.sweep import LOCAL_ONLY, STATES, Result, Spec
 from umbel_lab.experiments import scaffold
 from umbel_lab.experiments.scaffold import WORDS, by_arm
 from umbel_lab.output import Page, Row, Section, mean, numbers, plus_minus

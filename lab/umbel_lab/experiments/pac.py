@@ -44,6 +44,7 @@ RATES = (0.1, 0.3, 0.4, 0.45)
 SIGMAS = (0.02, 0.05)
 MULTIPLIERS = (1.0, 3.0, 5.0)
 
+Floats = NDArray[np.float32]
 _RATE, _EPOCHS = 0.3, 50  # of clients whose local parameters are fitted before they are attacked
 _ASKED = 16  # interactions for Proposition 1
 _FLOOR = 1e-9  # so small that each clip norm is the norm of the update
@@ -91,8 +92,7 @@ class Trials:
 
     def errors(self, estimates: Sequence[Estimate], local: NDArray[np.float32]) -> Matrix:
         """Return for each client the share of items on which the server's estimate errs (Definition 1)."""
-        wrong = np.sign(vectors(estimates) @ self.items.T) != np.sign(local @ self.items.T)
-        return np.asarray(wrong.mean(axis=1), np.float64)
+        return np.asarray((np.sign(vectors(estimates) @ self.items.T) != np.sign(local @ self.items.T)).mean(1), float)
 
 
 def vectors(estimates: Sequence[Estimate]) -> Matrix:
@@ -100,18 +100,14 @@ def vectors(estimates: Sequence[Estimate]) -> Matrix:
     return np.stack([estimate.vector for estimate in estimates])
 
 
-def interactions(
-    clients: Trials, update: LocalUpdate, zero: bool, seed: int
-) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
+def interactions(clients: Trials, update: LocalUpdate, zero: bool, seed: int) -> Iterator[tuple[Floats, Floats]]:
     """Yield without end the items (m, I, d) that clients trained from honest ones or zeros, and their vectors."""
     learner = learner_for(models.load(f"factors items={len(clients.items)} size={FACTORS}", LOSS), "cpu")
-    sent = np.zeros_like(clients.items) if zero else clients.items
+    sent = learner.tensors({"items": (np.zeros_like(clients.items) if zero else clients.items)[None]})
     local, chosen = learner.tensors({"user": clients.local}), torch.zeros(len(clients.local), dtype=torch.int64)
     generators = [np.random.default_rng([seed, _BATCHES, c]) for c in range(len(chosen))]
     while True:
-        trained, local = learner.train(
-            learner.tensors({"items": sent[None]}), chosen, clients.cohort, update, generators, local
-        )
+        trained, local = learner.train(sent, chosen, clients.cohort, update, generators, local)
         yield trained["items"].numpy(), local["user"].numpy()
 
 

@@ -29,11 +29,10 @@ from umbel.protocol.home import make_folder, umbel_home, write_atomically
 from umbel.server.history import State
 from umbel.server.run_folder import RunFolder, versions
 from umbel.server.setup import Setup
-from umbel.simulation import measured
+from umbel.simulation import sweep
 from umbel.simulation.baselines import LOCAL_EPOCHS, local_only, personalised
 from umbel.simulation.in_process import play
-from umbel.simulation.measured import LOCAL_ONLY, STATES, Finished, Spec, dataset_of
-from umbel.simulation.sweep import HISTORY, PACKAGES, RESULT, Result, alone, made_by
+from umbel.simulation.sweep import LOCAL_ONLY, STATES, Finished, Result, Spec, dataset_of, made_by
 from umbel_lab.output import Page, Row, Section, plus_minus
 
 FINE_TUNE, INTERPOLATE = Personal.FINE_TUNE.value, Personal.INTERPOLATE.value
@@ -103,7 +102,7 @@ def shuffled(dataset: Dataset, seed: int) -> Dataset:
 
 
 def finish(config: Mapping[str, Any], nodes: int = 1, saved_in: Path | None = None) -> Finished:
-    """Do a run and measure it, as `umbel.simulation.measured.finish`.
+    """Do a run and measure it, as `umbel.simulation.sweep.finish`.
 
     For `HELD_OUT_ALONE` there is only ``held_out`` of each state, and for clients that train alone only that of the
     ``last``.
@@ -116,7 +115,7 @@ def finish(config: Mapping[str, Any], nodes: int = 1, saved_in: Path | None = No
         run = play({**config, "strategy": "group-privacy"}, nodes=nodes)
         personal = personalise(run.setup, run.state, config["strategy"])
         return Finished({state: {"held_out": measures} for state, measures in personal.items()})
-    return measured.finish(config, nodes, saved_in)
+    return sweep.finish(config, nodes, saved_in)
 
 
 def personalise(setup: Setup, state: State, how: str, kept: Arrays | None = None) -> dict[str, dict[str, float]]:
@@ -135,14 +134,14 @@ def resumable(config: Mapping[str, Any]) -> Finished:
     what = json.dumps([dict(config), made_by(config, resumable)], sort_keys=True)
     folder = umbel_home() / "experiments" / "unfinished" / hashlib.sha256(what.encode()).hexdigest()[:16]
     make_folder(folder.parent)
-    with alone(RunFolder(folder).path):
+    with sweep.alone(RunFolder(folder).path):
         return finish(config, saved_in=folder)
 
 
 def pack(folder: Path) -> Iterator[str]:
     """Yield a line of JSON for each finished run of a sweep: everything except its arrays."""
-    for file in sorted(folder.glob(f"runs/*/{RESULT}")):
-        history = file.with_name(HISTORY)
+    for file in sorted(folder.glob(f"runs/*/{sweep.RESULT}")):
+        history = file.with_name(sweep.HISTORY)
         lines = history.read_text(encoding="utf-8").splitlines() if history.exists() else []
         entries = [
             {key: entry[key] for key in _PACKED} for entry in map(json.loads, lines) if entry["loss"] is not None
@@ -163,10 +162,10 @@ def unpack(lines: Iterable[str], folder: Path) -> list[str]:
         raise SweepError(text, code="sweep.not-packed")
     for name, history, document in runs:
         path = folder / "runs" / name
-        if not (path / RESULT).exists():
+        if not (path / sweep.RESULT).exists():
             path.mkdir(parents=True, exist_ok=True)
-            write_atomically(path / HISTORY, "".join(f"{json.dumps(entry)}\n" for entry in history).encode())
-            write_atomically(path / RESULT, json.dumps(document, indent=1).encode())
+            write_atomically(path / sweep.HISTORY, "".join(f"{json.dumps(entry)}\n" for entry in history).encode())
+            write_atomically(path / sweep.RESULT, json.dumps(document, indent=1).encode())
             names.append(path.name)
     return names
 
@@ -197,7 +196,7 @@ def page(
     first, *others = [one.spec.config for one in results]
     common = {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
     runs = {one.spec.name: {k: v for k, v in one.spec.config.items() if k not in common} for one in results}
-    document = {"versions": versions(PACKAGES), "common": common, "runs": runs}
+    document = {"versions": versions(sweep.PACKAGES), "common": common, "runs": runs}
     return Page(title, [*sections, _bad_runs(results), *_code(results)], rows, document, draw=draw)
 
 

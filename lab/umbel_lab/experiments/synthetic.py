@@ -12,8 +12,7 @@ from umbel.data import write_leaf
 from umbel.data.find import load_recipe
 from umbel.protocol.arrays import flatten
 from umbel.simulation.in_process import run_config
-from umbel.simulation.measured import STATES
-from umbel.simulation.sweep import Result
+from umbel.simulation.sweep import STATES, Result
 from umbel_lab import output
 from umbel_lab.experiments import scaffold
 from umbel_lab.experiments.scaffold import by_arm, by_seed

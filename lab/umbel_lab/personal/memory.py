@@ -77,9 +77,7 @@ class Remembering(Predictors):
     @classmethod
     def read(cls, arrays: Arrays, outputs: int = 1) -> Predictors:  # type: ignore[override]
         """Return the predictor of one client from `arrays`, with a memory if it has one."""
-        own = Predictors.read(
-            {name: value for name, value in arrays.items() if name not in (KEYS, VALUES, SHARE)}, outputs
-        )
+        own = Predictors.read({name: arrays[name] for name in arrays if name not in (KEYS, VALUES, SHARE)}, outputs)
         if SHARE not in arrays:
             return own
         memory: dict[str, Any] = {"keys": arrays[KEYS], "values": arrays[VALUES], "shares": arrays[SHARE]}
@@ -142,9 +140,8 @@ def knn_per(task: Task) -> Predictors:
     if len(seen) != 2:
         text = f"model {model.name!r} has no input of its last layer, or no mean of targets, for each row"
         raise ModelError(f"{text}; choose another method than knn-per", code="model.no-neighbours")
-    keys = representations(task.learner, task.start, cohort)
-    memory: dict[str, Any] = {"keys": keys.cpu().numpy(), "values": values.reshape(len(keys), -1)}
-    memory["counts"] = cohort.lengths
+    keys, counts = representations(task.learner, task.start, cohort), cohort.lengths
+    memory: dict[str, Any] = {"keys": keys.cpu().numpy(), "values": values.reshape(len(keys), -1), "counts": counts}
     remembering = Remembering(**vars(own), **memory, shares=np.zeros(len(cohort)))
     ones = [remembering.part(slice(c, c + 1)) for c in np.flatnonzero(cohort.lengths)]
     means = [nearest(one.keys, one.values, torch.from_numpy(one.keys).to(keys.device), leave_out=True) for one in ones]

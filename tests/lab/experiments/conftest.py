@@ -14,7 +14,7 @@ import umbel.simulation.sweep
 from tests.helpers.datasets import manifest
 from tests.helpers.paper import sites_accept_the_paper as sites_accept_the_paper
 from umbel.data import offsets_of, write_dataset
-from umbel.simulation.measured import Finished, Spec
+from umbel.simulation.sweep import Finished, Spec
 
 
 def read_csv(folder: Path) -> list[dict[str, str]]:

@@ -18,8 +18,7 @@ from tests.helpers.datasets import manifest
 from tests.lab.experiments.conftest import read_csv
 from umbel.data import offsets_of, write_dataset
 from umbel.simulation import baselines
-from umbel.simulation.measured import Finished, Spec
-from umbel.simulation.sweep import Result, _save
+from umbel.simulation.sweep import Finished, Result, Spec, _save
 from umbel_lab.experiments import handwriting, hospital, scaffold, synthetic
 from umbel_lab.experiments.__main__ import app, shortened
 from umbel_lab.experiments.scaffold import by_arm, finish

@@ -17,8 +17,7 @@ from umbel.privacy.accounting.guarantee import guarantee, pure_cost
 from umbel.protocol.arrays import flatten
 from umbel.protocol.release import Clipping, Kind, Release
 from umbel.simulation.in_process import play, run_config
-from umbel.simulation.measured import Spec
-from umbel.simulation.sweep import Result
+from umbel.simulation.sweep import Result, Spec
 from umbel_lab.experiments import frontier, scaffold
 from umbel_lab.experiments.frontier import (
     ALONE,

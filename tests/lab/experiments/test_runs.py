@@ -14,7 +14,7 @@ from umbel.protocol.errors import ConfigError
 from umbel.server.setup import Setup
 from umbel.simulation.baselines import personalised
 from umbel.simulation.in_process import run_config
-from umbel.simulation.measured import LOCAL_ONLY
+from umbel.simulation.sweep import LOCAL_ONLY
 from umbel_lab.experiments.scaffold import FINE_TUNE, INTERPOLATE, finish, shuffled, split_by_seed
 
 pytestmark = pytest.mark.rest

@@ -25,10 +25,12 @@ from tests.helpers.sources import ROOT
 from umbel.data import find_dataset
 from umbel.protocol.errors import DiskError, SweepError
 from umbel.simulation.in_process import run_config
-from umbel.simulation.measured import Finished, Spec, finish
 from umbel.simulation.sweep import (
+    Finished,
     Result,
+    Spec,
     _digest,
+    finish,
     made_by,
     sweep,
 )

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from umbel.simulation.measured import Spec
-from umbel.simulation.sweep import Result
+from umbel.simulation.sweep import Result, Spec
 from umbel_lab.experiments.scaffold import good, page
 from umbel_lab.output import Section
 

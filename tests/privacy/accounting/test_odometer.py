@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from umbel.privacy.accounting.accountant import compose
-from umbel.privacy.accounting.odometer import ORDERS, Curve, clients_to_date, to_date, within
+from umbel.privacy.accounting.odometer import ORDERS, clients_to_date, curve_of, to_date, within
 from umbel.privacy.mechanisms.base import Loss
 from umbel.privacy.mechanisms.choice import RandomisedResponse
 from umbel.privacy.mechanisms.discrete_gaussian import ConcentratedLoss
@@ -23,14 +23,14 @@ from umbel.protocol.release import Clipping, Kind, Release
 
 def test_one_normal_release_by_hand() -> None:
     """a mu^2 / 2 + log(12 / delta) / (a - 1) is least at a = 6 among the orders, for mu = 1 and delta = 1e-5."""
-    curve = Curve.of({GaussianLoss(1.0): 1})
+    curve = curve_of({GaussianLoss(1.0): 1})
     by_hand = 6 / 2 + math.log(12 / 1e-5) / 5
     assert len(ORDERS) == 12
     assert to_date([(curve, 1)], math.inf, 1e-5) == pytest.approx(by_hand)
 
 
 def test_the_pure_sum_is_the_figure_where_it_is_smaller() -> None:
-    one = Curve.of({RandomisedResponse(0.1, 2): 1})
+    one = curve_of({RandomisedResponse(0.1, 2): 1})
     assert to_date([(one, 1)], 0.1, 1e-5) == 0.1
     assert to_date([(one, 1)], 0.1, 0.0) == 0.1
     assert to_date([], 0, 1e-5) == 0
@@ -39,7 +39,7 @@ def test_the_pure_sum_is_the_figure_where_it_is_smaller() -> None:
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
 def test_divergences_of_randomised_response_are_those_of_its_two_probabilities(epsilon: float) -> None:
     p = math.exp(epsilon) / (1 + math.exp(epsilon))
-    for order, found in zip(ORDERS, Curve.of({RandomisedResponse(epsilon, 2): 1}).values, strict=True):
+    for order, found in zip(ORDERS, curve_of({RandomisedResponse(epsilon, 2): 1}), strict=True):
         both = order * math.log(p) + (1 - order) * math.log1p(-p), order * math.log1p(-p) + (1 - order) * math.log(p)
         exact = np.logaddexp(*both) / (order - 1)
         assert exact <= found <= 1.02 * exact
@@ -47,7 +47,7 @@ def test_divergences_of_randomised_response_are_those_of_its_two_probabilities(e
 
 @pytest.mark.parametrize(("sigma", "rate"), [(1.0, 0.01), (0.7, 0.4), (4.0, 0.2)])
 def test_divergences_of_a_step_bound_both_directions_by_integration(sigma: float, rate: float) -> None:
-    found = Curve.of({SampledGaussianLoss(sigma, rate): 1}).values
+    found = curve_of({SampledGaussianLoss(sigma, rate): 1})
     for order, bound in zip(ORDERS[:5], found, strict=False):
         x = np.linspace(-15 * sigma, 1 + order + 15 * sigma, 400_001)
         without = stats.norm.logpdf(x, 0, sigma)
@@ -64,7 +64,7 @@ def test_the_figure_is_no_smaller_than_the_one_for_tasks_fixed_in_advance() -> N
     for loss in (GaussianLoss(0.4), ConcentratedLoss(0.1), SampledGaussianLoss(1.0, 0.05), Laplace(200.0).loss(50, 2)):
         assert loss is not None
         for times in (1, 30):
-            spent = to_date([(Curve.of({loss: 1}), times)], times * loss.largest, 1e-5)
+            spent = to_date([(curve_of({loss: 1}), times)], times * loss.largest, 1e-5)
             assert spent >= compose({loss: times}, 1e-5)
 
 
@@ -102,7 +102,7 @@ def test_it_holds_at_all_times_at_once_against_a_server_that_chooses_as_it_goes(
         np.zeros(RUNS, bool),
         np.zeros(RUNS, bool),
     )
-    curves = [Curve.of({loss: 1}) for loss in (quiet, loud)]
+    curves = [curve_of({loss: 1}) for loss in (quiet, loud)]
     for _ in range(RELEASES):
         expected = times @ np.array([quiet.mean, loud.mean])
         asks = (lost > expected).astype(int)
@@ -122,7 +122,7 @@ def test_it_holds_for_sampled_steps_at_all_times_at_once() -> None:
     generator = np.random.default_rng(8)
     sigma, rate = 0.8, 0.2
     step: Loss = SampledGaussianLoss(sigma, rate)
-    curve, lost, exceeded = Curve.of({step: 1}), np.zeros(RUNS), np.zeros(RUNS, bool)
+    curve, lost, exceeded = curve_of({step: 1}), np.zeros(RUNS), np.zeros(RUNS, bool)
     for number in range(1, RELEASES + 1):
         x = generator.normal(generator.random(RUNS) < rate, sigma)
         lost += np.log1p(rate * np.expm1((x - 0.5) / sigma**2))

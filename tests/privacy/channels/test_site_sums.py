@@ -667,7 +667,7 @@ def test_a_mechanism_of_ones_own_sums_one_hypothesis_and_must_say_how_it_hides_s
         ({"clipping": "update"}, "site-sums", "'update'"),
         ({"clipping": "update", "noise_per": "layer"}, "site-sums", '"public"'),
         ({"disclose_choice": True}, "site-sums", "disclose"),
-        ({"release_by": "server"}, "out-of-range", "release-by"),
+        ({"release_by": "server"}, "wrong-value", "release-by"),
     ],
 )
 def test_a_task_that_no_site_can_answer_is_none(changes: dict[str, Any], code: str, part: str) -> None:

@@ -25,6 +25,7 @@ from umbel.privacy.gate.policy import (
     AcceptedRows,
     Budget,
     MaxWork,
+    Personalise,
     Policy,
     Reports,
     Role,
@@ -299,11 +300,12 @@ TEXTS = {
     "place": "1/3", "release": "site", "mechanisms": "laplace gaussian",
     "ledger-path": "/ledger/umbel.jsonl", "witness-path": "/witness", "approve": "ask",
     "app": "hospital.client_app:app",
-    "app-keys": "device workers", "bundle": "ab" * 32, "keep-model": "/models", "personalise": "fine-tune epochs=3",
+    "app-keys": "device workers", "bundle": "ab" * 32, "keep-model": "/models",
     "parties": "north=AAAAC3NzaC1lZDI1NTE5AAAAII5esJklLdUt2GoWtWkgDFbiKIwOkFmx72zoQsuZiyZb", "party-key": "/keys/north",
     "protect": "both",
 }  # fmt: skip
 SET |= {key: (text, text) for key, text in TEXTS.items()}
+SET["personalise"] = ("fine-tune epochs=3", Personalise("fine-tune", 3))
 # What a key is of no use without.
 WITH: dict[str, dict[str, str]] = {
     "place": {"role": "split"},

@@ -81,8 +81,7 @@ def public(centres: Floats) -> Floats:
     n = centres.shape[1]
     squares = np.square(centres).sum(1)[:, None, None]
     along = centres[:, :, None] * centres[:, None] / np.where(squares > 0, squares, 1.0)
-    found: Floats = (along + ROUND * np.eye(n) / n) / (1 + ROUND)
-    return found
+    return np.asarray((along + ROUND * np.eye(n) / n) / (1 + ROUND), np.float64)
 
 
 def _posterior(task: Task) -> Floats:
@@ -112,14 +111,12 @@ def _posterior(task: Task) -> Floats:
     logs = np.stack(evidences, 1)
     weights = np.exp(logs - logs.max((1, 2), keepdims=True))
     weights /= weights.sum((1, 2), keepdims=True)
-    posterior: Floats = np.einsum("ckr,ckrn->cn", weights, np.stack(means, 1))
-    return posterior
+    return np.asarray(np.einsum("ckr,ckrn->cn", weights, np.stack(means, 1)), np.float64)
 
 
 def _log_prior() -> Floats:
     logs = -np.square(np.log(RATIOS / _PREFERRED) / _SPREAD) / 2
-    found: Floats = logs - np.log(np.exp(logs).sum())
-    return found
+    return np.asarray(logs - np.log(np.exp(logs).sum()), np.float64)
 
 
 def _proximal(task: Task) -> Arrays:

@@ -48,8 +48,7 @@ def likelihoods(task: Task) -> Floats:
     top = logs.max(1, keepdims=True)
     found = np.exp(logs - np.where(np.isfinite(top), top, 0.0))
     found = np.where(np.isfinite(top), found, 1.0)
-    weights: Floats = found / found.sum(1, keepdims=True)
-    return weights
+    return np.asarray(found / found.sum(1, keepdims=True), np.float64)
 
 
 def log_likelihood(task: Task, losses: Floats) -> Floats:
@@ -62,8 +61,7 @@ def log_likelihood(task: Task, losses: Floats) -> Floats:
     if task.learner.model.loss.per_sample is not squared_error:
         return -losses
     shape = (math.prod(task.outputs.shape[2:]) * task.cohort.lengths + NOISE_ROWS) / 2
-    found: Floats = -shape * np.log(losses + NOISE_ROWS * NOISE_SQUARE)
-    return found
+    return np.asarray(-shape * np.log(losses + NOISE_ROWS * NOISE_SQUARE), np.float64)
 
 
 def numbers(outputs: Tensor, cohort: Cohort) -> Floats:
@@ -71,8 +69,7 @@ def numbers(outputs: Tensor, cohort: Cohort) -> Floats:
     targets = cohort.targets
     if not targets.is_floating_point() and outputs.shape[-1] > 1 and targets.ndim < outputs.ndim:
         targets = functional.one_hot(targets.long(), outputs.shape[-1])
-    found: Floats = targets.double().reshape(outputs.shape).cpu().numpy()
-    return found
+    return np.asarray(targets.double().reshape(outputs.shape).cpu().numpy(), np.float64)
 
 
 def _fitted(own: Predictors, task: Task, outputs: Tensor) -> Predictors:
@@ -112,5 +109,4 @@ def label_offsets(cohort: Cohort, outputs: int) -> Floats:
     counts = np.bincount(owner * classes + of, minlength=len(cohort) * classes).reshape(-1, classes) + LABEL_ROWS
     if outputs == 1:
         return np.log(counts[:, 1:] / counts[:, :1])
-    found: Floats = np.log(counts / counts.mean(1, keepdims=True))
-    return found
+    return np.asarray(np.log(counts / counts.mean(1, keepdims=True)), np.float64)

@@ -70,14 +70,14 @@ def write_models(folder: Path, models: Mapping[int, Arrays]) -> None:
 
 def _made(node: Node, learner: Learner, hypotheses: Arrays, clients: Sequence[int], prior: Prior | None) -> Predictors:
     policy, run = node.site.policy, node.run
-    epochs = policy.personal_options.epochs
+    epochs = policy.personalise.epochs
     update = LocalUpdate(
         epochs, run.step_size, run.batch_size, max_examples=policy.max_work.examples, descent=node.descent
     )
     cohort = Cohort.gather(node.dataset, clients, learner.device)
     # Round 0, since training rounds count from 1.
     draws = partial(streams, node.seed, "shuffle", 0, clients)
-    return method(policy.personal_method)(Task(learner, hypotheses, cohort, update, draws, prior))
+    return method(policy.personalise.method)(Task(learner, hypotheses, cohort, update, draws, prior))
 
 
 def of_each(hypotheses: Arrays, best: NDArray[np.int64]) -> Arrays:

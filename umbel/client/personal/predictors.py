@@ -144,8 +144,7 @@ class Predictors:
 
         def of(score: Score) -> Floats:
             mean = torch.from_numpy(means(row_scores(score, outputs, cohort)[0], cohort.lengths))
-            reported: Floats = score.report(mean).numpy()
-            return reported
+            return np.asarray(score.report(mean).numpy(), np.float64)
 
         return of(learner.model.loss), of(learner.model.metric)
 
@@ -180,8 +179,7 @@ def mixed(loss: Score, outputs: Tensor, weights: Tensor) -> Tensor:
 def row_scores(score: Score, outputs: Tensor, cohort: Cohort) -> Floats:
     r"""Return a score's value (m, rows) of outputs (m, rows, \*output shape)."""
     targets = cohort.targets.expand(len(outputs), *cohort.targets.shape)
-    values: Floats = score.of_rows(outputs, targets, 2).double().cpu().numpy()
-    return values
+    return np.asarray(score.of_rows(outputs, targets, 2).double().cpu().numpy(), np.float64)
 
 
 def sums(values: Floats, lengths: NDArray[np.int64]) -> Floats:

@@ -50,8 +50,7 @@ def best_shares(task: Task) -> Floats:
             for share in SHARES
         ]
     )
-    found: Floats = SHARES[np.where(np.isfinite(losses), losses, np.inf).argmin(0)]
-    return found
+    return np.asarray(SHARES[np.where(np.isfinite(losses), losses, np.inf).argmin(0)], np.float64)
 
 
 def tuned(task: Task, start: Arrays, only: frozenset[str] | None = None) -> Arrays:

@@ -131,15 +131,9 @@ def _together(kinds: Mapping[Loss, int], cut: float) -> PrivacyLossDistribution:
 
 @dataclass(frozen=True)
 class Together(Loss):
-    """The loss of several independent releases, as one loss; `delta` is an upper bound.
+    """The loss of several independent releases, as one loss; `delta` is an upper bound."""
 
-    Attributes
-    ----------
-    parts : tuple of (Loss, int)
-        Each loss with its number of occurrences.
-    """
-
-    parts: tuple[tuple[Loss, int], ...]
+    parts: tuple[tuple[Loss, int], ...]  # each loss with its number of occurrences
 
     @property
     def mean(self) -> float:
@@ -173,10 +167,6 @@ class Either(Loss):
 
     The maximum of privacy profiles is a privacy profile: it is convex in exp(epsilon), decreasing, and at least
     (1 - exp(epsilon))+ (Zhu, Dong and Wang 2022). So it composes like any other.
-
-    Attributes
-    ----------
-    cases : tuple of Loss
     """
 
     cases: tuple[Loss, ...]

@@ -15,7 +15,7 @@ together they are the legs of one distance, of two radii in either case.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache, lru_cache
@@ -43,19 +43,12 @@ DISTANCE = {Kind.TRAIN: 2, Kind.SITE: 2, Kind.SECURE: 2, Kind.REPORT: 1}
 
 @dataclass(frozen=True)
 class Guarantee:
-    """A guarantee between any two data sets of a client.
+    """A guarantee between any two data sets of a client."""
 
-    Attributes
-    ----------
-    pure : float
-        Epsilon at delta = 0; infinite where a mechanism has none.
-    epsilon, delta : float
-        The smaller of the epsilon at `delta` by numerical composition and the pure one. It holds for
-        tasks that were fixed in advance; if servers choose them during the run, see `within_budget`.
-    """
-
-    pure: float
+    pure: float  # epsilon at delta = 0; infinite where a mechanism has none
     epsilon: float
+    """The smaller of the epsilon at `delta` by numerical composition and the pure one. It holds for tasks that were
+    fixed in advance; if servers choose them during the run, see `within_budget`."""
     delta: float
 
     @property
@@ -66,13 +59,19 @@ class Guarantee:
 
 def guarantee(releases: Mapping[Release, int], delta: float = DELTA) -> Guarantee | None:
     """Return the guarantee to a client that made these numbers of releases; None if there is none."""
-    some = {release: times for release, times in releases.items() if times}
-    if any(gap(release) for release in some):
+    if (some := made(releases, gap)) is None:
         return None
     if not some:
         return Guarantee(0.0, 0.0, delta)
     pure = as_float(pure_spent(some))
     return Guarantee(pure, min(pure, composed(frozenset(some.items()), delta)), delta)
+
+
+def made(releases: Mapping[Release, int], why: Callable[[Release], str]) -> dict[Release, int] | None:
+    """Return the releases that were made, with their numbers; None if one has no guarantee, for which `why` says
+    why."""
+    some = {release: times for release, times in releases.items() if times}
+    return None if any(map(why, some)) else some
 
 
 def gap(release: Release) -> str:
@@ -205,8 +204,8 @@ def within_budget(
     """
     if pure_spent(releases) <= budget:
         return True
-    some = [release for release, times in releases.items() if times]
-    if not delta or any(gap(release) for release in some):
+    some = made(releases, gap)
+    if not delta or some is None:
         return False
     trained = [release for release in some if release.kind is not Kind.REPORT]
     apart = budget / 4 if reports else Fraction(0)

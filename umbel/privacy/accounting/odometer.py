@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
@@ -40,7 +39,7 @@ from typing import Any
 import numpy as np
 
 from umbel.privacy.accounting.accountant import NO_GRID
-from umbel.privacy.accounting.guarantee import as_float, gap, losses, pure_spent
+from umbel.privacy.accounting.guarantee import as_float, gap, losses, made, pure_spent
 from umbel.privacy.mechanisms.base import Loss, Matrix
 from umbel.privacy.mechanisms.discrete_gaussian import ConcentratedLoss
 from umbel.privacy.mechanisms.gaussian import GaussianLoss
@@ -58,16 +57,13 @@ _POINTS = 2000  # at which delta is computed
 _FAR = 12.0  # deviations above the mean, up to which points are close
 
 
-@dataclass(frozen=True)
-class Curve:
-    """Renyi divergences of one release at all `ORDERS`."""
+Curve = tuple[float, ...]
+"""Renyi divergences of one release at all `ORDERS`."""
 
-    values: tuple[float, ...]
 
-    @classmethod
-    def of(cls, losses: Mapping[Loss, int]) -> Curve:
-        """Return the divergences of losses together, with their numbers."""
-        return cls(tuple(_together(losses, ORDERS).tolist()))
+def curve_of(losses: Mapping[Loss, int]) -> Curve:
+    """Return the divergences of losses together, with their numbers."""
+    return tuple(_together(losses, ORDERS).tolist())
 
 
 def to_date(curves: Iterable[tuple[Curve, int]], pure: Fraction | float, delta: float) -> float:
@@ -78,7 +74,7 @@ def to_date(curves: Iterable[tuple[Curve, int]], pure: Fraction | float, delta: 
     least, curves = as_float(pure), list(curves)
     if not (curves and delta > 0):
         return least
-    parts = ([times * part for part in curve.values] for curve, times in curves)
+    parts = ([times * part for part in curve] for curve, times in curves)
     total = np.array([math.fsum(of_order) for of_order in zip(*parts, strict=True)])
     return min(least, float(np.min(total + math.log(len(ORDERS) / delta) / (np.array(ORDERS) - 1))))
 
@@ -113,15 +109,14 @@ def _converted(order: Any, delta: float) -> Any:
 def clients_to_date(releases: Mapping[Release, int], delta: float) -> float:
     """Return the epsilon that a client has spent, for any sequence of releases at any time; infinite without a
     bound."""
-    some = {release: times for release, times in releases.items() if times}
-    if any(gap(release) for release in some):
+    if (some := made(releases, gap)) is None:
         return math.inf
     return to_date(((_of_client(release), times) for release, times in some.items()), pure_spent(some), delta)
 
 
 @lru_cache(maxsize=1024)
 def _of_client(release: Release) -> Curve:
-    return Curve.of(dict.fromkeys(losses(release), 1))
+    return curve_of(dict.fromkeys(losses(release), 1))
 
 
 def _together(losses: Mapping[Loss, int], orders: tuple[int, ...]) -> Matrix:

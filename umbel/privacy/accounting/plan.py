@@ -26,30 +26,15 @@ _CLOSE = 1e-4  # of such a noise multiplier, relative
 
 @dataclass(frozen=True)
 class Task:
-    """The parts of a training task that determine its noise.
+    """The parts of a training task that determine its noise."""
 
-    Attributes
-    ----------
-    parameters : int
-        n.
-    hypotheses : int
-        k.
-    clients, clients_per_round : int
-        Training clients, and U.
-    mechanism : str
-    by : ReleaseBy
-        The party that adds the noise.
-    sites : int
-        Number of sites, if each adds noise to the sum of its clients' updates.
-    """
-
-    parameters: int
-    hypotheses: int
-    clients: int
-    clients_per_round: int
+    parameters: int  # n
+    hypotheses: int  # k
+    clients: int  # that train
+    clients_per_round: int  # U
     mechanism: str = LAPLACE
-    by: ReleaseBy = ReleaseBy.CLIENT
-    sites: int = 1
+    by: ReleaseBy = ReleaseBy.CLIENT  # who adds the noise
+    sites: int = 1  # if each adds noise to the sum of its clients' updates
 
     def __post_init__(self) -> None:
         for name in ("parameters", "hypotheses", "clients"):
@@ -73,24 +58,14 @@ class Task:
 
 @dataclass(frozen=True)
 class Plan:
-    """The figures of a planned run.
-
-    Attributes
-    ----------
-    task : Task
-    noise_multiplier, choice_epsilon : float
-    delta : float
-        Of the guarantees; 0 for a pure epsilon.
-    median_participations, max_participations : int
-        Participations of the median client, and the maximum over all clients in 99.9 % of runs.
-    """
+    """The figures of a planned run."""
 
     task: Task
     noise_multiplier: float
     choice_epsilon: float
-    delta: float
+    delta: float  # of the guarantees; 0 for a pure epsilon
     median_participations: int
-    max_participations: int
+    max_participations: int  # of all clients, in 99.9 % of runs
 
     def __post_init__(self) -> None:
         if not 0 < self.noise_multiplier < math.inf:

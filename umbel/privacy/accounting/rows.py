@@ -31,9 +31,10 @@ from umbel.privacy.accounting.guarantee import (
     gap,
     guarantee,
     losses,
+    made,
     pure_spent,
 )
-from umbel.privacy.accounting.odometer import Curve, to_date, within
+from umbel.privacy.accounting.odometer import Curve, curve_of, to_date, within
 from umbel.privacy.mechanisms.base import Loss
 from umbel.privacy.mechanisms.gaussian import GaussianLoss
 from umbel.privacy.mechanisms.sampled_gaussian import cut_delta, step_losses
@@ -54,8 +55,7 @@ _OF_DEAREST = 0.9
 
 def row_guarantee(releases: Mapping[Release, int], delta: float = DELTA) -> Guarantee | None:
     """Return the guarantee to a row of a client that made these numbers of releases; None if there is none."""
-    some = {release: times for release, times in releases.items() if times}
-    if any(row_gap(release) for release in some):
+    if (some := made(releases, row_gap)) is None:
         return None
     if not some:
         return Guarantee(0.0, 0.0, delta)
@@ -108,8 +108,7 @@ def within_row_budget(
     reports : bool
         Whether the site's training clients report.
     """
-    some = {release: times for release, times in releases.items() if times}
-    if any(row_gap(release) for release in some):
+    if (some := made(releases, row_gap)) is None:
         return False
     if _pure_spent(some) <= budget:
         return True
@@ -149,8 +148,7 @@ def _cheaper(release: Release, dearest: Release) -> bool:
 
 def rows_to_date(releases: Mapping[Release, int], delta: float) -> float:
     """Return the epsilon that a row has spent, for any sequence of releases at any time; infinite without a bound."""
-    some = {release: times for release, times in releases.items() if times}
-    if any(row_gap(release) for release in some):
+    if (some := made(releases, row_gap)) is None:
         return math.inf
     curves = [(curves_of(release), times) for release, times in some.items()]
     return _uncut(some, delta, lambda delta: to_date(curves, _pure_spent(some), delta))
@@ -190,7 +188,7 @@ def _beside_cuts(releases: Mapping[Release, int], epsilon: float, delta: float) 
 @lru_cache(maxsize=1024)
 def curves_of(release: Release) -> Curve:
     """Return the Renyi divergences of a release for a row."""
-    return Curve.of(_losses(release))
+    return curve_of(_losses(release))
 
 
 def by_steps(release: Release) -> bool:

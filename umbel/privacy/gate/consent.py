@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -129,11 +129,6 @@ def _differences(config: RunConfig, policy: Policy, content: RecordDict, hypothe
             clients=training.clients[: config.clients_per_round],
             # A run config does not say who adds the noise; a site that accepts one has decided it.
             release_by=_accepted(policy),
-            # These do not change the price: the run's models, and a strategy's own option.
-            run=training.run,
-            frozen_digest=training.frozen_digest,
-            explore=training.explore,
-            moments=training.moments,
         )
         differs |= _unlike(training, said, "clients_per_round")
     if evaluation is not None:
@@ -160,9 +155,9 @@ def _accepted(policy: Policy) -> ReleaseBy:
 
 
 def _unlike(asked: Spec, said: Spec, clients: str) -> dict[str, Any]:
-    """Return the fields of a task that differ from another's, as text; of the clients only their number."""
-    values = {entry.name: getattr(asked, entry.name) for entry in fields(asked)}
-    differs = {name: str(value) for name, value in values.items() if value != getattr(said, name)}
+    """Return the fields with a price in which a task differs from another, as text; of the clients only their
+    number."""
+    differs = {name: str(value) for name in asked.priced() if (value := getattr(asked, name)) != getattr(said, name)}
     if differs.pop("clients", ""):
         differs[clients] = str(len(asked.clients))
     return differs

@@ -11,7 +11,7 @@ import json
 import math
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
 from hashlib import sha256
@@ -23,7 +23,7 @@ from umbel.privacy.channels.secure.terms import Terms
 from umbel.privacy.gate.charges import dearer
 from umbel.privacy.mechanisms import MECHANISMS
 from umbel.protocol.errors import Refused, SiteError
-from umbel.protocol.options import AS_TEXT, Options, parse_options, parse_pairs
+from umbel.protocol.options import AS_TEXT, Options, parse_pairs
 from umbel.protocol.plugins import unknown_name
 from umbel.protocol.release import (
     LAPLACE,
@@ -148,6 +148,13 @@ class Narrows:
     """Whether the node's value is as strict as the file's, or stricter."""
 
 
+@dataclass(frozen=True)
+class Bounds:
+    """Marks an entry that bounds a key of the run config."""
+
+    key: str
+
+
 class Mark(Enum):
     """Marks of an entry."""
 
@@ -191,13 +198,6 @@ class Budget(Options):
 
 
 @dataclass(frozen=True)
-class PersonalOptions:
-    """The options that may follow the method in ``personalise``."""
-
-    epochs: Annotated[int, Field(ge=1)] = 10
-
-
-@dataclass(frozen=True)
 class AcceptedClipping(Options):
     """The clipping that a site accepts, and the smallest clip norm."""
 
@@ -222,6 +222,21 @@ class AcceptedRows(Options):
     noise: Annotated[Number, Field(ge=0), MORE] = 0.5
     rate: Annotated[Number, Field(gt=0, le=1), LESS] = 1.0
     largest: Annotated[Whole, Field(ge=1), LESS] = 2000
+
+
+def _method(name: str) -> str:
+    if ":" not in name and name not in {*Personal}:
+        raise ValueError(unknown_name("method", name, Personal))
+    return name
+
+
+@dataclass(frozen=True)
+class Personalise(Options):
+    """The method that personalises kept models, a name or an import path."""
+
+    FIRST: ClassVar[str] = "method"
+    method: Annotated[str, AfterValidator(_method)] = Personal.NO.value
+    epochs: Annotated[int, Field(ge=1)] = 10
 
 
 @dataclass(frozen=True)
@@ -255,10 +270,10 @@ class Policy(Settings):
         description="what each release must hide: clients: a client's whole data; rows: at least each row of a client, "
         "by noise in training; both: each by separate noise",
     )
-    min_noise_multiplier: Annotated[Number, MORE] = Field(
+    min_noise_multiplier: Annotated[Number, MORE, Bounds("noise-multiplier")] = Field(
         1.0, ge=0, description="smallest nu that the site accepts; above 0"
     )
-    clipping: Annotated[AcceptedClipping, AS_TEXT] = Field(
+    clipping: Annotated[AcceptedClipping, AS_TEXT, Bounds("clipping")] = Field(
         AcceptedClipping(),
         description="public: accept only a public clip norm; any: also the paper's clipping, which guarantees nothing; "
         "floor is the smallest clip norm: the site raises smaller ones to it; above 0",
@@ -287,22 +302,22 @@ class Policy(Settings):
     min_clients: Annotated[Whole, MORE] = Field(
         10, ge=1, description="fewest clients in a site's sums; a round with fewer is refused, and none is charged"
     )
-    max_hypotheses: Annotated[Whole, LESS] = Field(
+    max_hypotheses: Annotated[Whole, LESS, Bounds("hypotheses")] = Field(
         10,
         ge=1,
         description="largest k that the site accepts; an open choice reveals up to log2 k bits each time",
     )
-    max_choice_epsilon: Annotated[Unlimited, LESS] = Field(
+    max_choice_epsilon: Annotated[Unlimited, LESS, Bounds("choice-epsilon")] = Field(
         2.0,
         gt=0,
         description="largest choice-epsilon that the site accepts; a finite one refuses choices without randomisation",
     )
-    mechanisms: Annotated[Text, _FEWER] = Field(
+    mechanisms: Annotated[Text, _FEWER, Bounds("mechanism")] = Field(
         LAPLACE,
         description="accepted noise mechanisms, separated by spaces: laplace, gaussian, discrete-gaussian, "
         "package.module:Class",
     )
-    max_work: Annotated[MaxWork, AS_TEXT, OURS] = Field(
+    max_work: Annotated[MaxWork, AS_TEXT, OURS, Bounds("local-epochs"), Bounds("local-steps")] = Field(
         MaxWork(),
         description="maximum epochs or steps of a round, and maximum rows that a client computes in it, each pass "
         "counted; further passes are left out; training that hides rows has no such limit of examples, since its steps "
@@ -321,7 +336,7 @@ class Policy(Settings):
         description="maximum epsilon for a row of a client that is added or removed, over all the client's releases; "
         'noise in training needs a delta, as in "8 delta=1e-5"',
     )
-    rows: Annotated[AcceptedRows, AS_TEXT, OURS] = Field(
+    rows: Annotated[AcceptedRows, AS_TEXT, OURS, Bounds("rows")] = Field(
         AcceptedRows(),
         description="if rows are protected: the smallest noise that the site accepts, above 0; the largest rate, with "
         "which a row-budget counts less a step; the largest number of rows of a client: everybody may know it, a site "
@@ -382,8 +397,8 @@ class Policy(Settings):
     keep_model: Annotated[Text, OURS, FREE] = Field(
         "", description="folder for each client's best hypothesis at the end of a run"
     )
-    personalise: Annotated[Text, OURS, FREE] = Field(
-        Personal.NO.value,
+    personalise: Annotated[Personalise, AS_TEXT, OURS, FREE] = Field(
+        Personalise(),
         description="how the site personalises the kept models: no, calibrate, mixture, bayes, fine-tune, "
         "interpolate, package.module:function, or auto: the method that best suits the client's rows; epochs follow, "
         "as in fine-tune epochs=10",
@@ -412,16 +427,6 @@ class Policy(Settings):
     def party_keys(self) -> dict[str, str]:
         """The public keys of the sites for secure sums, by name."""
         return parse_pairs(self.parties, "parties")
-
-    @property
-    def personal_method(self) -> str:
-        """The method that personalises kept models, a name or an import path."""
-        return self.personalise.partition(" ")[0]
-
-    @property
-    def personal_options(self) -> PersonalOptions:
-        """The options of that method."""
-        return parse_options(PersonalOptions, self.personalise.partition(" ")[2], "personalise")
 
     @property
     def bundles(self) -> list[str]:
@@ -455,11 +460,8 @@ class Policy(Settings):
         if self.protect is Protect.ROWS and math.isfinite(self.budget.epsilon):
             text = 'protect = "rows" accepts models without a guarantee for the client, which no budget covers'
             raise ValueError(f'{text}: set budget = "inf", and row-budget')
-        if ":" not in (method := self.personal_method) and method not in {*Personal}:
-            raise ValueError(unknown_name("personalise", method, Personal))
-        if method != Personal.NO and not self.keep_model:
+        if self.personalise.method != Personal.NO and not self.keep_model:
             raise ValueError("personalise needs kept models: set keep-model, or leave personalise out")
-        _ = self.personal_options
         if self.reports.noise > 0 and self.reports_exactly and self.role is not Role.TRAIN:
             raise ValueError(f"noise in reports changes nothing about exact losses of role {self.role}: {_EXACT}")
         if self.reports_exactly and self.role is Role.VALIDATION and self.sets_limits:
@@ -537,68 +539,54 @@ class Policy(Settings):
 
     def check(self, task: TrainingSpec, hypotheses: int) -> None:
         """Raise `Refused` if the task, for so many hypotheses, violates the policy."""
-        self._check_release(task)
-        self._check_rows(task)
-        if self.protect.clients or task.row_privacy is None:
-            self._check_noise(task)
+        self._check_accepts(task.release_by)
+        for refusal in self._violations(task, hypotheses):
+            raise refusal
+
+    def _violations(self, task: TrainingSpec, hypotheses: int) -> Iterator[Refused]:
+        """Yield the refusal of each entry that a task violates."""
+        rows = task.row_privacy
+        if task.release_by is ReleaseBy.SITE and len(task.clients) < self.min_clients:
+            few = f"the server asks for the sums of {len(task.clients)} clients; this site's sums need at least"
+            yield Refused(f"{few} {self.min_clients} (min-clients): ask for more", code="refused.min-clients")
+        if rows is None and self.protect is Protect.BOTH:
+            # Otherwise noise that hides a client hides its rows, too.
+            text = 'the server asks for training without a guarantee for rows; this site has protect = "both"'
+            yield Refused(text, code="refused.rows")
+        if rows and rows.noise_multiplier < self.rows.noise:
+            least = f"this site accepts no less than {self.rows.noise}"
+            yield Refused(
+                f"the server asks for noise of rows {rows.noise_multiplier}; {least}", code="refused.row-noise"
+            )
+        if rows and rows.rate > self.rows.rate:
+            text = f"the server asks for a rate of rows of {rows.rate}; this site accepts no more than {self.rows.rate}"
+            yield Refused(text, code="refused.row-rate")
+        if self.protect.clients or rows is None:
+            nu = task.noise_multiplier
+            if nu == 0 and not self.allow_unsanitised:
+                text = "the server asks for an unsanitised release (noise multiplier 0)"
+                yield Refused(text, code="refused.unsanitised")
+            if nu < self.min_noise_multiplier:
+                least = f"this site accepts no less than {self.min_noise_multiplier}"
+                yield Refused(f"the server asks for noise multiplier {nu}; {least}", code="refused.noise")
         if self.clipping.mode is AcceptedRadius.PUBLIC and task.clipping is not Clipping.PUBLIC:
-            raise Refused(
-                f"the server asks for clipping {task.clipping.value!r}; this site accepts only a public clip norm",
-                code="refused.clipping",
-            )
+            text = f"the server asks for clipping {task.clipping.value!r}; this site accepts only a public clip norm"
+            yield Refused(text, code="refused.clipping")
         if task.noise_multiplier > 0 and task.mechanism not in self.mechanisms.split() and not self.allow_unsanitised:
-            raise Refused(
-                f"the server asks for mechanism {task.mechanism!r}; this site accepts {self.mechanisms or 'none'}",
-                code="refused.mechanism",
-            )
-        limited = hypotheses > 1 and math.isfinite(self.max_choice_epsilon)
+            text = f"the server asks for mechanism {task.mechanism!r}; this site accepts {self.mechanisms}"
+            yield Refused(text, code="refused.mechanism")
         # A site's release always covers the choice, or its mechanism says what it lacks.
         is_open = task.choice_epsilon == 0 and task.release_by not in (ReleaseBy.SITE, ReleaseBy.SECURE)
-        if limited and (is_open or task.choice_epsilon > self.max_choice_epsilon):
-            raise Refused(
-                f"the server asks for choice-epsilon {task.choice_epsilon:g} among {hypotheses} hypotheses; "
-                f"this site accepts at most {self.max_choice_epsilon:g}, and no open choice (0)",
-                code="refused.choice",
-            )
-        for key, asked, most in (
-            ("local-epochs", task.local_epochs, self.max_work.epochs),
-            ("local-steps", rows.steps if (rows := task.row_privacy) else task.local_steps, self.max_work.steps),
-        ):
-            if asked > most:
-                raise Refused(
-                    f"the server asks for {key} = {asked}; the site's maximum is {most:g}", code="refused.work"
-                )
+        limited, most = hypotheses > 1 and math.isfinite(self.max_choice_epsilon), self.max_choice_epsilon
+        if limited and (is_open or task.choice_epsilon > most):
+            text = f"the server asks for choice-epsilon {task.choice_epsilon:g} among {hypotheses} hypotheses"
+            yield Refused(f"{text}; this site accepts at most {most:g}, and no open choice (0)", code="refused.choice")
+        steps = rows.steps if rows else task.local_steps
+        if task.local_epochs > self.max_work.epochs or steps > self.max_work.steps:
+            text = f"the server asks for local-epochs = {task.local_epochs} and local-steps = {steps}"
+            yield Refused(f'{text}; the site\'s maximum is max-work = "{self.max_work}"', code="refused.work")
         if task.disclose_choice and not self.allow_unsanitised:
-            raise Refused("the server asks which hypothesis each client chose", code="refused.disclose-choice")
-
-    def _check_noise(self, task: TrainingSpec) -> None:
-        """Raise `Refused` if the task's noise does not hide a client."""
-        if task.noise_multiplier == 0 and not self.allow_unsanitised:
-            raise Refused("the server asks for an unsanitised release (noise multiplier 0)", code="refused.unsanitised")
-        if task.noise_multiplier < self.min_noise_multiplier:
-            raise Refused(
-                f"the server asks for noise multiplier {task.noise_multiplier}; "
-                f"this site accepts no less than {self.min_noise_multiplier}",
-                code="refused.noise",
-            )
-
-    def _check_rows(self, task: TrainingSpec) -> None:
-        """Raise `Refused` if the task's training does not hide rows as the site demands, or cannot."""
-        if (rows := task.row_privacy) is None:
-            # Noise that hides a client hides its rows, too.
-            if self.protect is Protect.BOTH:
-                text = 'the server asks for training without a guarantee for rows; this site has protect = "both"'
-                raise Refused(text, code="refused.rows")
-            return
-        if rows.noise_multiplier < self.rows.noise:
-            raise Refused(
-                f"the server asks for noise of rows {rows.noise_multiplier}; "
-                f"this site accepts no less than {self.rows.noise}",
-                code="refused.row-noise",
-            )
-        if rows.rate > self.rows.rate:
-            text = f"the server asks for a rate of rows of {rows.rate}; this site accepts no more than {self.rows.rate}"
-            raise Refused(text, code="refused.row-rate")
+            yield Refused("the server asks which hypothesis each client chose", code="refused.disclose-choice")
 
     def check_terms(self, terms: Terms) -> None:
         """Raise `Refused` if the site takes no part in secure sums, or if sums on these terms may have too few sites,
@@ -613,16 +601,6 @@ class Policy(Settings):
                     f"the server asks for a secure sum with {name} = {asked}; this site accepts no less than {least}",
                     code="refused.secure-terms",
                 )
-
-    def _check_release(self, task: TrainingSpec) -> None:
-        """Raise `Refused` if the task's party may not add the noise here, or too few clients are asked."""
-        self._check_accepts(task.release_by)
-        if task.release_by is ReleaseBy.SITE and len(task.clients) < self.min_clients:
-            raise Refused(
-                f"the server asks for the sums of {len(task.clients)} clients; this site's sums need at least "
-                f"{self.min_clients} (min-clients): ask for more clients a round",
-                code="refused.min-clients",
-            )
 
     def _check_accepts(self, release_by: str) -> None:
         """Raise `Refused` if results may not leave by a channel here."""

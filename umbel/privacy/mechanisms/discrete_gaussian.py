@@ -157,24 +157,13 @@ def draw(scale: float, count: int, source: ByteSource) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class _Guide:
-    """A table of limits, and where to begin in it for the first bits of a word: a search of it would take longer.
+    """A table of limits, and where to begin in it for the first bits of a word: a search of it would take longer."""
 
-    Attributes
-    ----------
-    first : int
-        The number below the first limit.
-    limits : ndarray of uint64, shape (limits + 1,)
-        Ascending; the last is the largest word, which stands for the end.
-    starts : ndarray of int32, shape (words' beginnings,)
-        How many limits are at most the smallest word that begins so; -1 if more than one limit begins so.
-    shift : uint64
-        The bits of a word behind its first ones.
-    """
-
-    first: int
-    limits: NDArray[np.uint64]
+    first: int  # the number below the first limit
+    limits: NDArray[np.uint64]  # ascending; the last is the largest word, which stands for the end
+    # For each beginning how many limits are at most the smallest word with it; -1 if more than one limit has it.
     starts: NDArray[np.int32]
-    shift: np.uint64
+    shift: np.uint64  # the bits of a word behind its first ones
 
     def places(self, words: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Return for each word how many limits it reaches."""
@@ -244,15 +233,9 @@ def _masses(scale: float, reach: int, bits: int) -> list[int]:
 
 @dataclass(frozen=True)
 class ConcentratedLoss(Loss):
-    """The loss bound from rho-zCDP, by Corollary 13 of Canonne, Kamath and Steinke (2020).
+    """The loss bound from rho-zCDP, by Corollary 13 of Canonne, Kamath and Steinke (2020)."""
 
-    Attributes
-    ----------
-    rho : float
-        At least 0.
-    """
-
-    rho: float
+    rho: float  # at least 0
 
     @property
     def mean(self) -> float:

@@ -36,19 +36,12 @@ _STEPS = 2000
 
 @dataclass(frozen=True)
 class LaplaceLoss(Loss):
-    """The loss between two centres `shift` apart under a density proportional to exp(-|x|).
+    """The loss between two centres `shift` apart under a density proportional to exp(-|x|)."""
 
-    Attributes
-    ----------
-    n : int
-        Number of components, at least 1.
-    shift : float
-        Epsilon of the noise times the distance of the inputs, at least 0; the digits of `delta` are tested
-        from 1e-3 to 1e6.
-    """
-
-    n: int
+    n: int  # components, at least 1
     shift: float
+    """Epsilon of the noise times the distance of the inputs, at least 0; the digits of `delta` are tested from 1e-3 to
+    1e6."""
 
     def __post_init__(self) -> None:
         if not (self.n >= 1 and self.shift >= 0):

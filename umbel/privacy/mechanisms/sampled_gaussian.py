@@ -29,17 +29,10 @@ class SampledGaussianLoss(Loss):
 
     `delta` is the larger of both. `umbel.privacy.accounting.accountant` composes many steps for each of both, since the
     larger of both composed is smaller than a composition of the larger.
-
-    Attributes
-    ----------
-    noise_multiplier : float
-        sigma, above 0.
-    rate : float
-        q, above 0 and below 1.
     """
 
-    noise_multiplier: float
-    rate: float
+    noise_multiplier: float  # sigma, above 0
+    rate: float  # q, above 0 and below 1
 
     @property
     def mean(self) -> float:

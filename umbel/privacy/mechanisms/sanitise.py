@@ -63,22 +63,16 @@ def grid_step(noise: float, resolution: float) -> float:
     return max(2.0 ** math.floor(math.log2(noise / NOISE_STEPS)), resolution)
 
 
-def round_to_grid(values: Matrix, noise: float, resolution: float) -> Matrix:
-    """Round noisy values to the public grid; for the arguments see `grid_step`.
+def round_to_grid(values: Matrix, noise: float, resolution: float, out: Matrix | None = None) -> Matrix:
+    """Round noisy values to the public grid, in `out` if given; for the other arguments see `grid_step`.
 
     The low bits of a sum of 64-bit numbers reveal its summands; they must not leave.
     """
-    rounded = np.array(values)
-    round_in_place(rounded, noise, resolution)
-    return rounded
-
-
-def round_in_place(values: Matrix, noise: float, resolution: float) -> None:
-    """Round noisy values to the public grid in place."""
     step = grid_step(noise, resolution)
-    values /= step
-    np.rint(values, out=values)
-    values *= step
+    rounded: Matrix = np.divide(values, step, out=out)
+    np.rint(rounded, out=rounded)
+    rounded *= step
+    return rounded
 
 
 # --- the noise
@@ -163,7 +157,7 @@ def release_in_place(
     sanitise_in_place(mechanism, updates, radius, clipping, sources, parts)
     updates += start
     if mechanism is not None:
-        round_in_place(updates, mechanism.deviation(updates.shape[1]) * radius, finest)
+        round_to_grid(updates, mechanism.deviation(updates.shape[1]) * radius, finest, updates)
     np.clip(updates, -LARGEST, LARGEST, out=updates)
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
@@ -68,23 +67,15 @@ def key(place: int | None) -> Markup:
     return Markup(f'<svg class="key" viewBox="0 0 16 16" aria-hidden="true" style="fill: {fill}">{KEYS[place]}</svg>')
 
 
-@contextmanager
-def styled_as(salt: str) -> Iterator[None]:
-    """Draw in this style, and ignore the machine's matplotlibrc."""
-    import matplotlib  # the import takes half a second
-
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(STYLE | {"svg.hashsalt": salt})
-        yield
-
-
 def svg(name: str, alt: str, draw: Callable[[Axes], None], height: int = HEIGHT) -> Markup:
     """Return the drawing of `draw` as SVG, with ids that no other figure of the page has."""
+    import matplotlib  # the import takes half a second
     from matplotlib.figure import Figure
 
     buffer = io.StringIO()
-    with styled_as(name):
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # the machine's matplotlibrc changes nothing
+        matplotlib.rcParams.update(STYLE | {"svg.hashsalt": name})
         figure = Figure(figsize=(WIDTH / 72, height / 72), layout="constrained")
         draw(figure.add_subplot())
         figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
@@ -288,10 +279,9 @@ def _labels(axes: Axes, x: str, y: str) -> None:
     axes.set(xlabel=x, ylabel=y)
 
 
-def _legend(axes: Axes, above: float = 1, centre: bool = False, **looks: Any) -> None:
+def _legend(axes: Axes, centre: bool = False, **looks: Any) -> None:
     """Put the legend above the figure."""
-    place = {"loc": "lower center", "bbox_to_anchor": (0.5, above)}
-    axes.legend(**(place if centre else {"loc": "lower left", "bbox_to_anchor": (0, above)}), **looks)
+    axes.legend(loc="lower center" if centre else "lower left", bbox_to_anchor=(0.5 if centre else 0, 1), **looks)
 
 
 def _log(axes: Axes, values: NDArray[np.float64]) -> None:

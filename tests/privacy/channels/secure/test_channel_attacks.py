@@ -185,7 +185,7 @@ def test_numbers_are_not_had_from_a_message_without_a_round() -> None:
 
 def test_a_client_asked_twice_is_refused() -> None:
     """It would move the sum by twice what it is charged for."""
-    with raises(ProtocolError, "protocol.clients"):
+    with raises(ProtocolError, "protocol.wrong-value"):
         task_of((0, 0), **TASK)
     context, content = node(0), request()
     content["training"]["clients"] = [1, 1]

@@ -16,7 +16,7 @@ from umbel.server.rounds import Run, initial_hypotheses
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
 from umbel.simulation.in_process import run_config
-from umbel.simulation.measured import finish
+from umbel.simulation.sweep import finish
 
 pytestmark = pytest.mark.rest
 
