@@ -78,8 +78,8 @@ class Together:
     Attributes
     ----------
     parties : dict
-        The name that each node gives itself. A party does not rely on this; the server needs the keys to see which signatures
-        others will accept.
+        The introduction of each node. A party does not rely on this; the server needs the keys to see which
+        signatures others will accept.
     members : dict
         The latest round's parties, by name.
     """
