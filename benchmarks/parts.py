@@ -38,7 +38,7 @@ PARTS: dict[str, list[str]] = {
     "scoring, to choose and to evaluate": ["umbel.client.learner:Learner.score"],
     "training": ["umbel.client.learner:Learner.train"],
     "ledger": ["umbel.privacy.gate.totals:Totals.charge"],
-    "noise": [f"umbel.privacy.mechanisms.sanitise:{name}" for name in ("sanitise_in_place", "round_in_place")],
+    "noise": [f"umbel.privacy.mechanisms.sanitise:{name}" for name in ("sanitise_in_place", "round_to_grid")],
     "updates and releases": ["umbel.privacy.channels.client:ClientSanitiser.sanitised"],
     "arrays to records and back": [
         f"umbel.{module}:{name}"

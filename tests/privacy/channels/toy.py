@@ -16,7 +16,7 @@ from umbel.privacy import channels
 from umbel.privacy.accounting.guarantee import site_release
 from umbel.privacy.channels import Flags, Ids, Left, flags_in, released_record
 from umbel.privacy.mechanisms.gaussian import Gaussian
-from umbel.privacy.mechanisms.randomness import noise
+from umbel.privacy.mechanisms.randomness import noise_sources
 from umbel.privacy.mechanisms.sanitise import clip
 from umbel.protocol.arrays import Arrays, Labels, flatten
 from umbel.protocol.asked import Asked, read
@@ -58,7 +58,7 @@ class MeanSanitiser:
     def leave(self, clients: Ids, results: Arrays, chosen: Labels, paid: Flags) -> Mean:
         total = clip(flatten(results) - self.start, self.task.clip_norm).sum(axis=0)
         if self.task.noise_multiplier:
-            [source] = noise(self.place.seed, self.task.round, [self.place.site.first], NAME)
+            [source] = noise_sources(self.place.seed, self.task.round, [self.place.site.first], NAME)
             radius = np.array([[self.task.clip_norm]])
             total += Gaussian(self.task.noise_multiplier).noise([total.size], radius, iter([source]))[0]
         return Mean(paid, mean=total / len(clients))

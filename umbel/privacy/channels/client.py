@@ -24,7 +24,7 @@ from umbel.privacy import channels, mechanisms
 from umbel.privacy.channels import Flags, Ids, Left, Place, Sanitiser, answers_training, flags_in, released_record
 from umbel.privacy.mechanisms.base import Matrix, Mechanism, NoiseSource
 from umbel.privacy.mechanisms.choice import keep_probability
-from umbel.privacy.mechanisms.randomness import noise
+from umbel.privacy.mechanisms.randomness import noise_sources
 from umbel.privacy.mechanisms.sanitise import (
     LARGEST,
     NOISE_STEPS,
@@ -165,7 +165,7 @@ class ClientSanitiser(Sanitiser):
         """Return what leaves of charged clients; without a seed the operating system draws the noise."""
         # A seed's sources share one generator, so only one client at a time can draw.
         seed = self.place.seed
-        threads, sources = cores() if seed is None else 1, noise(seed, self.task.round, clients)
+        threads, sources = cores() if seed is None else 1, noise_sources(seed, self.task.round, clients)
         releases = self.sanitised(results, chosen, sources, threads)
         choices = chosen.tolist() if self.task.disclose_choice else None
         # Quantise only when the release crosses a network.

@@ -20,7 +20,7 @@ from umbel.privacy.accounting.guarantee import report_deviation
 from umbel.privacy.channels import Flags, Ids, Left, Place, Sanitiser
 from umbel.privacy.mechanisms.base import Matrix
 from umbel.privacy.mechanisms.laplace import Laplace
-from umbel.privacy.mechanisms.randomness import noise
+from umbel.privacy.mechanisms.randomness import noise_sources
 from umbel.privacy.mechanisms.sanitise import check_noise, round_to_grid, sanitise
 from umbel.protocol.arrays import Arrays, Labels
 from umbel.protocol.asked import Asked
@@ -97,11 +97,11 @@ class ReportSanitiser(Sanitiser):
         bound, many = site.policy.reports.bound, 1
         clipped = np.clip(np.nan_to_num(scores, nan=bound), 0, bound)
         if site.policy.trainers_report:
-            sources = noise(seed, self.round, clients, "report")
+            sources = noise_sources(seed, self.round, clients, "report")
             # Centred, because the mechanism clips to the radius around 0.
             noisy = sanitise(self.mechanism, clipped - bound / 2, self.radius, Clipping.PUBLIC, sources) + bound / 2
         else:
-            sources, many = noise(seed, self.round, [site.first], "mean report"), len(clipped)
+            sources, many = noise_sources(seed, self.round, [site.first], "mean report"), len(clipped)
             noisy = clipped.sum(axis=0) + self.mechanism.noise([2], np.array([[self.radius]]), sources)
         finest = float(np.spacing(np.float32(bound * many)))
         rounded = round_to_grid(noisy, self.mechanism.deviation(2) * self.radius, finest) / many

@@ -32,12 +32,12 @@ from umbel.privacy.channels.client import (
     updates_in,
 )
 from umbel.privacy.mechanisms.base import Matrix, Mechanism, NoiseSource
-from umbel.privacy.mechanisms.randomness import noise
+from umbel.privacy.mechanisms.randomness import noise_sources
 from umbel.privacy.mechanisms.sanitise import (
     LARGEST,
     NOISE_STEPS,
     check_noise,
-    noise_of,
+    draw_noise,
     resolution,
     round_to_grid,
     within,
@@ -122,7 +122,7 @@ class SiteSanitiser(Sanitiser):
 
     def leave(self, clients: Ids, results: Arrays, chosen: Labels, paid: Flags) -> SiteReleased:
         """Return what leaves of charged clients together."""
-        sources = noise(self.place.seed, self.task.round, [self.place.site.first], "site")
+        sources = noise_sources(self.place.seed, self.task.round, [self.place.site.first], "site")
         sums, counts = self.sanitised(results, chosen, sources)
         return SiteReleased(paid, sums, counts=counts)
 
@@ -136,7 +136,7 @@ class SiteSanitiser(Sanitiser):
         if self.mechanism is not None:
             counted = k if self.count_radius else 0
             radii = np.array([[self.radius] * k + [self.count_radius] * counted])
-            drawn = noise_of(self.mechanism, [n] * k + [1] * counted, radii, sources)[0]
+            drawn = draw_noise(self.mechanism, [n] * k + [1] * counted, radii, sources)[0]
             if next(sources, None) is not None:
                 raise ValueError("a site's release has one source of noise")
             (of_sums, finest), (of_counts, finest_count) = self._deviations(self.mechanism)

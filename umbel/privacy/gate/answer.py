@@ -150,7 +150,7 @@ def train(message: Incoming, task: TrainingSpec, channel: AtSite | None = None) 
         log(INFO, "the operating system draws the noise; the run's seed does not affect it")
     assigned = np.full(len(ids), choice.OWN, np.int64)
     if sanitiser.explore:
-        assigned = choice.at_random(sanitiser.explore, k, randomness.noise(seed, task.round, ids, "choice"))
+        assigned = choice.at_random(sanitiser.explore, k, randomness.noise_sources(seed, task.round, ids, "choice"))
     chosen, *arrays = _trained(message, asked, assigned)
     return sanitiser.leave(ids, dict(zip(hypotheses, arrays, strict=True)), chosen, paid)
 

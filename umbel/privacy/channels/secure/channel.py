@@ -39,7 +39,7 @@ from umbel.privacy.channels.secure.wire import (
 )
 from umbel.privacy.mechanisms.base import Matrix
 from umbel.privacy.mechanisms.discrete_gaussian import DiscreteGaussian, to_grid
-from umbel.privacy.mechanisms.randomness import noise
+from umbel.privacy.mechanisms.randomness import noise_sources
 from umbel.protocol.arrays import Arrays, Labels, flatten
 from umbel.protocol.errors import Refused, SiteError
 from umbel.protocol.flower import filled
@@ -304,7 +304,7 @@ def _random(place: Place, round: int) -> Callable[[int], bytes]:
     With `insecure-seed` too, a site draws its secrets from the operating system: others rely on its share of the noise.
     """
     seed = place.seed if place.site.simulated else None
-    return next(noise(seed, round, [place.site.first], "secure sum")).bytes
+    return next(noise_sources(seed, round, [place.site.first], "secure sum")).bytes
 
 
 def _identity(place: Place) -> tuple[str, Mapping[str, PublicKey], Callable[[bytes], bytes]]:
