@@ -14,7 +14,7 @@ from flwr.app import Message, MetricRecord
 
 from umbel.privacy import channels
 from umbel.privacy.accounting.guarantee import site_release
-from umbel.privacy.channels import Flags, Ids, Left, flags_in, released_record
+from umbel.privacy.channels import Flags, Ids, Outgoing, flags_in, released_record
 from umbel.privacy.mechanisms.gaussian import Gaussian
 from umbel.privacy.mechanisms.randomness import noise_sources
 from umbel.privacy.mechanisms.sanitise import clip
@@ -29,7 +29,7 @@ NAME = "mean"
 
 
 @dataclass(frozen=True)
-class Mean(Left):
+class Mean(Outgoing):
     """The mean update of a site's clients."""
 
     mean: Any = None

@@ -62,7 +62,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Left:
+class Outgoing:
     """The part of a task's results that leaves; nothing, if it leaves later (`AtSite.rest`).
 
     Attributes
@@ -106,7 +106,7 @@ class Sanitiser:
         """Return the sanitiser of a task; raise `Refused` if the task permits no release."""
         raise NotImplementedError
 
-    def leave(self, clients: Ids, results: Any, chosen: Labels, paid: Flags) -> Left:
+    def leave(self, clients: Ids, results: Any, chosen: Labels, paid: Flags) -> Outgoing:
         r"""Return what leaves of charged clients.
 
         Parameters

@@ -21,7 +21,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from umbel.privacy import channels, mechanisms
-from umbel.privacy.channels import Flags, Ids, Left, Place, Sanitiser, answers_training, flags_in, released_record
+from umbel.privacy.channels import Flags, Ids, Outgoing, Place, Sanitiser, answers_training, flags_in, released_record
 from umbel.privacy.mechanisms.base import Matrix, Mechanism, NoiseSource
 from umbel.privacy.mechanisms.choice import keep_probability
 from umbel.privacy.mechanisms.randomness import noise_sources
@@ -60,7 +60,7 @@ _FAR = 40.0  # in standard deviations; a number is farther away with a probabili
 
 
 @dataclass(frozen=True)
-class Released(Left):
+class Released(Outgoing):
     r"""The models of the charged clients, each (m, \*shape), in the order asked.
 
     Attributes

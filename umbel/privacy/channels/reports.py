@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from umbel.privacy import channels
 from umbel.privacy.accounting.guarantee import report_deviation
-from umbel.privacy.channels import Flags, Ids, Left, Place, Sanitiser
+from umbel.privacy.channels import Flags, Ids, Outgoing, Place, Sanitiser
 from umbel.privacy.mechanisms.base import Matrix
 from umbel.privacy.mechanisms.laplace import Laplace
 from umbel.privacy.mechanisms.randomness import noise_sources
@@ -40,7 +40,7 @@ _SHARE = 0.2  # share of clients that may report arbitrary values
 
 
 @dataclass(frozen=True)
-class Reported(Left):
+class Reported(Outgoing):
     """Loss and metric, with nu of their noise, and their bound before it."""
 
     noise_multiplier: float = 0.0

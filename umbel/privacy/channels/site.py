@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from umbel.privacy import channels, mechanisms
 from umbel.privacy.accounting.guarantee import site_release
-from umbel.privacy.channels import Flags, Ids, Left, Place, Sanitiser, answers_training, flags_in, released_record
+from umbel.privacy.channels import Flags, Ids, Outgoing, Place, Sanitiser, answers_training, flags_in, released_record
 from umbel.privacy.channels.client import (
     RARE,
     ClientSanitiser,
@@ -56,7 +56,7 @@ from umbel.protocol.tasks import TrainingSpec
 
 
 @dataclass(frozen=True)
-class SiteReleased(Left):
+class SiteReleased(Outgoing):
     r"""The sums of charged clients' updates by hypothesis, each (k, \*shape), and how many trained each."""
 
     counts: Sequence[float] = field(default_factory=list)

@@ -137,7 +137,7 @@ class Journal:
             pays = dict(zip(able, limits.paying(able, state.account, charge.release, at_least), strict=True))
             paying = [pays.get(client, False) for client in clients]
             if any(paying):
-                self._add(file, _charged(charge, compress(clients, paying), limited=most < math.inf), room=_ROOM)
+                self._add(file, _charge_line(charge, compress(clients, paying), limited=most < math.inf), room=_ROOM)
         return paying
 
     def accounts(self) -> dict[ClientInDataset, Account]:
@@ -263,7 +263,7 @@ class Journal:
             did = f"{missing} missing charges were made, at the dearest price; the index had {len(facts)} larger totals"
             entry = Entry(message="ledger", reasons=[did + (f"; damaged lines are in {aside.name}" if aside else "")])
             added = [
-                _charged(Charge("", 0, policy.dearest(release)), everybody, times=times)
+                _charge_line(Charge("", 0, policy.dearest(release)), everybody, times=times)
                 for release, times in lost.items()
                 if times > 0
             ]
@@ -510,7 +510,7 @@ def _begin() -> Line:
     return {"kind": "begin", "version": VERSION}
 
 
-def _charged(charge: Charge, clients: Iterable[int], times: int = 1, limited: bool = False) -> Line:
+def _charge_line(charge: Charge, clients: Iterable[int], times: int = 1, limited: bool = False) -> Line:
     """Return the line of a charge; only one with a limit on a run's releases is counted by run."""
     release = {"release": written(charge.release), "clip_norm": charge.release.radius}
     about = {"run": charge.run, "round": charge.round, "limited": limited, "times": times}

@@ -64,7 +64,7 @@ def _reply(message: Incoming, msg: Message) -> Message:
     content: dict[str, Any] = {}
     first: Exception | None = None
     try:  # a message's record about a channel is named after it
-        opened = {name: message.opened(name, msg.content) for name in msg.content if name in CHANNELS}
+        opened = {name: message.open_channel(name, msg.content) for name in msg.content if name in CHANNELS}
     except Exception as error:
         explain("train", error, message.entry)
         return refusal(msg, error)
@@ -74,7 +74,7 @@ def _reply(message: Incoming, msg: Message) -> Message:
             if (task := read(msg.content)) is not None:
                 logs.about(round=task.round)
                 if task.channel not in opened:
-                    opened[task.channel] = message.opened(task.channel, msg.content)
+                    opened[task.channel] = message.open_channel(task.channel, msg.content)
                 content.update(answer(message, task, opened[task.channel]).records())
         except Exception as error:  # fail closed for any error
             explain(what, error, message.entry)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from umbel.privacy import channels
 from umbel.privacy.accounting.guarantee import secure_release, secure_report
-from umbel.privacy.channels import Channel, Flags, Ids, Left, Place, Sanitiser
+from umbel.privacy.channels import Channel, Flags, Ids, Outgoing, Place, Sanitiser
 from umbel.privacy.channels.client import ClientSanitiser, blocks, updates_in
 from umbel.privacy.channels.secure.layout import REPORTS, Layout, Steps
 from umbel.privacy.channels.secure.party import Party, Turn
@@ -119,10 +119,10 @@ class SecureSanitiser(Sanitiser):
         """See `umbel.privacy.channels.site.SiteSanitiser.explore`."""
         return self.task.explore
 
-    def leave(self, clients: Ids, results: Arrays, chosen: Labels, paid: Flags) -> Left:
+    def leave(self, clients: Ids, results: Arrays, chosen: Labels, paid: Flags) -> Outgoing:
         """Add the updates of charged clients to the sum, in which alone they leave."""
         self.part.numbers[:], self.part.paid = self.summed(results, chosen), paid
-        return Left(paid)
+        return Outgoing(paid)
 
     def summed(self, trained: Arrays, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the clients' sums by hypothesis, without reports, in steps (`Layout`)."""
@@ -169,10 +169,10 @@ class SecureReports(Sanitiser):
         """The release with which each reporting client is charged."""
         return secure_report(self.task.report_noise_multiplier, self.task.report_bound)
 
-    def leave(self, clients: Ids, results: Matrix, chosen: Labels, paid: Flags) -> Left:
+    def leave(self, clients: Ids, results: Matrix, chosen: Labels, paid: Flags) -> Outgoing:
         """Add the loss and metric (m, 2) of charged clients to the sum, in which alone they leave."""
         self.part.numbers[:], self.part.paid = self.summed(results.T), paid
-        return Left(paid)
+        return Outgoing(paid)
 
     def summed(self, scores: NDArray[np.float64]) -> NDArray[np.int64]:
         """Return the sums (2,) of clients' loss and metric (2, clients), in steps.
