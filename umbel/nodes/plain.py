@@ -16,8 +16,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from umbel.protocol.arrays import Arrays, all_finite, flatten
-from umbel.protocol.asked import Asked
-from umbel.protocol.asked import read as contents_of
+from umbel.protocol.asked import Asked, read_replies
 from umbel.protocol.errors import ConfigError, ProtocolError
 from umbel.protocol.hypotheses import NUMBER, ROUND, Hypotheses
 from umbel.protocol.log import log
@@ -205,7 +204,7 @@ class PlainNodes:
 
     def _read(self, asked: Asked, replies: Iterable[Message], content: Callable[[int, Message], T]) -> dict[int, T]:
         """Return the contents of the nodes' replies, in the order of the nodes' numbers."""
-        found = contents_of(asked, replies, content)
+        found = read_replies(asked, replies, content)
         return dict(sorted(found.items(), key=lambda one: self._numbers[one[0]]))
 
 

@@ -263,9 +263,9 @@ class HypothesisStrategy(Strategy):
                     moved[j] = found
                 longest[j] = distances(vectors, hypotheses[j], rows).max()
             if (task := self.asked[MessageType.TRAIN].task) is not None:
-                from umbel.nodes.differences import look  # the result of a run at umbel's nodes
+                from umbel.nodes.differences import add_releases  # only runs at umbel's nodes need it
 
-                look(self.state, vectors, labels, hypotheses, task)
+                add_releases(self.state, vectors, labels, hypotheses, task)
             moved = np.asarray(self.reshape(round, moved, hypotheses, vectors, labels))
             n, least, most = hypotheses.shape[1], 1 if self.may_resize else k, max(k, self.hypotheses)
             if moved.ndim != 2 or moved.shape[1] != n or not least <= len(moved) <= most:
@@ -288,7 +288,7 @@ class HypothesisStrategy(Strategy):
         labels : ndarray of int, shape (m,)
             From `assign`.
         """
-        return moved if self.how_many is None else self.how_many.look(self.state, round, moved, hypotheses, labels)
+        return moved if self.how_many is None else self.how_many.choose(self.state, round, moved, hypotheses, labels)
 
     # --- what was sent
 

@@ -44,7 +44,7 @@ class HowMany:
             raise ConfigError(f'hypotheses = "auto" sees no groups: {cause}; {fix}', code="config.choice-epsilon")
         return cls(max(1, run.rounds // 3))
 
-    def look(
+    def choose(
         self, state: dict[str, NDArray[Any]], round: int, moved: Matrix, hypotheses: Matrix, labels: Labels
     ) -> Matrix:
         """Return the next hypotheses (l, n): those that moved (k, n), or in the round of the choice fewer.

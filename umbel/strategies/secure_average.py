@@ -9,7 +9,7 @@ from flwr.app import MessageType
 from pydantic import Field
 
 from umbel.models.model import Model
-from umbel.nodes.differences import look_at_sums
+from umbel.nodes.differences import add_sums
 from umbel.privacy.mechanisms.discrete_gaussian import DiscreteGaussian
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import ReleaseBy
@@ -106,5 +106,5 @@ class SecureAverage(SiteAverage):
     def learn_sums(self, round: int, found: Sums) -> Outcome:
         """Move each hypothesis, and learn from second moments how clients differ."""
         if found.moments is not None and len(found.clients):
-            look_at_sums(self.state, found, self.asked[MessageType.TRAIN].task)
+            add_sums(self.state, found, self.asked[MessageType.TRAIN].task)
         return super().learn_sums(round, found)

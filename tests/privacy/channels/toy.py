@@ -19,7 +19,7 @@ from umbel.privacy.mechanisms.gaussian import Gaussian
 from umbel.privacy.mechanisms.randomness import noise_sources
 from umbel.privacy.mechanisms.sanitise import clip
 from umbel.protocol.arrays import Arrays, Labels, flatten
-from umbel.protocol.asked import Asked, read
+from umbel.protocol.asked import Asked, read_replies
 from umbel.protocol.release import Release
 from umbel.protocol.releases import Sums
 from umbel.protocol.tasks import TrainingSpec
@@ -81,7 +81,7 @@ class Means(channels.Channel):
             mine = asked.positions[node]
             return mean.reshape(asked.hypotheses.matrix.shape), mine[flags_in(reply.content, len(mine))]
 
-        found = read(asked, replies, part)
+        found = read_replies(asked, replies, part)
         counts = np.array([[float(len(mine))] for _, mine in found.values()])
         sums = np.array([mean * len(mine) for mean, mine in found.values()])
         clients = np.sort(np.concatenate([mine for _, mine in found.values()]))

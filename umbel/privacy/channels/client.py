@@ -36,8 +36,7 @@ from umbel.privacy.mechanisms.sanitise import (
     resolution,
 )
 from umbel.protocol.arrays import Arrays, Labels, Packed, Vectors, all_finite, as_matrix, flatten, in_blocks
-from umbel.protocol.asked import Asked
-from umbel.protocol.asked import read as contents
+from umbel.protocol.asked import Asked, read_replies
 from umbel.protocol.cores import cores
 from umbel.protocol.errors import ProtocolError, Refused
 from umbel.protocol.hypotheses import Hypotheses
@@ -375,7 +374,7 @@ class Client(channels.Channel):
 
         With several replies, each drops its arrays once they are copied.
         """
-        taken = list(contents(asked, replies, partial(_releases_in, asked)).values())
+        taken = list(read_replies(asked, replies, partial(_releases_in, asked)).values())
         sent, outside = flatten(asked.hypotheses), []
         reach = furthest(asked.task, asked.hypotheses.matrix, self.nodes.run.per_node.update_norm)
         for one in taken:

@@ -23,8 +23,7 @@ from umbel.privacy.mechanisms.laplace import Laplace
 from umbel.privacy.mechanisms.randomness import noise_sources
 from umbel.privacy.mechanisms.sanitise import check_noise, round_to_grid, sanitise
 from umbel.protocol.arrays import Arrays, Labels
-from umbel.protocol.asked import Asked
-from umbel.protocol.asked import read as contents
+from umbel.protocol.asked import Asked, read_replies
 from umbel.protocol.flower import filled
 from umbel.protocol.records import record_in
 from umbel.protocol.release import Clipping, Release, report_release
@@ -177,7 +176,7 @@ class Reports(channels.Channel):
         """
         scores, exact = np.full((2, len(asked.clients)), np.nan), np.zeros(len(asked.clients), bool)
         variance, bounds = 0.0, [0.0]
-        found = contents(asked, replies, partial(_scores_in, asked))
+        found = read_replies(asked, replies, partial(_scores_in, asked))
         for node, (values, exactly, nu, bound) in found.items():
             positions = asked.positions[node]
             scores[:, positions], exact[positions] = values, exactly

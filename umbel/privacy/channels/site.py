@@ -43,8 +43,7 @@ from umbel.privacy.mechanisms.sanitise import (
     within,
 )
 from umbel.protocol.arrays import Arrays, Labels, Vectors, distances, flatten, unflatten
-from umbel.protocol.asked import Asked
-from umbel.protocol.asked import read as contents
+from umbel.protocol.asked import Asked, read_replies
 from umbel.protocol.errors import ProtocolError, Refused
 from umbel.protocol.log import log
 from umbel.protocol.records import pack, record_in, unpack
@@ -253,7 +252,7 @@ class SiteSums(channels.Channel):
 
     def read(self, asked: Asked, replies: Iterable[Message]) -> Sums:
         """Return the sums in nodes' replies, in the order of sites' first clients, except those that are too long."""
-        found = contents(asked, replies, partial(_checked, asked))
+        found = read_replies(asked, replies, partial(_checked, asked))
         k, n = asked.hypotheses.matrix.shape
         sums, counts, inside, outside = [], [], [], []
         for node in sorted(found, key=lambda node: int(asked.positions[node][0])):

@@ -17,7 +17,7 @@ from umbel.privacy import channels
 from umbel.privacy.gate.answer import Clients, Incoming, place_of, report, train
 from umbel.privacy.gate.consent import check_admitted, most_participations, most_reports
 from umbel.privacy.gate.entry import Entry
-from umbel.privacy.gate.refusals import answered, explain, refusal
+from umbel.privacy.gate.refusals import answer_or_refuse, explain, refusal
 from umbel.privacy.gate.runs import digest_of
 from umbel.privacy.gate.site import Site
 from umbel.protocol import logs
@@ -48,7 +48,7 @@ def answer_round(msg: Message, context: Context, find: Find) -> Message:
             entry.sent = [(name, digest_of(hypotheses)) for name in run_names(msg.content)]
         return _reply(message, msg)
 
-    return answered(msg, context, answer)
+    return answer_or_refuse(msg, context, answer)
 
 
 def answer_stage(msg: Message, site: Site, seed: int | None, state: RecordDict) -> Message:
