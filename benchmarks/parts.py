@@ -28,7 +28,7 @@ from benchmarks.peers.tasks import TASKS, named
 _COPIES = ("to_array_record", "from_array_record", "pack", "unpack", "flatten", "unflatten")
 _COPIED_IN = (
     "client.work", "privacy.gate.umbel_app", "privacy.channels.client", "protocol.messages", "nodes.fleet",
-    "privacy.channels.reports", "strategies.base", "server.rounds",
+    "privacy.channels.reports", "strategies.base", "server.run",
 )  # fmt: skip
 _RECORDS = ("Message", "RecordDict", "ArrayRecord", "ConfigRecord", "MetricRecord", "Array")
 

@@ -20,7 +20,7 @@ from umbel.privacy.channels import client as channel
 from umbel.privacy.gate import runs
 from umbel.privacy.gate.policy import Policy
 from umbel.privacy.mechanisms.sanitise import NOISE_STEPS
-from umbel.protocol import home, messages, words
+from umbel.protocol import home, words
 from umbel.protocol.release import Clipping, Kind, Release
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import LEAST_ROW_RATE, ROW_CLIP_NORMS

@@ -34,7 +34,7 @@ from umbel.mods import laplace
 from umbel.privacy.mechanisms.randomness import noise_sources, streams
 from umbel.protocol.arrays import flatten
 from umbel.protocol.project import ENGINE
-from umbel.server.rounds import distances, draw_hypotheses
+from umbel.server.run import distances, draw_hypotheses
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
 

@@ -87,7 +87,7 @@ class PlainNodes:
 
     # --- asking
 
-    def opened(self, arrays: ArrayRecord) -> Hypotheses:
+    def read_hypotheses(self, arrays: ArrayRecord) -> Hypotheses:
         """Return the hypotheses of a record."""
         hypotheses = Hypotheses({name: array.numpy() for name, array in arrays.items()})
         hypotheses.record = arrays

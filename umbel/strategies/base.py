@@ -292,17 +292,17 @@ class HypothesisStrategy(Strategy):
 
     # --- what was sent
 
-    def opened(self, arrays: ArrayRecord) -> Hypotheses:
+    def read_hypotheses(self, arrays: ArrayRecord) -> Hypotheses:
         """Return the hypotheses of a record, which is read once, however many methods get it."""
         # Compared by arrays: a strategy may put others into the same record.
         now = dict(arrays.items())
         if self._opened is None or [*map(id, now.values())] != [*map(id, self._opened[0].values())]:
-            self._opened = now, self.nodes.opened(arrays)
+            self._opened = now, self.nodes.read_hypotheses(arrays)
         return self._opened[1]
 
     def starts_from(self, arrays: ArrayRecord) -> None:
         """Take the hypotheses of the next exchange, however its messages are made."""
-        nobody = Asked(self.opened(arrays), np.zeros(0, np.int64), {})
+        nobody = Asked(self.read_hypotheses(arrays), np.zeros(0, np.int64), {})
         self.asked = {kind: nobody for kind in (MessageType.TRAIN, MessageType.EVALUATE)}
 
     @property
@@ -391,7 +391,7 @@ class HypothesisStrategy(Strategy):
         if not self.allows_several and number_in(arrays) > 1:
             text = "several hypotheses need umbel's own loop: call start of the strategy itself, not of a wrapper"
             raise ConfigError(f"{text}, or set foreign_loop=True", code="config.foreign-loop")
-        sent, decisions = self.opened(arrays), self.decisions(server_round)
+        sent, decisions = self.read_hypotheses(arrays), self.decisions(server_round)
         asked = self.nodes.ask_training(server_round, sent, config, grid, decisions, options=self.channel_options)
         self.asked[MessageType.TRAIN] = asked
         return asked.messages
@@ -444,7 +444,7 @@ class HypothesisStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Ask a sample of the validation clients to score the hypotheses after so many rounds."""
-        sent, decisions = self.opened(arrays), self.report_decisions
+        sent, decisions = self.read_hypotheses(arrays), self.report_decisions
         asked = self.nodes.ask_evaluation(server_round + 1, sent, config, grid, decisions, options=self.channel_options)
         self.asked[MessageType.EVALUATE] = asked
         return asked.messages

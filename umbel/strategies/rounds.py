@@ -30,7 +30,7 @@ class Callback:
     logs: ClassVar[bool] = False
     """Whether it tells the log about the rounds itself."""
     run: Any = None
-    """In umbel's ServerApp, the `umbel.server.rounds.Run`: its config, nodes, state and folder."""
+    """In umbel's ServerApp, the `umbel.server.run.Run`: its config, nodes, state and folder."""
 
     def begin(self) -> None:
         """Prepare, once the nodes are connected; raise `ConfigError` if the run cannot be watched."""
