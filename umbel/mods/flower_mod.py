@@ -15,7 +15,7 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 from numpy.typing import NDArray
 
-from umbel.mods.choose import Loss, best_fit, choosing, round_in, stacked_in, with_one
+from umbel.mods.choose import Loss, choose_hypothesis, choosing, round_in, stacked_in, with_one
 from umbel.privacy.gate.answer import Incoming, report, train
 from umbel.privacy.gate.policy import Role
 from umbel.privacy.gate.work import Places, Results, Work
@@ -161,8 +161,7 @@ class FlowerClient:
         """Return the hypothesis that the app's function gets, alone in its message, and what it replies."""
         chosen, message = 0, self.msg
         if self.choose is not None:
-            fit = best_fit(self.choose, self.sent, self.context)  # always: time must not tell what was drawn
-            chosen = fit if assigned == OWN else assigned
+            chosen = choose_hypothesis(self.choose, self.sent, self.context, assigned)
             message = with_one(self.msg, self.sent, chosen)
         try:
             with choosing(len(next(iter(self.sent.values()), (0,))), self.task.choice_epsilon):

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partialmethod
 from logging import INFO, WARNING
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -97,14 +98,6 @@ class PlainNodes:
         """Return hypotheses as the record from which a round's messages are made."""
         return ArrayRecord({name: Array(value) for name, value in hypotheses.items()})
 
-    def ask_training(self, *asked: Any, **options: Any) -> Asked:
-        """Ask a sample of the nodes to train; for the arguments see `_ask`."""
-        return self._ask(MessageType.TRAIN, *asked, **options)
-
-    def ask_evaluation(self, *asked: Any, **options: Any) -> Asked:
-        """Ask a sample of the nodes to evaluate; for the arguments see `_ask`."""
-        return self._ask(MessageType.EVALUATE, *asked, **options)
-
     def _ask(
         self,
         kind: str,
@@ -141,6 +134,9 @@ class PlainNodes:
         entries = ConfigRecord({**config, ROUND: round, NUMBER: hypotheses.k})
         content = RecordDict({self.arrayrecord_key: hypotheses.record, self.configrecord_key: entries})
         return self.asked([Message(content, node, kind, group_id=str(round)) for node in chosen], nobody)
+
+    ask_training = partialmethod(_ask, MessageType.TRAIN)
+    ask_evaluation = partialmethod(_ask, MessageType.EVALUATE)
 
     def asked(self, messages: Sequence[Message], asked: Asked) -> Asked:
         """Return who is asked by messages, which a strategy may have made by itself."""

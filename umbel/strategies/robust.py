@@ -84,7 +84,7 @@ class Robust(GroupPrivacy):
         return hypothesis + self.centre(steps, self._few)
 
     def centre(self, steps: Matrix, few: int) -> Matrix:
-        """Return the centre of points (g, n), of which `few` may be hostile."""
+        """Return the centre (n,) of points (g, n), at least one, of which `few` may be hostile."""
         raise NotImplementedError
 
 
