@@ -146,8 +146,8 @@ class Gate:
         A policy file that leaves the budget out has the default, which the app may only narrow.
         """
         policy = site.policy
-        own = "budget" in policy.model_fields_set and not (site.simulated and math.isinf(policy.budget.epsilon))
-        if self._budget is None or own:
+        sets_budget = "budget" in policy.model_fields_set and not (site.simulated and math.isinf(policy.budget.epsilon))
+        if self._budget is None or sets_budget:
             return site
         narrowed = self._budget
         if policy.policy_file:

@@ -255,12 +255,12 @@ class HypothesisStrategy(Strategy):
                     moved[j] = self._from_mean(mean_of(vectors, rows), len(rows), hypotheses[j], j)
                 else:
                     group = vectors[rows].astype(np.float64)
-                    found = np.asarray(self.combine(group, hypotheses[j].copy(), j))
-                    if found.shape != hypotheses[j].shape or found.dtype.kind not in "biuf":
+                    combined = np.asarray(self.combine(group, hypotheses[j].copy(), j))
+                    if combined.shape != hypotheses[j].shape or combined.dtype.kind not in "biuf":
                         text = f"{type(self).__name__}.combine must return {hypotheses.shape[1]} parameters"
-                        got = f"an array of {found.dtype} of shape {found.shape}"
+                        got = f"an array of {combined.dtype} of shape {combined.shape}"
                         raise ConfigError(f"{text}, not {got}", code="config.combine")
-                    moved[j] = found
+                    moved[j] = combined
                 longest[j] = distances(vectors, hypotheses[j], rows).max()
             if (task := self.asked[MessageType.TRAIN].task) is not None:
                 from umbel.nodes.differences import add_releases  # only runs at umbel's nodes need it
@@ -435,10 +435,10 @@ class HypothesisStrategy(Strategy):
                 raise ConfigError(f"{text}; {name!r} is of type {kind}", code="config.state")
         self.history.append(replace(outcome, following=None))  # models may be large
         counts = {"asked": outcome.asked, "releases": len(outcome.clients), "lost-nodes": outcome.lost_nodes}
-        told = MetricRecord({**(metrics or {}), **counts, "groups": outcome.counts.tolist()})
+        record = MetricRecord({**(metrics or {}), **counts, "groups": outcome.counts.tolist()})
         if outcome.following is None:
-            return None, told
-        return self.nodes.record(outcome.following), told
+            return None, record
+        return self.nodes.record(outcome.following), record
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -460,10 +460,10 @@ class HypothesisStrategy(Strategy):
 
 def _declared(kind: type, name: str, methods: set[str], implied: bool) -> Any:
     """Return a class's declaration, or what a nearer class implies that overrides one of the methods."""
-    for one in kind.__mro__:
-        if name in vars(one):
-            return vars(one)[name]
-        if methods & vars(one).keys():
+    for parent in kind.__mro__:
+        if name in vars(parent):
+            return vars(parent)[name]
+        if methods & vars(parent).keys():
             return implied
     raise AttributeError(name)
 

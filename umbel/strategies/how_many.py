@@ -92,8 +92,8 @@ def merged(sums: Matrix, counts: Labels, start: Matrix) -> Labels:
         return kinds
     from scipy.cluster.hierarchy import fcluster, linkage  # the import takes a moment
 
-    found = fcluster(linkage(centres, "average"), _NEAR * way, "distance")
+    clusters = fcluster(linkage(centres, "average"), _NEAR * way, "distance")
     # Numbered in the order of their first hypotheses.
-    _, first, number = np.unique(found, return_index=True, return_inverse=True)
+    _, first, number = np.unique(clusters, return_index=True, return_inverse=True)
     kinds[used] = np.argsort(np.argsort(first))[number]
     return kinds

@@ -62,8 +62,8 @@ class Robust(GroupPrivacy):
         self._few = int(exact(self.options.hostile) * len(releases))
         away = np.zeros(len(releases))
         for j in np.unique(labels):
-            mine = np.flatnonzero(labels == j)
-            away[mine] = distances(releases, hypotheses[j], mine)
+            rows = np.flatnonzero(labels == j)
+            away[rows] = distances(releases, hypotheses[j], rows)
         self._reach = _REACH * float(np.median(away))
         for _ in range(_LLOYD if len(hypotheses) > 1 else 0):
             centres = hypotheses.copy()

@@ -21,7 +21,7 @@ from umbel.privacy.channels import Flags, Ids, Outgoing, Place, Sanitiser
 from umbel.privacy.mechanisms.base import Matrix
 from umbel.privacy.mechanisms.laplace import Laplace
 from umbel.privacy.mechanisms.randomness import noise_sources
-from umbel.privacy.mechanisms.sanitise import check_noise, round_to_grid, sanitise
+from umbel.privacy.mechanisms.sanitise import LARGEST, check_noise, round_to_grid, sanitise
 from umbel.protocol.arrays import Arrays, Labels
 from umbel.protocol.asked import Asked, read_replies
 from umbel.protocol.flower import filled
@@ -31,7 +31,6 @@ from umbel.protocol.releases import SPREAD, Scores
 from umbel.protocol.tasks import EvaluationSpec
 
 _SCORES, _NOISE, _BOUND = "scores", "noise-multiplier", "bound"
-_LARGEST = float(np.finfo(np.float32).max)  # squares are finite
 _FAR = 10.0  # times the spread of most losses
 _SHARE = 0.2  # share of clients that may report arbitrary values
 
@@ -125,7 +124,7 @@ def _scores_in(asked: Asked, node: int, reply: Message) -> tuple[NDArray[np.floa
         return None
     record = record_in(reply.content, _SCORES, MetricRecord)
     found = [record.get(name, 0.0) for name in (_NOISE, _BOUND)]
-    nu, bound = (float(one) if isinstance(one, int | float) and 0 <= one <= _LARGEST else 0.0 for one in found)
+    nu, bound = (float(one) if isinstance(one, int | float) and 0 <= one <= LARGEST else 0.0 for one in found)
     return values, not record.get(_NOISE), nu, bound
 
 
@@ -189,7 +188,7 @@ class Reports(channels.Channel):
         answered = ~np.isnan(scores).any(axis=0)
         # An infinite loss counts as the largest finite one: if it were left out, a model that diverged for most clients
         # would be the best for the rest. A loss that no model has would make the mean infinite.
-        scores = np.clip(scores, -_LARGEST, _LARGEST)
+        scores = np.clip(scores, -LARGEST, LARGEST)
         if self.nodes.metric_is_share:
             scores[1] = np.clip(scores[1], 0, 1)
         if not answered.any():
