@@ -53,8 +53,7 @@ class Robust(GroupPrivacy):
         share, k = self.options.hostile, self.hypotheses
         if share * k >= 1:
             text = f"strategy: hostile = {share:g} is no less than the share of each of {k} groups"
-            text += f"; set it below {1 / k:.3g}"
-            raise ConfigError(text, code="config.option-value")
+            raise ConfigError(f"{text}; set it below {1 / k:.3g}", code="config.option-value")
 
     def assign(self, releases: Vectors, hypotheses: Matrix, choices: Labels | None) -> Labels:
         """Return the cluster of each release, by Lloyd's iterations with the centres from `combine`."""
