@@ -15,6 +15,7 @@ from flwr.app import RecordDict
 
 from tests.lab.attacks.test_audit import run
 from umbel.deploy import executor
+from umbel.privacy.channels import client
 from umbel.privacy.mechanisms import Gaussian, randomness
 from umbel.privacy.mechanisms.base import NoiseSource
 from umbel.privacy.mechanisms.randomness import SecureGenerator
@@ -62,7 +63,8 @@ def test_a_deployed_site_answers_by_its_executor_with_a_ledger_and_noise_without
         return answers[-1]
 
     monkeypatch.setattr("umbel_lab.attacks.audit.site.load", loaded)
-    monkeypatch.setattr(randomness, "noise_sources", drawn)
+    for module in (randomness, client):
+        monkeypatch.setattr(module, "noise_sources", drawn)
     monkeypatch.setattr(canaries, "answer", answered)
     seen = watch(JOINT, 10, 3, SiteHerd)
     assert kinds == ["flwr-clientapp"] * 2
@@ -113,7 +115,8 @@ def noise_that_all_clients_of_a_message_share(monkeypatch: pytest.MonkeyPatch) -
                 sources = iter(list(sources))
         yield from sources
 
-    monkeypatch.setattr(randomness, "noise_sources", shared)
+    for module in (randomness, client):
+        monkeypatch.setattr(module, "noise_sources", shared)
 
 
 def lengths_a_fifth_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +162,8 @@ def test_a_site_that_draws_the_same_in_each_round_is_found(monkeypatch: pytest.M
         monkeypatch.setattr(randomness.secrets, "token_bytes", keys.bytes)
         yield from noise(*asked)
 
-    monkeypatch.setattr(randomness, "noise_sources", restored)
+    for module in (randomness, client):
+        monkeypatch.setattr(module, "noise_sources", restored)
     assert audit(Setting("twice", training(1, 2.0), times=2), 1500, 2, as_site=True).verdict is Verdict.EXCEEDS
 
 
