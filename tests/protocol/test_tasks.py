@@ -84,6 +84,7 @@ IMPOSSIBLE = [
     ("clients", [1, 1], "wrong-value", "once"),
     ("clients", [0, -1], "wrong-value", "from 0"),
     ("run", "r" * 201, "wrong-value", 200),
+    ("frozen_digest", "0" * 201, "wrong-value", 200),
 ]
 
 

@@ -195,7 +195,7 @@ class TrainingSpec(_Spec):
     local_steps: Whole = 0
     message_noise: NotNegative = 0.0  # sigma of the PAC paper's Eq. 3, added before the gate, which does not count it
     run: Annotated[Name, UNPRICED] = ""  # the same after it resumes: clients keep their local parameters under it
-    frozen_digest: Annotated[str, UNPRICED] = ""  # of parameters that do not travel; empty if there are none
+    frozen_digest: Annotated[Name, UNPRICED] = ""  # of parameters that do not travel; empty if there are none
     mechanism: Name = LAPLACE
     # Of randomised response, or of the noise on a site's counts; 0 for the paper's open choice.
     choice_epsilon: ChoiceEpsilon = 2.0
@@ -272,7 +272,7 @@ class EvaluationSpec(_Spec):
 
     step_size: Positive = TrainingSpec.step_size  # for the local parameters of clients that have none yet
     run: Annotated[Name, UNPRICED] = ""
-    frozen_digest: Annotated[str, UNPRICED] = ""
+    frozen_digest: Annotated[Name, UNPRICED] = ""
     # Above 0, the round's secure sum also adds up loss and metric, each clipped to lie between 0 and the bound, with
     # noise of so many diagonals of the square in which a report lies. At 0 they leave the site as its policy says.
     report_noise_multiplier: NotNegative = 0.0
