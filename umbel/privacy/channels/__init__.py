@@ -117,7 +117,8 @@ class Sanitiser:
         Parameters
         ----------
         results : dict of ndarray, each (clients, \*shape), or ndarray, shape (clients, 2)
-            The model that each trained, or its loss and metric.
+            The model that each trained, or its loss and metric. Where they are not finite, training failed or diverged:
+            that counts as no update (`umbel.privacy.channels.client.updates_in`), since what leaves must not tell.
         chosen : ndarray of int, shape (clients,)
             The hypothesis that each trained.
         """
