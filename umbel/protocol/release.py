@@ -213,7 +213,7 @@ def participation(
 ) -> Release:
     """Return the release of a participation: a model of n values, trained from one of so many hypotheses.
 
-    From a single one there is no choice to hide. Without noise there is no mechanism, whatever name a server gives one.
+    From a single one there is no choice to hide. Without noise there is no mechanism, even if a server names one.
     """
     return Release(
         Kind.TRAIN,
