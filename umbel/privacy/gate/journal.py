@@ -46,7 +46,7 @@ INDEX = ".sqlite"
 _FIRST = b'{"number":1,"kind":"begin","version":'
 _END = b',"hash":"'
 _ROOM = 1 << 16
-"""Bytes for the outcome of a message that was charged: several times the longest one."""
+"""Bytes for the outcome of a message that was charged: more than the longest one."""
 _MOST_ROOM = 16 * _ROOM  # processes that were killed leave some
 # The errors that Python raises for odd values in lines.
 _FAULTS = (ArithmeticError, LookupError, TypeError, ValueError)
