@@ -87,7 +87,7 @@ class FlowerClient:
             raise Refused("no metric may leave; name some: umbel.Gate(reports=[...])", code="refused.no-reports")
         if message.site.policy.role is Role.SPLIT:
             text = 'clients here do not report; set reports = "noise=NU" and role = train, or role = validation'
-            fix = "in simulation UMBEL_REPORT_NOISE_MULTIPLIER and UMBEL_ROLE"
+            fix = "in simulation UMBEL_REPORTS and UMBEL_ROLE"
             raise Refused(f"{text} ({fix})", code="refused.no-reports")
         task = EvaluationSpec(round_in(self.msg.content), ONLY)
         message.entry.asks(task)

@@ -41,10 +41,7 @@ class Options:
     @classmethod
     def read(cls, text: str, key: str) -> Self:
         """Return the options in a text; errors as for `parse_options`."""
-        first, pairs = "", text
-        if cls.FIRST:
-            first, _, pairs = text.strip().partition(" ")
-        return options_of(cls, ({cls.FIRST: first} if cls.FIRST else {}) | parse_pairs(pairs, key), key)
+        return parse_options(cls, f"{cls.FIRST}={text.strip()}" if cls.FIRST else text, key)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ seed.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -15,7 +16,6 @@ from flwr.app import RecordDict
 
 from tests.lab.attacks.test_audit import run
 from umbel.deploy import executor
-from umbel.privacy.channels import client
 from umbel.privacy.mechanisms import Gaussian, randomness
 from umbel.privacy.mechanisms.base import NoiseSource
 from umbel.privacy.mechanisms.randomness import SecureGenerator
@@ -37,6 +37,14 @@ def fixed_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """The operating system's entropy from a fixed seed, so that a statistical test says the same every time."""
     keys = np.random.default_rng(12)
     monkeypatch.setattr(randomness.secrets, "token_bytes", keys.bytes)
+
+
+def replace_noise(monkeypatch: pytest.MonkeyPatch, sources: Callable[..., Iterator[NoiseSource]]) -> None:
+    """Let all of umbel draw from other sources: modules have imported the function by its name, or will."""
+    known = randomness.noise_sources
+    for name, module in list(sys.modules.items()):
+        if name.startswith("umbel.") and vars(module).get("noise_sources") is known:
+            monkeypatch.setattr(module, "noise_sources", sources)
 
 
 # --- what is audited is what is deployed
@@ -63,8 +71,7 @@ def test_a_deployed_site_answers_by_its_executor_with_a_ledger_and_noise_without
         return answers[-1]
 
     monkeypatch.setattr("umbel_lab.attacks.audit.site.load", loaded)
-    for module in (randomness, client):
-        monkeypatch.setattr(module, "noise_sources", drawn)
+    replace_noise(monkeypatch, drawn)
     monkeypatch.setattr(canaries, "answer", answered)
     seen = watch(JOINT, 10, 3, SiteHerd)
     assert kinds == ["flwr-clientapp"] * 2
@@ -115,8 +122,7 @@ def noise_that_all_clients_of_a_message_share(monkeypatch: pytest.MonkeyPatch) -
                 sources = iter(list(sources))
         yield from sources
 
-    for module in (randomness, client):
-        monkeypatch.setattr(module, "noise_sources", shared)
+    replace_noise(monkeypatch, shared)
 
 
 def lengths_a_fifth_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,8 +168,7 @@ def test_a_site_that_draws_the_same_in_each_round_is_found(monkeypatch: pytest.M
         monkeypatch.setattr(randomness.secrets, "token_bytes", keys.bytes)
         yield from noise(*asked)
 
-    for module in (randomness, client):
-        monkeypatch.setattr(module, "noise_sources", restored)
+    replace_noise(monkeypatch, restored)
     assert audit(Setting("twice", training(1, 2.0), times=2), 1500, 2, as_site=True).verdict is Verdict.EXCEEDS
 
 

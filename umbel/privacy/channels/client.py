@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from umbel.privacy import channels, mechanisms
 from umbel.privacy.channels import Flags, Ids, Outgoing, Place, Sanitiser, answers_training, flags_in, released_record
 from umbel.privacy.mechanisms.base import Matrix, Mechanism, NoiseSource
-from umbel.privacy.mechanisms.choice import keep_probability
 from umbel.privacy.mechanisms.randomness import noise_sources
 from umbel.privacy.mechanisms.sanitise import (
     LARGEST,
@@ -153,12 +152,6 @@ class ClientSanitiser(Sanitiser):
         """The release with which clients are charged."""
         k, n = self.hypotheses.shape
         return self.task.release(n, k, self.radius)
-
-    @property
-    def explore(self) -> float:
-        """Share of clients that train a hypothesis drawn at random: randomised response hides each choice."""
-        epsilon = self.release.choice_epsilon
-        return 1 - keep_probability(epsilon, len(self.hypotheses)) if epsilon > 0 else 0.0
 
     def leave(self, clients: Ids, results: Arrays, chosen: Labels, paid: Flags) -> Released:
         """Return what leaves of charged clients; without a seed the operating system draws the noise."""
