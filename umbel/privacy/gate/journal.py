@@ -235,7 +235,7 @@ class Journal:
         Lines after the first that is damaged are moved to another file. The index's larger totals are added. Each
         message that only the witness knows of is charged to every client in journal, index and data (`clients`), at
         the dearest price of its sort so far, or the dearest that the policy accepts, whichever is larger. If it knows
-        of lines that nobody has, approved requests wait again: people may have refused them since.
+        of lines that are lost, approved requests wait again: people may have refused them since.
         """
         with suppress(LedgerError):
             sum(1 for _ in Journal(self.path, witness=self.witness.path.parent).lines())
