@@ -52,7 +52,7 @@ def test_a_full_disk_is_a_reason_until_there_is_room(ledger: Path, monkeypatch: 
     assert code(readiness) == ""
     with monkeypatch.context() as patch:
         full(patch)
-        assert code(readiness) == "disk.full"
+        assert code(readiness) == "ledger.disk-full"
     assert code(readiness) == ""
     assert ledger.read_bytes() == before, "nothing is written"
 

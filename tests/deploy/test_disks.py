@@ -50,7 +50,7 @@ def test_a_site_without_room_charges_nobody_and_a_server_without_room_ends_the_r
     wait_until("round 2", lambda: 2 in north.rounds_paid(run) and south.has_answered(2, run), RUN_S)
     south.fill_disk()
     north.tamper({3: HOLD})
-    wait_until("refusal", lambda: south.ready() == (503, "disk.full"), RUN_S)
+    wait_until("refusal", lambda: south.ready() == (503, "ledger.disk-full"), RUN_S)
     south.fill_disk(False)
     wait_until("readiness", lambda: south.ready() == (200, ""), RUN_S)
     assert south.rounds_paid(run) == [1, 2]

@@ -57,7 +57,7 @@ def _check(
         # A trial, because clients are numbered for good, and the table may still be wrong.
         node = None if site.policy.app else Node.at(site, run, trial=True)
         if repair and site.ledger_path:
-            clients = map(ClientInDataset, [0] if node is None else [*node.training, *node.validation])
+            clients = map(ClientInDataset, [0] if node is None else range(node.dataset.manifest.clients))
             journal = Journal(site.ledger_path, witness=site.witness_folder, opened=False)
             typer.echo(journal.repair(site.policy, clients) or "The journal needs no repair.")
     checks = [

@@ -50,6 +50,7 @@ class _Source:
     reader: str
     options: tuple[tuple[str, str], ...]
     register: Path | None
+    witness: Path | None
     version: tuple[tuple[int, int], ...]
     trial: bool
 
@@ -64,7 +65,7 @@ class _Source:
         if reader and not site.simulated:
             register = site.ledger_path if trial else Names.of(site).path
         version = tuple((stat.st_mtime_ns, stat.st_size) for stat in stats)
-        return cls(path, reader, tuple(options.items()), register, version, trial)
+        return cls(path, reader, tuple(options.items()), register, site.witness_folder, version, trial)
 
 
 @dataclass(frozen=True)
@@ -281,7 +282,8 @@ def _open(source: _Source) -> Dataset:
         return open_dataset(source.path)
     if source.register is None:
         raise SiteError("only a site can serve a table: name it as data-path in its configuration", code="site.table")
-    register = NamesOnTrial(source.register) if source.trial else Names(source.register)
+    names = NamesOnTrial if source.trial else Names
+    register = names(source.register, witness=source.witness)
     dataset = _read(source, register)
     check(dataset, source.path)
     # The ledger identifies clients by number: a reader that numbers them in another way would charge others.

@@ -176,9 +176,9 @@ class TrainingSpec(_Spec):
     """The server's task for the training clients of one node in one round.
 
     One object from the run config to the noise: `umbel.protocol.run_config.RunConfig.training` makes a template without
-    round and clients. The strategy replaces the fields that it decides (`HypothesisStrategy.task`).
-    `umbel.nodes.fleet` sets round and clients, and the gate releases by the task's
-    channel (`umbel.privacy.channels`). Fields without a word here are the run config's keys of the same names.
+    round and clients. `umbel.nodes.fleet` sets the round's clip norm and what the strategy decides
+    (`HypothesisStrategy.decisions`), and `umbel.nodes.asking` round and clients. The gate releases by its channel
+    (`umbel.privacy.channels`). Fields without a word here are the run config's keys of the same names.
     """
 
     FIRST_ROUND: ClassVar[int] = 1

@@ -32,6 +32,8 @@ from umbel.deploy import certs
 from umbel.privacy.gate.charges import Charge
 from umbel.privacy.gate.entry import Entry
 from umbel.privacy.gate.journal import Journal
+from umbel.privacy.gate.site import Site
+from umbel.privacy.gate.witness import Witness
 from umbel.protocol.clients import ClientInDataset
 from umbel.protocol.home import umbel_home
 from umbel.protocol.project import OWN_PATH
@@ -125,6 +127,41 @@ def test_a_check_numbers_no_clients(tmp_path: Path) -> None:
     assert check(config)[0] == 0
     (tmp_path / "t.csv").write_text("who,x,y\nnorth,1,2\n")
     assert "data.gone-clients" in check(config)[1]
+
+
+def test_a_table_is_opened_again_after_a_repair_with_a_witness_of_its_own(tmp_path: Path) -> None:
+    """No process of the site looks at another witness; commands that do not know the site's may."""
+    (tmp_path / "schema.toml").write_text(SCHEMA)
+    (tmp_path / "t.csv").write_text("who,x,y\nnorth,1,2\nsouth,2,1\n")
+    (tmp_path / "witness").mkdir()
+    entries = {
+        "data-path": f"{tmp_path}/t.csv", "role": "train", "witness-path": f"{tmp_path}/witness",
+        "reader": f"umbel.data.table:read schema={tmp_path}/schema.toml",
+    }  # fmt: skip
+    site, path = Site.of(entries), umbel_home() / "ledger.jsonl"
+    Node.of(entries, RunConfig(dataset="").entries())
+    assert [file.name for file in (tmp_path / "witness").iterdir()] == [Witness(path).path.name]
+    assert not Witness(path).path.exists()
+    before = path.read_bytes()
+    Journal(path).charge(Charge("7", 1, Release(Kind.TRAIN, 2, 5.0, Clipping.PUBLIC)), [ClientInDataset(0)])
+    Journal.of(site)
+    path.write_bytes(before)
+    forget()
+    assert check(" ".join(f'{key}="{value}"' for key, value in entries.items()), "--repair")[0] == 0
+    forget()
+    assert Journal(path).accounts() == Journal.of(site).accounts()
+    assert len(Journal(path).accounts()) == 2
+
+
+@pytest.mark.parametrize("place", ["0/2", "1/2"])
+def test_a_repair_charges_the_clients_of_all_nodes_that_share_the_data(place: str, data: Path, tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    before = Journal.create(path).path.read_bytes()
+    Journal(path).charge(Charge("7", 1, Release(Kind.TRAIN, 2, 5.0, Clipping.PUBLIC)), [ClientInDataset(3)])
+    path.write_bytes(before)
+    forget()
+    assert check(f'data-path="{data}" ledger-path="{path}" role="split" place="{place}"', "--repair")[0] == 0
+    assert [*Journal(path).accounts()] == [0, 1, 2, 3]
 
 
 # --- what lies beside the data, and the way to the server

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -255,6 +256,21 @@ def test_the_index_is_made_again_from_the_lines(path: Path) -> None:
     assert Names(path).read() == ["anna", 7, "7"]
 
 
+def test_an_index_that_goes_while_it_is_looked_for_is_made_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal, exists = Journal(path), Path.exists
+    journal.record(Entry("7", "query"), True)
+    forget()
+
+    def goes(file: Path, **kwargs: Any) -> bool:
+        found = exists(file, **kwargs)
+        if file == journal.index:
+            file.unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(Path, "exists", goes)
+    assert [line["message"] for line in Journal(path).messages()] == ["query"]
+
+
 def test_processes_that_number_clients_at_once_do_not_give_a_number_twice(path: Path) -> None:
     names = Names(path)
     names.extend([], ["anna"])
@@ -266,10 +282,11 @@ def test_processes_that_number_clients_at_once_do_not_give_a_number_twice(path: 
 def test_who_reads_slowly_holds_up_no_charge(path: Path) -> None:
     journal = Journal(path)
     journal.charge(TRAIN, range(5))
-    rows = journal.rows()
-    assert next(rows)["client"] == 0
-    assert journal.charge(TRAIN, [9]) == [True]
+    rows, lines = journal.rows(), journal.lines()
+    assert (next(rows)["client"], next(lines)["kind"]) == (0, "begin")
+    assert all(journal.charge(TRAIN, range(0, 9000, 3))), "which are more bytes than a reader takes at once"
     assert [row["client"] for row in rows] == [1, 2, 3, 4], "those that there were"
+    assert [line["clients"] for line in lines] == ["0-4"]
 
 
 # --- a site's own
@@ -383,6 +400,25 @@ def test_no_other_process_charges_between_the_question_and_the_charge(path: Path
     assert asked == [True]
 
 
+def test_a_process_that_was_forked_in_the_middle_of_a_charge_locks_nobody_out(path: Path) -> None:
+    children: list[int] = []
+
+    class Forking(Limits):
+        def paying(self, *arguments: Any) -> list[bool]:
+            if (child := os.fork()) == 0:
+                signal.pause()
+            children.append(child)
+            return super().paying(*arguments)
+
+    assert Journal(path).charge(TRAIN, [0], Forking()) == [True]
+    try:
+        with path.open() as file:
+            module.fcntl.flock(file, module.fcntl.LOCK_EX | module.fcntl.LOCK_NB)
+    finally:
+        os.kill(children[0], signal.SIGKILL)
+        os.waitpid(children[0], 0)
+
+
 # --- a full disk
 
 
@@ -425,6 +461,15 @@ def test_a_disk_that_fills_up_after_the_charge_takes_the_outcome_and_then_no_cha
     forget()
     assert {client: sum(own.values()) for client, own in Journal(path).accounts().items()} == {0: 2, 1: 1}
     assert [line["message"] for line in Journal(path).messages()] == ["query", "train"]
+
+
+def test_without_room_for_a_witness_nothing_leaves(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, journal = Disk(monkeypatch), Journal(path)
+    journal.charge(TRAIN, [0])
+    journal.witness.path.unlink()
+    disk.full = True
+    with raises(LedgerError, "ledger.disk-full"):
+        journal.record(Entry("7", "train", charges=1), True)
 
 
 @pytest.mark.parametrize("fails", ["fsync", "pwrite"])

@@ -193,6 +193,26 @@ def test_a_process_that_has_read_more_refuses_an_older_copy(books: Books) -> Non
         journal.charge(TRAIN, CLIENTS)
 
 
+def test_what_nobody_knows_any_more_is_charged_to_all_who_have_a_number_and_people_are_asked_again(
+    books: Books,
+) -> None:
+    """The table lacks some clients' rows at the time of the repair; the refusal of a request was lost."""
+    runs = Runs(books.path)
+    with pytest.raises(Refused):
+        runs.check_approved("7", {"rounds": 1}, "")
+    [request] = runs.requests()
+    runs.decide(request.digest, Status.APPROVED, "Dr. Day")
+    before = books.path.read_bytes()
+    runs.decide(request.digest, Status.REFUSED, "Dr. Day")
+    answer(books.path, TRAIN, [CLIENTS[3]])
+    books.path.write_bytes(before)
+    books.files[1].unlink()
+    forget()
+    assert "1 approved requests wait again" in Journal(books.path, opened=False).repair(POLICY, [])
+    assert participations(Journal(books.path), CLIENTS[3]) == 1
+    assert Runs(books.path).requests() == [replace(request, policy="")]
+
+
 def test_a_killed_repair_is_begun_again(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
     class Killed(BaseException):
         """Stands for the end of the process."""
@@ -321,7 +341,7 @@ def test_so_are_4600(books: Books) -> None:
 # --- kills
 
 
-STEPS = ("pwrite", "fsync", "ftruncate", "posix_fallocate", "close")
+STEPS = ("pwrite", "fsync", "ftruncate", "posix_fallocate", "close", "replace")
 
 
 def _answers(path: Path, alive: int, half: bool, told: int) -> None:
@@ -425,3 +445,4 @@ def test_so_it_is_800_times_with_two_at_work(tmp_path: Path) -> None:
         assert len(paid) == 1
         assert paid.pop() >= answered
     assert sum(1 for _ in Journal(path).lines()) > 2 * answered > 800
+    assert len(list(tmp_path.glob(".*"))) <= 1, "what killed processes leave is written over"

@@ -63,7 +63,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Left:
+class Outgoing:
     """The part of a task's results that leaves; nothing, if it leaves later (`AtSite.rest`).
 
     Attributes
@@ -111,7 +111,7 @@ class Sanitiser:
         """Return the sanitiser of a task; raise `Refused` if the task permits no release."""
         raise NotImplementedError
 
-    def leave(self, clients: Ids, results: Any, chosen: Labels, paid: Flags) -> Left:
+    def leave(self, clients: Ids, results: Any, chosen: Labels, paid: Flags) -> Outgoing:
         r"""Return what leaves of charged clients.
 
         Parameters

@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache, lru_cache
+from typing import TypeVar
 
 from umbel.privacy.accounting.guarantee import within_budget
 from umbel.privacy.accounting.rows import within_row_budget
@@ -22,6 +23,7 @@ _KINDS = 256
 """Maximum number of kinds of release of a client where there is a limit. With extreme noise, different each time, a
 server could request releases that cost almost nothing, and each kind stays in the ledger for ever."""
 
+Spent = TypeVar("Spent", bound=Hashable)
 Account = Mapping[Release, int]
 """Number of a client's releases of each kind, without clip norms."""
 
@@ -92,17 +94,17 @@ class Limits:
     def paying(
         self,
         clients: Sequence[ClientInDataset],
-        account: Callable[[ClientInDataset], Account],
+        spent: Callable[[ClientInDataset], Spent],
+        account: Callable[[Spent], Account],
         release: Release,
         at_least: int = 1,
     ) -> list[bool]:
-        """Return for each client whether it may make one more release; none may if fewer than `at_least` may."""
+        """Return for each client whether it may make one more release; none may if fewer than `at_least` may.
 
-        @cache  # many clients have made the same releases
-        def allow(spent: tuple[tuple[Release, int], ...]) -> bool:
-            return self.allow(dict(spent), release)
-
-        paying = [allow(tuple(account(client).items())) for client in clients] if self.any else [True] * len(clients)
+        ``account(spent(client))`` is a client's account. Those that have spent the same are asked for once.
+        """
+        allow = cache(lambda own: self.allow(account(own), release))
+        paying = [allow(spent(client)) for client in clients] if self.any else [True] * len(clients)
         return paying if sum(paying) >= at_least else [False] * len(paying)
 
     def bounds(self, release: Release) -> bool:

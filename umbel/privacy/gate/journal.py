@@ -11,7 +11,6 @@ the journal, it catches up. If the journal is behind, the site refuses everythin
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import math
@@ -22,8 +21,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import cache
 from hashlib import sha256
-from itertools import compress
+from itertools import chain, compress, islice
 from logging import WARNING
 from pathlib import Path
 from typing import Any, Self
@@ -33,9 +33,9 @@ from umbel.privacy.gate.entry import Decision, Entry
 from umbel.privacy.gate.policy import Policy
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.totals import Head, Line, State, from_ranges, in_ranges, key_of
-from umbel.privacy.gate.witness import Witness
+from umbel.privacy.gate.witness import Witness, write_at
 from umbel.protocol.clients import ClientInDataset
-from umbel.protocol.errors import DiskError, LedgerError
+from umbel.protocol.errors import LedgerError
 from umbel.protocol.home import free_text, is_full, make_home_of, sync
 from umbel.protocol.log import log
 from umbel.protocol.plugins import distrust
@@ -48,6 +48,7 @@ _END = b',"hash":"'
 _ROOM = 1 << 16
 """Bytes for the outcome of a message that was charged: more than the longest one."""
 _MOST_ROOM = 16 * _ROOM  # processes that were killed leave some
+_UNDECIDED = {"decided": "", "person": "", "reason": ""}
 # The errors that Python raises for odd values in lines.
 _FAULTS = (ArithmeticError, LookupError, TypeError, ValueError)
 
@@ -132,24 +133,27 @@ class Journal:
         """
         with self._locked() as file:
             state = self._state
-            taken = state.taken(charge) if most < math.inf else {}
-            able = [client for client in clients if taken.get(str(client), 0) < most]
-            pays = dict(zip(able, limits.paying(able, state.account, charge.release, at_least), strict=True))
+            taken = state.taken(charge, clients) if most < math.inf else [0] * len(clients)
+            able = [client for client, times in zip(clients, taken, strict=True) if times < most]
+            pays = dict(
+                zip(able, limits.paying(able, state.spent, state.account, charge.release, at_least), strict=True)
+            )
             paying = [pays.get(client, False) for client in clients]
             if any(paying):
-                self._add(file, _charged(charge, compress(clients, paying), limited=most < math.inf), room=_ROOM)
+                self._add(file, _charge_line(charge, compress(clients, paying), limited=most < math.inf), room=_ROOM)
         return paying
 
     def accounts(self) -> dict[ClientInDataset, Account]:
         """Return the releases of every client, by client."""
         with self._locked():
-            clients = sorted(map(int, self._state.facts["client"]))
-            return {ClientInDataset(client): self._state.account(ClientInDataset(client)) for client in clients}
+            account = cache(self._state.account)  # many clients have made the same releases
+            clients = sorted((int(client), spent) for client, spent in self._state.facts["client"].items())
+            return {ClientInDataset(client): account(spent) for client, spent in clients}
 
     def account(self, client: ClientInDataset) -> Account:
         """Return the releases of a client."""
         with self._locked():
-            return self._state.account(client)
+            return self._state.account(self._state.spent(client))
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield every charge of a client, oldest first."""
@@ -167,7 +171,7 @@ class Journal:
 
         `named` are those that the site names itself, separated by spaces.
         """
-        distrust(*{read(text).mechanism for text in self._state.facts["release"].values()} - {*named.split()})
+        distrust(*{read(text).mechanism for text in self._state.all("release")} - {*named.split()})
         return self
 
     # --- messages
@@ -187,8 +191,8 @@ class Journal:
 
     def lines(self) -> Iterator[Line]:
         """Yield every line that there is now, oldest first; no process waits for a reader that takes its time."""
-        last = self.head.number
-        return (line for line, head in lines_of(self.path) if head.number <= last)
+        # No further: what comes after the last line may be written just now.
+        return (line for line, _ in islice(lines_of(self.path), self.head.number))
 
     # --- the file
 
@@ -204,18 +208,10 @@ class Journal:
             return _holds(file, head)
 
     def keep_room(self) -> None:
-        """Raise `DiskError` unless there is room for a charge and its outcome."""
+        """Raise `LedgerError` unless there is room for a charge and its outcome."""
         with self._locked() as file:
             size = os.fstat(file).st_size
-            try:
-                os.posix_fallocate(file, size, 2 * _ROOM)
-            except OSError as error:
-                if not is_full(error):
-                    raise
-                text = (
-                    f"the disk is full ({free_text(self.path)}): nothing can be charged in {self.path}, and this site"
-                )
-                raise DiskError(f"{text} answers nothing; make room", code="disk.full") from error
+            os.posix_fallocate(file, size, 2 * _ROOM)
             os.ftruncate(file, size)
 
     def copy_to(self, path: Path) -> int:
@@ -238,15 +234,18 @@ class Journal:
 
         Lines after the first that is damaged are moved to another file. The index's larger totals are added. Each
         message that only the witness knows of is charged to every client in journal, index and data (`clients`), at
-        the dearest price of its sort so far, or the dearest that the policy accepts, whichever is larger.
+        the dearest price of its sort so far, or the dearest that the policy accepts, whichever is larger. If it knows
+        of lines that nobody has, approved requests wait again: people may have refused them since.
         """
         with suppress(LedgerError):
             sum(1 for _ in Journal(self.path, witness=self.witness.path.parent).lines())
             return ""
-        index, (_, prices) = State.load(self.index), self.witness.read_if_whole()
+        index, witnessed, prices = State.load(self.index), Head(), list[tuple[str, int]]()
+        with suppress(LedgerError):
+            witnessed, prices = self.witness.read()
         if not self.path.exists() and (prices or index.head.number):
             self.path.touch(mode=0o600)
-        with self._guarded(), self._opened() as file:
+        with self._opened() as file:
             if os.fstat(file).st_size:
                 self._check_kind(file)
             state = State()
@@ -255,21 +254,31 @@ class Journal:
                     state.add(line, head)
             aside = self._cut(file, state.head)
             facts = state.larger(index)
-            everybody = {*map(int, state.facts["client"]), *map(int, index.facts["client"]), *clients}
-            known = {key: times for key, (_, times) in state.facts["price"].items()}
+            both = [one.facts[kind] for one in (state, index) for kind in ("client", "name")]
+            everybody = {*map(int, chain.from_iterable(both)), *clients}
+            known = {key: state.get("price", key)[1] for key in state.facts["price"]}
             known |= {key: value[1] for kind, key, value in facts if kind == "price"}
             lost = {read(text): times - known.get(key_of(*sort_of(read(text))), 0) for text, times in prices}
             missing = sum(max(times, 0) for times in lost.values())
             did = f"{missing} missing charges were made, at the dearest price; the index had {len(facts)} larger totals"
+            if witnessed.number > max(state.head.number, index.head.number):
+                requests = {one["digest"]: one for one in state.all("request")}
+                requests |= {key: value for kind, key, value in facts if kind == "request"}
+                again = [(key, one) for key, one in requests.items() if one["status"] == "approved"]
+                facts += [("request", key, one | {"status": "waiting"} | _UNDECIDED) for key, one in again]
+                did += f"; {len(again)} approved requests wait again"
             entry = Entry(message="ledger", reasons=[did + (f"; damaged lines are in {aside.name}" if aside else "")])
             added = [
-                _charged(Charge("", 0, policy.dearest(release)), everybody, times=times)
+                _charge_line(Charge("", 0, policy.dearest(release)), everybody, times=times)
                 for release, times in lost.items()
                 if times > 0
             ]
             begin = [] if state.head.number else [_begin()]
             _states[self._key] = state
             self._add(file, *begin, entry.line(Decision.REPAIRED) | {"facts": facts}, *added, alone=True)
+            if (other := Witness(self.path)).path.exists():
+                # That of commands that do not know the site's: lines that it knows may be gone.
+                other.write(_states[self._key], alone=True)
         return entry.reasons[0]
 
     def _cut(self, file: int, head: Head) -> Path | None:
@@ -291,18 +300,31 @@ class Journal:
     @contextmanager
     def _locked(self) -> Iterator[int]:
         """Open the file with a lock against all others, and add up what they have added."""
-        with self._guarded(), self._opened() as file:
+        with self._opened() as file:
             self._catch_up(file)
             yield file
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
-        file = os.open(self.path, os.O_RDWR)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield file
-        finally:
-            os.close(file)  # which unlocks it
+            file = os.open(self.path, os.O_RDWR)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                yield file
+            finally:
+                fcntl.flock(file, fcntl.LOCK_UN)  # a process that was forked meanwhile keeps the file open
+                os.close(file)
+        except FileNotFoundError as error:
+            if error.filename != str(self.path):
+                raise LedgerError(f"there is no {error.filename}; set witness-path", code="ledger.no-folder") from None
+            if trace := self._trace:
+                raise self._behind(trace) from None
+            raise _missing(self.path) from None
+        except OSError as error:
+            if is_full(error):
+                text = f"the disk is full ({free_text(self.path)}): nothing is charged in {self.path}, or answered"
+                raise LedgerError(f"{text}; make room", code="ledger.disk-full") from error
+            raise LedgerError(f"the ledger {self.path} cannot be used: {error}", code="ledger.unusable") from error
 
     def _catch_up(self, file: int) -> None:
         self._check_kind(file)
@@ -340,8 +362,7 @@ class Journal:
         try:
             if end > size:
                 os.posix_fallocate(file, start, end - start)
-            if os.pwrite(file, text.ljust(torn, b"\0"), start) < len(text):  # a full disk takes a part without an error
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            write_at(file, text.ljust(torn, b"\0"), start)
             os.fsync(file)
         except OSError:
             with suppress(OSError):
@@ -364,8 +385,8 @@ class Journal:
             )
         if self.path.exists():
             return
-        if self._traces:
-            raise self._behind(self.index if self.index.exists() else self.witness.path)
+        if trace := self._trace:
+            raise self._behind(trace)
         _, text, _ = _sealed(_begin(), Head())
         try:
             with suppress(FileExistsError), _scratch(self.path) as scratch:
@@ -375,9 +396,9 @@ class Journal:
             raise LedgerError(f"the ledger {self.path} cannot be made: {error}", code="ledger.unusable") from error
 
     @property
-    def _traces(self) -> bool:
-        """Whether there was a journal here before."""
-        return self.index.exists() or self.witness.path.exists()
+    def _trace(self) -> Path | None:
+        """A file that tells of a journal here, also of one that is gone."""
+        return next((file for file in (self.index, self.witness.path) if file.exists()), None)
 
     def _check_kind(self, file: int) -> None:
         """Raise unless the file begins as a journal of this version does."""
@@ -396,32 +417,12 @@ class Journal:
                 code="ledger.version",
             )
 
-    def _behind(self, other: Path | str) -> LedgerError:
+    def _behind(self, other: Path) -> LedgerError:
         return LedgerError(
             f"the ledger {self.path} lacks lines that {other} knows: it is an older copy, or was cut off or deleted; "
             "have the missing messages charged: umbel site check --repair NODE_CONFIG",
             code="ledger.behind",
         )
-
-    @contextmanager
-    def _guarded(self) -> Iterator[None]:
-        try:
-            yield
-        except (DiskError, LedgerError):
-            raise
-        except FileNotFoundError as error:
-            if error.filename != str(self.path):
-                raise LedgerError(f"there is no {error.filename}; set witness-path", code="ledger.no-folder") from None
-            if self._traces:
-                raise self._behind(self.index if self.index.exists() else self.witness.path) from None
-            raise _missing(self.path) from None
-        except OSError as error:
-            if is_full(error):
-                text = (
-                    f"the disk is full ({free_text(self.path)}): the ledger {self.path} cannot be written, and nothing"
-                )
-                raise LedgerError(f"{text} was charged; make room", code="ledger.disk-full") from error
-            raise LedgerError(f"the ledger {self.path} cannot be used: {error}", code="ledger.unusable") from error
 
 
 def lines_of(path: Path, after: Head | None = None) -> Iterator[tuple[Line, Head]]:
@@ -455,7 +456,7 @@ def may_begin(site: Site) -> bool:
     site sets limits itself, or names the path, where a volume may be missing.
     """
     assert site.ledger_path is not None
-    if Journal(site.ledger_path, witness=site.witness_folder, opened=False)._traces:
+    if Journal(site.ledger_path, witness=site.witness_folder, opened=False)._trace:
         return False
     return not ((site.policy.sets_limits or bool(site.policy.ledger_path)) and site.limits.any)
 
@@ -466,7 +467,7 @@ class Names(Journal):
     def read(self) -> list[int | str]:
         """Return the clients in order of their numbers."""
         with self._locked():
-            return [*self._state.facts["name"].values()]
+            return self._state.all("name")
 
     def extend(self, known: Sequence[int | str], new: Sequence[int | str]) -> None:
         """Give new clients the next numbers; raise `LedgerError` if there are more than `known` by now."""
@@ -482,10 +483,10 @@ class Names(Journal):
 class NamesOnTrial:
     """The numbers that `Names` would give a table's clients; nothing is written."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, witness: Path | None = None) -> None:
         self._names: list[int | str] = []
         with suppress(LedgerError):  # which is for those to tell who look at the journal
-            self._names = Names(path).read()
+            self._names = Names(path, witness=witness).read()
 
     def read(self) -> list[int | str]:
         """Return the clients in order of their numbers."""
@@ -510,7 +511,7 @@ def _begin() -> Line:
     return {"kind": "begin", "version": VERSION}
 
 
-def _charged(charge: Charge, clients: Iterable[int], times: int = 1, limited: bool = False) -> Line:
+def _charge_line(charge: Charge, clients: Iterable[int], times: int = 1, limited: bool = False) -> Line:
     """Return the line of a charge; only one with a limit on a run's releases is counted by run."""
     release = {"release": written(charge.release), "clip_norm": charge.release.radius}
     about = {"run": charge.run, "round": charge.round, "limited": limited, "times": times}

@@ -60,7 +60,7 @@ class Runs(Journal):
     def count_evaluation(self, run: str, policy: Policy) -> None:
         """Count a message that asks clients to report, before they do; raise `Refused` above the limit."""
         with self._locked() as file:
-            messages = self._state.facts["evaluations"].get(key_of(self._node, run), 0)
+            messages = self._state.get("evaluations", key_of(self._node, run), 0)
             if messages >= (most := policy.max_evaluations):
                 text = f"the server has asked for evaluation {messages} times; max-evaluations is {most:g}"
                 raise Refused(text, code="refused.evaluations")
@@ -103,7 +103,7 @@ class Runs(Journal):
         with self._locked() as file:
             if digest not in self._state.facts["signed"]:
                 self._add(file, {"kind": "signed", "digest": digest, "run": use})
-            return str(self._state.facts["signed"][digest])
+            return str(self._state.get("signed", digest))
 
     # --- approvals by the site's people
 
@@ -121,7 +121,7 @@ class Runs(Journal):
                 code="refused.long-request",
             )
         with self._locked() as file:
-            known = self._state.facts["request"].get(digest)
+            known = self._state.get("request", digest)
             if known is None and not signed_by:
                 self._check_room()
             request = _request(known) if known else Request(digest, _now(), run, Status.WAITING, json.loads(text))
@@ -159,7 +159,7 @@ class Runs(Journal):
 
     def _check_room(self) -> None:
         """Raise `Refused` if too many requests wait."""
-        waiting = sum(request["status"] == Status.WAITING for request in self._state.facts["request"].values())
+        waiting = sum(request["status"] == Status.WAITING for request in self._state.all("request"))
         # A waiting request is never dropped for another: a server could send one for that purpose.
         if waiting >= _MOST_WAITING:
             raise Refused(
@@ -170,7 +170,7 @@ class Runs(Journal):
     def requests(self) -> list[Request]:
         """Return all requests, oldest first."""
         with self._locked():
-            return [_request(request) for request in self._state.facts["request"].values()]
+            return [*map(_request, self._state.all("request"))]
 
     def request(self, beginning: str) -> Request:
         """Return the request whose digest begins with `beginning`, at least as many digits as are shown."""

@@ -17,7 +17,9 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
+from functools import cache
 from hashlib import sha256
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,23 +59,24 @@ class Head(NamedTuple):
 class State:
     """The totals of a journal's lines up to `head`.
 
-    `facts` has by kind: ``client`` how often a client made each release, in the order of their first,
+    `facts` has by kind and key, as JSON: ``client`` how often a client made each release, in the order of their first,
     ``release`` what these are, ``price`` the dearest charge of each sort and how many there were, ``name`` of each
     client, ``request``, ``signed``, and of each run ``evaluations``, ``sent``, ``ended`` and ``taken``.
     """
 
     def __init__(self) -> None:
         self.head = Head()
-        self.facts: defaultdict[str, dict[str, Any]] = defaultdict(dict)
+        self.facts: defaultdict[str, dict[str, str]] = defaultdict(dict)
 
     @classmethod
     def load(cls, index: Path) -> State:
         """Return the state in an index; an empty one if there is none, or it is damaged."""
         state = cls()
-        if not index.exists():
+        try:
+            with index.open("rb") as file:
+                start = file.read(100)
+        except FileNotFoundError:
             return state
-        with index.open("rb") as file:
-            start = file.read(100)
         kind = int.from_bytes(start[68:72], "big"), int.from_bytes(start[60:64], "big")
         if start.startswith(b"SQLite format 3\0") and kind != (_APPLICATION, _VERSION):
             text = f"{index} is not a journal's index of this umbel; set another ledger-path"
@@ -86,21 +89,16 @@ class State:
             connection.execute("PRAGMA trusted_schema = OFF")
             rows = connection.execute("SELECT kind, key, value FROM facts ORDER BY rowid").fetchall()
             [(*head, hash)] = connection.execute("SELECT number, size, hash, rows FROM head").fetchall()
-            values = json.loads(f"[{','.join(row[2] for row in rows)}]")
             if hash == _hash(head, rows):
-                for (kind, key, _), value in zip(rows, values, strict=True):
+                for kind, key, value in rows:
                     state.facts[kind][key] = value
                 state.head = Head(*head)
         return state
 
     def save(self, index: Path) -> None:
         """Write an index; a fault, such as a full disk, leaves the one before, which then is behind the journal."""
-        scratch = index.with_name(f".{index.name}.{os.getpid()}.tmp")
-        rows = [
-            (kind, key, json.dumps(value, separators=(",", ":")))
-            for kind, facts in self.facts.items()
-            for key, value in facts.items()
-        ]
+        scratch = index.with_name(f".{index.name}.tmp")  # of one process at a time, which has locked the journal
+        rows = [(kind, key, value) for kind, facts in self.facts.items() for key, value in facts.items()]
         with suppress(sqlite3.Error, OSError):
             try:
                 scratch.unlink(missing_ok=True)
@@ -114,10 +112,19 @@ class State:
             finally:
                 scratch.unlink(missing_ok=True)
 
+    def get(self, kind: str, key: str, default: Any = None) -> Any:
+        """Return a fact."""
+        text = self.facts[kind].get(key)
+        return default if text is None else json.loads(text)
+
+    def all(self, kind: str) -> list[Any]:
+        """Return all facts of a kind, the oldest first."""
+        return [*map(json.loads, self.facts[kind].values())]
+
     def put(self, kind: str, key: str, value: Any) -> None:
         """Set a fact; of some kinds the oldest is forgotten."""
         facts = self.facts[kind]
-        facts[key] = value
+        facts[key] = _text(value)
         if len(facts) > _KEPT.get(kind, len(facts)):
             del facts[next(iter(facts))]
 
@@ -131,7 +138,7 @@ class State:
                     self.put("name", str(len(self.facts["name"])), name)
             case "evaluations":
                 key = key_of(line["node"], line["run"])
-                self.put("evaluations", key, self.facts["evaluations"].get(key, 0) + 1)
+                self.put("evaluations", key, self.get("evaluations", key, 0) + 1)
             case "ended":
                 self.put("ended", key_of(line["node"], line["run"]), True)
             case "requests":
@@ -145,7 +152,7 @@ class State:
                     self.put(kind, key, value)
                 if decided := line.get("decided"):
                     digest = decided["digest"]
-                    self.put("request", digest, self.facts["request"][digest] | decided)
+                    self.put("request", digest, self.get("request", digest) | decided)
         self.head = head
 
     def _charge(self, line: Line) -> None:
@@ -153,47 +160,54 @@ class State:
         number = sha256(text.encode()).hexdigest()[:12]
         if number not in self.facts["release"]:
             self.put("release", number, text)
-        for client in map(str, clients):
-            account = self.facts["client"].get(client, {})
-            account[number] = account.get(number, 0) + times
-            self.put("client", client, account)
+
+        @cache  # many clients have released the same
+        def charged(spent: str) -> str:
+            account = json.loads(spent)
+            return _text(account | {number: account.get(number, 0) + times})
+
+        self.facts["client"] |= {str(client): charged(self.spent(client)) for client in clients}
         release = read(text)
         if line["limited"]:
             key = key_of(line["run"], release.kind)
-            taken = self.facts["taken"].get(key, {})
-            taken |= {str(client): taken.get(str(client), 0) + times for client in clients}
-            self.put("taken", key, taken)
+            self.put("taken", key, _once_more(self.get("taken", key, ()), clients))
         sort = key_of(*sort_of(release))
-        known, often = self.facts["price"].get(sort, (text, 0))
+        known, often = self.get("price", sort, (text, 0))
         self.put("price", sort, [written(dearer(release, read(known))), often + times])
 
-    def account(self, client: ClientInDataset) -> dict[Release, int]:
-        """Return the releases of a client."""
-        own, releases = self.facts["client"].get(str(client), {}), self.facts["release"]
-        return {read(releases[number]): times for number, times in own.items()}
+    def spent(self, client: ClientInDataset) -> str:
+        """Return a client's releases as text, which is the same for clients that released the same."""
+        return self.facts["client"].get(str(client), "{}")
 
-    def taken(self, charge: Charge) -> dict[str, int]:
-        """Return how often each client has made releases of a charge's kind in its run."""
-        found: dict[str, int] = self.facts["taken"].get(key_of(charge.run, charge.release.kind), {})
-        return found
+    def account(self, spent: str) -> dict[Release, int]:
+        """Return the releases in such a text."""
+        return {read(self.get("release", number)): times for number, times in json.loads(spent).items()}
+
+    def taken(self, charge: Charge, clients: Sequence[ClientInDataset]) -> list[int]:
+        """Return how often each of these clients has made releases of a charge's kind in its run."""
+        counts = [int(bits, 16) for bits in self.get("taken", key_of(charge.run, charge.release.kind), ())]
+        return [sum((bits >> client & 1) << place for place, bits in enumerate(counts)) for client in clients]
 
     def larger(self, other: State) -> list[tuple[str, str, Any]]:
         """Return the facts to set so that each is the larger of this state's and another's."""
         found = []
         for kind, facts in other.facts.items():
-            for key, value in facts.items():
-                own = self.facts[kind].get(key)
-                larger = value if own is None else _larger(kind, own, value)
-                if larger != own:
-                    found.append((kind, key, larger))
+            for key, text in facts.items():
+                if text != self.facts[kind].get(key):
+                    own, value = self.get(kind, key), json.loads(text)
+                    larger = value if own is None else _larger(kind, own, value)
+                    if larger != own:
+                        found.append((kind, key, larger))
         return found
 
 
 def _larger(kind: str, one: Any, other: Any) -> Any:
     """Return the larger of two values of a fact; of decisions a refusal, and of what has no order the first."""
     match kind:
-        case "client" | "taken":
+        case "client":
             return one | {name: max(times, one.get(name, 0)) for name, times in other.items()}
+        case "taken":  # or a little more
+            return [f"{int(a, 16) | int(b, 16):x}" for a, b in zip_longest(one, other, fillvalue="0")]
         case "price":
             return [written(dearer(read(one[0]), read(other[0]))), max(one[1], other[1])]
         case "evaluations":
@@ -203,13 +217,31 @@ def _larger(kind: str, one: Any, other: Any) -> Any:
     return one
 
 
+def _once_more(counts: Sequence[str], clients: Iterable[int]) -> list[str]:
+    """Return counts by client with one more for each of these.
+
+    The n-th number has the n-th bit of each client's count: so they are short, and a site with many clients and runs
+    has many counts.
+    """
+    found, carry = [], sum(1 << client for client in clients)
+    for bits in (*(int(text, 16) for text in counts), 0):
+        found.append(f"{bits ^ carry:x}")
+        carry &= bits
+    return found if found[-1] != "0" else found[:-1]
+
+
 def key_of(*parts: Any) -> str:
     """Return the key of a fact with several parts, in ASCII."""
-    return json.dumps(parts, separators=(",", ":"))
+    return _text(parts)
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
 
 
 def _hash(head: list[Any], rows: list[Any]) -> str:
-    return sha256(repr((head, rows)).encode("utf-8", "surrogatepass")).hexdigest()
+    lines = "\n".join(["\t".join(row) for row in rows])  # JSON has neither
+    return sha256(f"{head}\n{lines}".encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def in_ranges(clients: Iterable[int]) -> str:
@@ -256,7 +288,7 @@ class Totals:
 
         `most` is infinite: only the people of a real site approve a run.
         """
-        paying = limits.paying(clients, self.account, charge.release, at_least)
+        paying = limits.paying(clients, lambda one: tuple(self.account(one).items()), dict, charge.release, at_least)
         paid = np.array(clients, np.int64)[paying]
         key = written(charge.release)
         filled(self._record, {key: _paid_once_more(self._paid(key), paid).tobytes()})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from hashlib import sha256
@@ -53,16 +54,9 @@ class Witness:
         number, size, hash, prices = max(heads) if heads else (*Head(), [])
         return Head(number, size, hash), [(text, times) for text, times in prices]
 
-    def read_if_whole(self) -> tuple[Head, Prices]:
-        """Return head and prices as `read` does, and none if they are damaged."""
-        try:
-            return self.read()
-        except LedgerError:
-            return Head(), []
-
     def write(self, state: State, alone: bool = False) -> None:
         """Write the head of a state; on return it is on disk. `alone`, nothing is left of any other."""
-        text = json.dumps([*state.head, [*state.facts["price"].values()]]).encode()
+        text = json.dumps([*state.head, state.all("price")]).encode()
         part = text + b" " + sha256(text).hexdigest().encode() + b"\n"
         if self.path.parent == state_home():
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -70,10 +64,16 @@ class Witness:
         try:
             new = os.fstat(file).st_size < 2 * _PART
             if new or alone:
-                os.pwrite(file, bytes(2 * _PART), 0)
-            os.pwrite(file, part, state.head.number % 2 * _PART)
+                write_at(file, bytes(2 * _PART), 0)
+            write_at(file, part, state.head.number % 2 * _PART)
             os.fsync(file)
         finally:
             os.close(file)
         if new:
             sync(self.path.parent)
+
+
+def write_at(file: int, content: bytes, place: int) -> None:
+    """Write all of a content; raise where a full disk would take a part of it without an error."""
+    if os.pwrite(file, content, place) < len(content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
