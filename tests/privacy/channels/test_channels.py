@@ -74,8 +74,8 @@ def test_a_channel_that_charges_for_a_hidden_choice_has_it_hidden(monkeypatch: p
     class Plain(channels.Sanitiser):
         release = task_of(**TASK | {"release_by": "client", "choice_epsilon": 1e-9}).release(2, 3, 1.0)
 
-        def leave(self, clients: Any, results: Any, chosen: Any, paid: Any) -> channels.Left:
-            return channels.Left(paid)
+        def leave(self, clients: Any, results: Any, chosen: Any, paid: Any) -> channels.Outgoing:
+            return channels.Outgoing(paid)
 
     monkeypatch.setattr(Plain, "of", lambda *_: Plain())
     monkeypatch.setattr(toy.Means, "sanitiser", Plain)
