@@ -35,7 +35,7 @@ _PRIOR = "prior"
 _EVALUATION = "evaluation"
 _HOSTING = "hosting"
 _RUN = "run"
-TASKS = TRAINING, _EVALUATION
+TASKS = {TRAINING: TrainingSpec, _EVALUATION: EvaluationSpec}
 PARTS = (HYPOTHESES, *TASKS, _VERSION, _RUN)
 """The records that a message to a node may have, besides those of channels; a node ignores all others."""
 

@@ -22,9 +22,7 @@ from umbel.protocol.tasks import LONGEST_NAME, EvaluationSpec, TrainingSpec
 
 _LONGEST_TEXT = 300  # of a text whose length a server or a path decides
 _LONGEST_ENTRY = LONGEST_NAME  # of a task
-_KEYS = {
-    name: {one.name for one in fields(kind)} for name, kind in zip(TASKS, (TrainingSpec, EvaluationSpec), strict=True)
-}
+_KEYS = {name: {entry.name for entry in fields(kind)} for name, kind in TASKS.items()}
 _KEYS_OF_OTHERS = {"version", "run", "round"}
 # The text of these concerns the message or the site's set-up; the text of other errors may contain data.
 _TOLD = (Refused, ProtocolError, ConfigError, SiteError, LedgerError, DiskError)
@@ -68,7 +66,7 @@ class Entry:
 
     def asks(self, task: TrainingSpec | EvaluationSpec, hypotheses: Arrays | None = None) -> None:
         """Note the request of a message whose records are not those of `umbel.protocol.messages`."""
-        name = TASKS[isinstance(task, EvaluationSpec)]
+        [name] = (name for name, kind in TASKS.items() if isinstance(task, kind))
         self.asked = {name: _scalars(name, task.to_record())}
         if hypotheses:
             self.asked["hypotheses"] = _sizes(hypotheses)
