@@ -145,7 +145,7 @@ def test_what_is_refused_is_on_record_too(site_config: dict[str, Any]) -> None:
 
 
 def test_what_is_refused_stays_refused_where_the_log_cannot_be_written(site_config: dict[str, Any]) -> None:
-    Path(site_config["ledger-path"]).with_suffix(".sqlite").write_bytes(b"SQLite format 3\0" + bytes(84))
+    Path(site_config["ledger-path"]).with_suffix(".index").mkdir()
     forget()
     assert "it has not reviewed bundle" in asked("flwr-clientapp", b"another", site_config).error.reason
 

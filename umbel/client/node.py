@@ -282,8 +282,7 @@ def _open(source: _Source) -> Dataset:
         return open_dataset(source.path)
     if source.register is None:
         raise SiteError("only a site can serve a table: name it as data-path in its configuration", code="site.table")
-    names = NamesOnTrial if source.trial else Names
-    register = names(source.register, witness=source.witness)
+    register = (NamesOnTrial if source.trial else Names)(source.register, witness=source.witness)
     dataset = _read(source, register)
     check(dataset, source.path)
     # The ledger identifies clients by number: a reader that numbers them in another way would charge others.

@@ -230,7 +230,7 @@ class Watched:
                 assert within_budget(account, Fraction(40), 1e-5, 1.0, 1.0)
         for file in (self.folder / "models").glob("*"):
             assert all(np.isfinite(value).all() for value in safetensors.numpy.load_file(file).values())
-        known = {SECRET, "models", "ledger.sqlite", *(path.name for path in self.folder.glob("ledger.jsonl*"))}
+        known = {SECRET, "models", "ledger.index", *(path.name for path in self.folder.glob("ledger.jsonl*"))}
         assert {path.name for path in self.folder.iterdir()} <= known
 
 

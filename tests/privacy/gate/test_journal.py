@@ -6,9 +6,7 @@ import json
 import math
 import os
 import signal
-import sqlite3
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -168,7 +166,7 @@ OLD = b"SQLite format 3\0" + bytes(44) + b"\0\0\0\1" + bytes(4) + b"UMBL" + byte
         ("ledger.jsonl", b"", "ledger.empty"),
         ("ledger.jsonl", b"client,spent\n0,3.7\n", "ledger.another-file"),
         ("ledger.jsonl", OLD, "ledger.another-file"),
-        ("ledger.sqlite", OLD, "ledger.name"),
+        ("ledger.index", OLD, "ledger.name"),
         ("ledger.jsonl", b'{"number":1,"kind":"begin","version":9,"at":"', "ledger.version"),
     ],
 )
@@ -181,18 +179,6 @@ def test_a_file_that_is_no_journal_is_refused_and_left_as_it_is(
         with raises(LedgerError, code, tmp_path / name):
             use(tmp_path / name)
     assert (tmp_path / name).read_bytes() == content
-
-
-def test_a_ledger_of_an_older_umbel_in_the_indexs_place_is_refused(path: Path, umbel_home: Path) -> None:
-    """In the default place nothing else tells of it."""
-    umbel_home.mkdir()
-    (umbel_home / "ledger.sqlite").write_bytes(OLD)
-    with raises(LedgerError, "ledger.behind", umbel_home / "ledger.sqlite"):
-        Journal.of(Site.of({"data-path": "/data/own"}))
-    forget()
-    path.with_suffix(".sqlite").write_bytes(OLD)
-    with raises(LedgerError, "ledger.another-file", path.with_suffix(".sqlite")):
-        Journal(path)
 
 
 def test_a_folder_that_is_not_there_is_named_and_one_in_place_of_the_file_refused(tmp_path: Path) -> None:
@@ -240,7 +226,7 @@ def kept(journal: Journal, before: bytes) -> list[tuple[Path, bytes]]:
 
 
 def test_the_index_is_made_again_from_the_lines(path: Path) -> None:
-    """Whatever happens to it; SQLite never looks at a journal of its own beside it."""
+    """Whatever happens to it."""
     journal = Journal(path)
     Names(path).extend([], ["anna", 7, "7"])
     journal.charge(TRAIN, [0, 1, 5], most=3)
@@ -248,11 +234,9 @@ def test_the_index_is_made_again_from_the_lines(path: Path) -> None:
     before = journal._state.facts
     for damage in (b"", b"nonsense", None):
         journal.index.unlink() if damage is None else journal.index.write_bytes(damage)
-        Path(f"{journal.index}-journal").write_bytes(b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7")
         forget()
         assert Journal(path)._state.facts == before
-        with closing(sqlite3.connect(journal.index)) as connection:
-            assert connection.execute("SELECT count(*) FROM facts WHERE kind = 'client'").fetchone() == (3,)
+        assert journal.index.read_text().count("\nclient\t") == 3
     assert Names(path).read() == ["anna", 7, "7"]
 
 

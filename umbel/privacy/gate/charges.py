@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache, lru_cache
-from typing import TypeVar
+from typing import Any
 
 from umbel.privacy.accounting.guarantee import within_budget
 from umbel.privacy.accounting.rows import within_row_budget
@@ -23,7 +23,6 @@ _KINDS = 256
 """Maximum number of kinds of release of a client where there is a limit. With extreme noise, different each time, a
 server could request releases that cost almost nothing, and each kind stays in the ledger for ever."""
 
-Spent = TypeVar("Spent", bound=Hashable)
 Account = Mapping[Release, int]
 """Number of a client's releases of each kind, without clip norms."""
 
@@ -94,8 +93,8 @@ class Limits:
     def paying(
         self,
         clients: Sequence[ClientInDataset],
-        spent: Callable[[ClientInDataset], Spent],
-        account: Callable[[Spent], Account],
+        spent: Callable[[ClientInDataset], Hashable],
+        account: Callable[[Any], Account],
         release: Release,
         at_least: int = 1,
     ) -> list[bool]:

@@ -23,7 +23,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import cache
 from hashlib import sha256
-from itertools import chain, compress, islice
+from itertools import compress, islice
 from logging import WARNING
 from pathlib import Path
 from typing import Any, Self
@@ -42,13 +42,13 @@ from umbel.protocol.plugins import distrust
 
 VERSION = 1
 """The version of the journals that this umbel writes, and the only one that it reads."""
-INDEX = ".sqlite"
+INDEX = ".index"
 _FIRST = b'{"number":1,"kind":"begin","version":'
 _END = b',"hash":"'
 _ROOM = 1 << 16
 """Bytes for the outcome of a message that was charged: more than the longest one."""
 _MOST_ROOM = 16 * _ROOM  # processes that were killed leave some
-_UNDECIDED = {"decided": "", "person": "", "reason": ""}
+_WAITS = {"status": "waiting", "decided": "", "person": "", "reason": ""}
 # The errors that Python raises for odd values in lines.
 _FAULTS = (ArithmeticError, LookupError, TypeError, ValueError)
 
@@ -135,13 +135,10 @@ class Journal:
             state = self._state
             taken = state.taken(charge, clients) if most < math.inf else [0] * len(clients)
             able = [client for client, times in zip(clients, taken, strict=True) if times < most]
-            pays = dict(
-                zip(able, limits.paying(able, state.spent, state.account, charge.release, at_least), strict=True)
-            )
-            paying = [pays.get(client, False) for client in clients]
-            if any(paying):
-                self._add(file, _charge_line(charge, compress(clients, paying), limited=most < math.inf), room=_ROOM)
-        return paying
+            paid = {*compress(able, limits.paying(able, state.spent, state.account, charge.release, at_least))}
+            if paid:
+                self._add(file, _charge_line(charge, paid, limited=most < math.inf), room=_ROOM)
+        return [client in paid for client in clients]
 
     def accounts(self) -> dict[ClientInDataset, Account]:
         """Return the releases of every client, by client."""
@@ -152,8 +149,7 @@ class Journal:
 
     def account(self, client: ClientInDataset) -> Account:
         """Return the releases of a client."""
-        with self._locked():
-            return self._state.account(self._state.spent(client))
+        return self.accounts().get(client, {})
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield every charge of a client, oldest first."""
@@ -235,7 +231,7 @@ class Journal:
         Lines after the first that is damaged are moved to another file. The index's larger totals are added. Each
         message that only the witness knows of is charged to every client in journal, index and data (`clients`), at
         the dearest price of its sort so far, or the dearest that the policy accepts, whichever is larger. If it knows
-        of lines that are lost, approved requests wait again: people may have refused them since.
+        of lines that are in neither, approved requests wait again: people may have refused them since.
         """
         with suppress(LedgerError):
             sum(1 for _ in Journal(self.path, witness=self.witness.path.parent).lines())
@@ -254,28 +250,30 @@ class Journal:
                     state.add(line, head)
             aside = self._cut(file, state.head)
             facts = state.larger(index)
-            both = [one.facts[kind] for one in (state, index) for kind in ("client", "name")]
-            everybody = {*map(int, chain.from_iterable(both)), *clients}
+            for fact in facts:
+                state.put(*fact)
+            everybody = {*map(int, (*state.facts["client"], *state.facts["name"])), *clients}
             known = {key: state.get("price", key)[1] for key in state.facts["price"]}
-            known |= {key: value[1] for kind, key, value in facts if kind == "price"}
             lost = {read(text): times - known.get(key_of(*sort_of(read(text))), 0) for text, times in prices}
-            missing = sum(max(times, 0) for times in lost.values())
-            did = f"{missing} missing charges were made, at the dearest price; the index had {len(facts)} larger totals"
+            lost = {release: times for release, times in lost.items() if times > 0}
+            did = f"{sum(lost.values())} missing messages were charged; the index had {len(facts)} larger totals"
             if witnessed.number > max(state.head.number, index.head.number):
-                requests = {one["digest"]: one for one in state.all("request")}
-                requests |= {key: value for kind, key, value in facts if kind == "request"}
-                again = [(key, one) for key, one in requests.items() if one["status"] == "approved"]
-                facts += [("request", key, one | {"status": "waiting"} | _UNDECIDED) for key, one in again]
+                again = [one | _WAITS for one in state.all("request") if one["status"] == "approved"]
+                facts += [("request", one["digest"], one) for one in again]
                 did += f"; {len(again)} approved requests wait again"
             entry = Entry(message="ledger", reasons=[did + (f"; damaged lines are in {aside.name}" if aside else "")])
             added = [
-                _charge_line(Charge("", 0, policy.dearest(release)), everybody, times=times)
+                _charge_line(Charge("", 0, policy.dearest(release)), everybody, times)
                 for release, times in lost.items()
-                if times > 0
             ]
-            begin = [] if state.head.number else [_begin()]
             _states[self._key] = state
-            self._add(file, *begin, entry.line(Decision.REPAIRED) | {"facts": facts}, *added, alone=True)
+            self._add(
+                file,
+                *([] if state.head.number else [_begin()]),
+                entry.line(Decision.REPAIRED) | {"facts": facts},
+                *added,
+                alone=True,
+            )
             if (other := Witness(self.path)).path.exists():
                 # That of commands that do not know the site's: lines that it knows may be gone.
                 other.write(_states[self._key], alone=True)

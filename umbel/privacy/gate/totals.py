@@ -1,8 +1,8 @@
-"""The totals of a site's journal, and the SQLite index that keeps them.
+"""The totals of a site's journal, and the index that keeps them.
 
 The index lies beside the journal (`umbel.privacy.gate.journal`), which alone counts: all that the index has lost is
-added up again. So it is written without waiting for the disk. It says up to which line of the journal it goes, and has
-a hash of all its rows, by which damage is found.
+added up again. So it is written without waiting for the disk. Its first line says up to which line of the journal it
+goes, each other one has a fact, and the last one is a hash of all before it, by which damage is found.
 
 In simulation there is neither journal nor index: `Totals` are part of the node's state.
 """
@@ -12,11 +12,10 @@ from __future__ import annotations
 import json
 import math
 import os
-import sqlite3
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from functools import cache
 from hashlib import sha256
 from itertools import zip_longest
@@ -29,18 +28,9 @@ from numpy.typing import NDArray
 
 from umbel.privacy.gate.charges import NO_LIMITS, Account, Charge, Limits, dearer, read, sort_of, written
 from umbel.protocol.clients import ClientInDataset
-from umbel.protocol.errors import LedgerError
 from umbel.protocol.flower import filled
 from umbel.protocol.release import Release
 
-_APPLICATION, _VERSION = 0x554D424A, 1  # "UMBJ"
-_SCHEMA = f"""PRAGMA application_id = {_APPLICATION};
-PRAGMA user_version = {_VERSION};
-PRAGMA synchronous = OFF;
-BEGIN;
-CREATE TABLE facts (kind TEXT, key TEXT, value TEXT) STRICT;
-CREATE TABLE head (number INTEGER, size INTEGER, hash TEXT, rows TEXT) STRICT;
-"""
 # A server decides the number of runs and how much each sends, so only the newest of each kind are kept.
 _KEPT = {"evaluations": 10_000, "ended": 10_000, "taken": 10_000, "sent": 20_000}
 
@@ -72,50 +62,32 @@ class State:
     def load(cls, index: Path) -> State:
         """Return the state in an index; an empty one if there is none, or it is damaged."""
         state = cls()
-        try:
-            with index.open("rb") as file:
-                start = file.read(100)
-        except FileNotFoundError:
-            return state
-        kind = int.from_bytes(start[68:72], "big"), int.from_bytes(start[60:64], "big")
-        if start.startswith(b"SQLite format 3\0") and kind != (_APPLICATION, _VERSION):
-            text = f"{index} is not a journal's index of this umbel; set another ledger-path"
-            raise LedgerError(text, code="ledger.another-file")
-        # Immutable, so that SQLite ignores a journal beside it: one that was sent could have it delete files.
-        with (
-            suppress(sqlite3.Error, ValueError, TypeError, MemoryError, OverflowError),
-            closing(sqlite3.connect(f"{index.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as connection,
-        ):
-            connection.execute("PRAGMA trusted_schema = OFF")
-            rows = connection.execute("SELECT kind, key, value FROM facts ORDER BY rowid").fetchall()
-            [(*head, hash)] = connection.execute("SELECT number, size, hash, rows FROM head").fetchall()
-            if hash == _hash(head, rows):
-                for kind, key, value in rows:
+        with suppress(FileNotFoundError, ValueError):
+            text, _, hash = index.read_bytes().rpartition(b"\n")
+            if hash == sha256(text).hexdigest().encode():
+                head, *facts = text.decode().split("\n")
+                for kind, key, value in (fact.split("\t") for fact in facts):
                     state.facts[kind][key] = value
-                state.head = Head(*head)
+                state.head = Head(*json.loads(head))
         return state
 
     def save(self, index: Path) -> None:
         """Write an index; a fault, such as a full disk, leaves the one before, which then is behind the journal."""
         scratch = index.with_name(f".{index.name}.tmp")  # of one process at a time, which has locked the journal
-        rows = [(kind, key, value) for kind, facts in self.facts.items() for key, value in facts.items()]
-        with suppress(sqlite3.Error, OSError):
+        facts = [f"{kind}\t{key}\t{value}" for kind, found in self.facts.items() for key, value in found.items()]
+        text = "\n".join([_text(self.head), *facts]).encode()  # JSON has neither tabs nor ends of lines
+        with suppress(OSError):
+            scratch.unlink(missing_ok=True)
             try:
-                scratch.unlink(missing_ok=True)
-                os.close(os.open(scratch, os.O_CREAT | os.O_EXCL, 0o600))
-                with closing(sqlite3.connect(scratch, isolation_level=None)) as connection:
-                    connection.executescript(_SCHEMA)
-                    connection.executemany("INSERT INTO facts VALUES (?, ?, ?)", rows)
-                    connection.execute("INSERT INTO head VALUES (?, ?, ?, ?)", (*self.head, _hash([*self.head], rows)))
-                    connection.execute("COMMIT")
+                with open(scratch, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+                    file.write(text + b"\n" + sha256(text).hexdigest().encode())
                 scratch.replace(index)
             finally:
                 scratch.unlink(missing_ok=True)
 
     def get(self, kind: str, key: str, default: Any = None) -> Any:
         """Return a fact."""
-        text = self.facts[kind].get(key)
-        return default if text is None else json.loads(text)
+        return json.loads(text) if (text := self.facts[kind].get(key)) else default
 
     def all(self, kind: str) -> list[Any]:
         """Return all facts of a kind, the oldest first."""
@@ -166,7 +138,8 @@ class State:
             account = json.loads(spent)
             return _text(account | {number: account.get(number, 0) + times})
 
-        self.facts["client"] |= {str(client): charged(self.spent(client)) for client in clients}
+        own = self.facts["client"]
+        own |= {client: charged(own.get(client, "{}")) for client in map(str, clients)}
         release = read(text)
         if line["limited"]:
             key = key_of(line["run"], release.kind)
@@ -237,11 +210,6 @@ def key_of(*parts: Any) -> str:
 
 def _text(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
-
-
-def _hash(head: list[Any], rows: list[Any]) -> str:
-    lines = "\n".join(["\t".join(row) for row in rows])  # JSON has neither
-    return sha256(f"{head}\n{lines}".encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def in_ranges(clients: Iterable[int]) -> str:
