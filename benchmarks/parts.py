@@ -27,17 +27,17 @@ from benchmarks.peers.tasks import TASKS, named
 
 _COPIES = ("to_array_record", "from_array_record", "pack", "unpack", "flatten", "unflatten")
 _COPIED_IN = (
-    "client.work", "privacy.gate.umbel_app", "privacy.channels.client", "protocol.messages", "nodes.fleet",
+    "client.work", "privacy.site.umbel_app", "privacy.channels.client", "protocol.messages", "nodes.fleet",
     "privacy.channels.reports", "strategies.base", "server.run",
 )  # fmt: skip
 _RECORDS = ("Message", "RecordDict", "ArrayRecord", "ConfigRecord", "MetricRecord", "Array")
 
 PARTS: dict[str, list[str]] = {
-    "the node and its policy": ["umbel.client.node:Node.at", "umbel.privacy.gate.site:Site.of"],
+    "the node and its policy": ["umbel.client.node:Node.at", "umbel.privacy.site.config:Site.of"],
     "reading rows": ["umbel.client.cohort:Cohort.gather"],
     "scoring, to choose and to evaluate": ["umbel.client.learner:Learner.score"],
     "training": ["umbel.client.learner:Learner.train"],
-    "ledger": ["umbel.privacy.gate.totals:Totals.charge"],
+    "ledger": ["umbel.privacy.site.totals:Totals.charge"],
     "noise": [f"umbel.privacy.mechanisms.sanitise:{name}" for name in ("sanitise_in_place", "round_to_grid")],
     "updates and releases": ["umbel.privacy.channels.client:ClientSanitiser.sanitised"],
     "arrays to records and back": [

@@ -18,7 +18,7 @@ import typer
 from docutils import nodes
 
 from umbel.cli.main import app as umbel
-from umbel.privacy.gate.policy import Bounds, Policy
+from umbel.privacy.site.policy import Bounds, Policy
 from umbel.protocol.rules import Settings
 from umbel.protocol.run_config import RunConfig
 

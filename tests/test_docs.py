@@ -28,7 +28,7 @@ from umbel import models, strategies
 from umbel.client.app import app as client_app
 from umbel.privacy.accounting.guarantee import guarantee, secure_release, site_release
 from umbel.privacy.accounting.rows import row_guarantee
-from umbel.privacy.gate.policy import Personal, Policy
+from umbel.privacy.site.policy import Personal, Policy
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.plugins import LAB
 from umbel.protocol.release import Clipping, Kind, Release, RowPrivacy

@@ -33,7 +33,7 @@ def settings() -> dict[str, int]:
     from typer.main import get_command
 
     from umbel.cli.main import app
-    from umbel.privacy.gate.policy import Policy
+    from umbel.privacy.site.policy import Policy
     from umbel.protocol.run_config import RunConfig
 
     commands = list(_leaves(get_command(app)))

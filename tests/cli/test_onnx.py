@@ -19,7 +19,7 @@ from umbel import models
 from umbel.client.exports import OwnNetwork
 from umbel.client.prediction import Learnt, predictions
 from umbel.data import Schema
-from umbel.privacy.gate.policy import Personal
+from umbel.privacy.site.policy import Personal
 from umbel.protocol.errors import ConfigError, DatasetError
 from umbel.protocol.run_config import RunConfig
 

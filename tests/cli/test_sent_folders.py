@@ -20,10 +20,10 @@ from tests.helpers.errors import ended
 from umbel.cli.main import app
 from umbel.console.books import Books
 from umbel.data import find_dataset, open_dataset, write_dataset
-from umbel.privacy.gate.charges import Charge
-from umbel.privacy.gate.journal import Journal
-from umbel.privacy.gate.policy import Policy
-from umbel.privacy.gate.site import Site
+from umbel.privacy.site.charges import Charge
+from umbel.privacy.site.config import Site
+from umbel.privacy.site.journal import Journal
+from umbel.privacy.site.policy import Policy
 from umbel.protocol import plugins
 from umbel.protocol.clients import ClientInDataset
 from umbel.protocol.project import OWN_PATH

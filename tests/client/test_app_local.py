@@ -27,9 +27,9 @@ from umbel.client.work import noisy_messages
 from umbel.data import BUNDLED, open_dataset, write_dataset
 from umbel.models import Model
 from umbel.privacy.channels.client import ClientSanitiser
-from umbel.privacy.gate.journal import Journal
-from umbel.privacy.gate.policy import Policy
-from umbel.privacy.gate.site import Site
+from umbel.privacy.site.config import Site
+from umbel.privacy.site.journal import Journal
+from umbel.privacy.site.policy import Policy
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientInDataset
 from umbel.protocol.home import disk_error

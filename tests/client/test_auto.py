@@ -13,7 +13,7 @@ from umbel import models
 from umbel.client.personal import auto
 from umbel.client.personal.auto import folded
 from umbel.models.prior import Prior
-from umbel.privacy.gate.policy import Personal
+from umbel.privacy.site.policy import Personal
 
 LINEAR = models.load("linear", loss="mse")
 LEARNER = learner_of("batched", LINEAR)

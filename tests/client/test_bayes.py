@@ -12,7 +12,7 @@ from umbel import models
 from umbel.client.cohort import LocalUpdate
 from umbel.client.personal import Task, bayes, method
 from umbel.models.prior import Prior
-from umbel.privacy.gate.policy import Personal
+from umbel.privacy.site.policy import Personal
 
 LINEAR = models.load("linear", loss="mse")
 

@@ -30,8 +30,8 @@ from umbel.client.trial import try_out
 from umbel.data import Dataset, offsets_of
 from umbel.models import LOSSES, METRICS, Model
 from umbel.models.optimizers import OPTIMIZERS
-from umbel.privacy.gate.policy import Personal
 from umbel.privacy.mechanisms.randomness import streams
+from umbel.privacy.site.policy import Personal
 from umbel.protocol.run_config import RunConfig
 from umbel.simulation.in_process import play, run_config
 

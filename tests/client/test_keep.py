@@ -28,7 +28,7 @@ from umbel.client.personal import Predictors
 from umbel.client.personal.keep import models_to_keep
 from umbel.data import offsets_of, write_dataset
 from umbel.models.prior import Prior
-from umbel.privacy.gate.time_limit import check_time
+from umbel.privacy.site.time_limit import check_time
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.home import write_atomically
 from umbel.protocol.messages import keep_request

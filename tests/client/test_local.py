@@ -18,10 +18,10 @@ from tests.helpers.models import Headed, headed
 from umbel import models
 from umbel.client.local import LocalParameters
 from umbel.models import Model
-from umbel.privacy.gate.charges import Charge
-from umbel.privacy.gate.journal import Journal
-from umbel.privacy.gate.policy import Policy
-from umbel.privacy.gate.site import Site
+from umbel.privacy.site.charges import Charge
+from umbel.privacy.site.config import Site
+from umbel.privacy.site.journal import Journal
+from umbel.privacy.site.policy import Policy
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.release import Clipping, Kind, Release
 

@@ -142,7 +142,7 @@ def test_data_that_stay_the_same_are_read_once(run_config: Config, opened: list[
 def test_a_node_that_is_no_simulation_needs_data_of_its_own(
     run_config: Config, monkeypatch: pytest.MonkeyPatch, opened: list[Path]
 ) -> None:
-    monkeypatch.setattr("umbel.privacy.gate.site.runs_in_simulation", lambda: False)
+    monkeypatch.setattr("umbel.privacy.site.config.runs_in_simulation", lambda: False)
     with raises(SiteError, "site.no-data", "data-path"):
         part(0, 1, run_config)
     assert not opened
@@ -155,7 +155,7 @@ def test_a_node_that_is_no_simulation_needs_data_of_its_own(
 def test_a_site_serves_all_clients_of_its_own_data(
     simulated: bool, tmp_path: Path, run_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("umbel.privacy.gate.site.runs_in_simulation", lambda: simulated)
+    monkeypatch.setattr("umbel.privacy.site.config.runs_in_simulation", lambda: simulated)
     path = save(tmp_path / "own", train=3, validation=2)
     # Flower may give real nodes a partition as well; it plays no part.
     node = Node.of({"data-path": str(path), "role": "split", "partition-id": 1, "num-partitions": 2}, run_config)

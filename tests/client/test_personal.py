@@ -15,8 +15,8 @@ from umbel.client.exports import OwnNetwork
 from umbel.client.learner import learner_for
 from umbel.client.personal import Predictors, Task, method
 from umbel.client.personal.tune import best_shares
-from umbel.privacy.gate.policy import Personal, Policy
 from umbel.privacy.mechanisms.randomness import streams
+from umbel.privacy.site.policy import Personal, Policy
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ConfigError, SiteError
 from umbel.protocol.plugins import LAB

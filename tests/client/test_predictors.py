@@ -16,8 +16,8 @@ from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.learner import Learner
 from umbel.client.personal import Predictors, Task, method
 from umbel.models.prior import Prior
-from umbel.privacy.gate.policy import Personal
 from umbel.privacy.mechanisms.randomness import streams
+from umbel.privacy.site.policy import Personal
 from umbel.protocol.arrays import Arrays
 
 LINEAR = models.load("linear", loss="mse")

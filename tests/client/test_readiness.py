@@ -9,7 +9,7 @@ import pytest
 
 from tests.helpers.paper import ACCEPTED
 from umbel.client.readiness import Readiness
-from umbel.privacy.gate.journal import Journal
+from umbel.privacy.site.journal import Journal
 
 
 @pytest.fixture

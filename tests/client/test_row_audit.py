@@ -21,7 +21,7 @@ from tests.helpers.nodes import ask
 from umbel.client.app import app
 from umbel.data import offsets_of, write_dataset
 from umbel.privacy.accounting.rows import row_guarantee
-from umbel.privacy.gate.journal import Journal
+from umbel.privacy.site.journal import Journal
 from umbel.protocol.release import Clipping, Kind, Release, RowPrivacy
 from umbel.simulation.grid import InProcessGrid
 from umbel_lab.attacks.audit.bounds import best_guesses, count_right, lower_bound

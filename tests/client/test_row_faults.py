@@ -29,8 +29,8 @@ from umbel.client.node import Node
 from umbel.client.trial import try_training
 from umbel.data import offsets_of, write_dataset
 from umbel.privacy.channels import Place, load
-from umbel.privacy.gate.journal import Journal
 from umbel.privacy.mechanisms.sampled_gaussian import most_drawn
+from umbel.privacy.site.journal import Journal
 from umbel.protocol.clients import ClientInDataset
 from umbel.protocol.errors import ModelError, OutOfTime, Refused, SiteError
 from umbel.protocol.release import ReleaseBy

@@ -10,8 +10,8 @@ import pytest
 from tests.cli.commands.test_requests import Site
 from tests.helpers.messages import refused
 from umbel.console.books import Books
-from umbel.privacy.gate.journal import Journal
-from umbel.privacy.gate.site import Site as GateSite
+from umbel.privacy.site.config import Site as GateSite
+from umbel.privacy.site.journal import Journal
 from umbel.protocol.release import Clipping
 
 # A participation costs a pure epsilon of 2 n / nu + choice-epsilon = 2 * 2 / 5 + 1 = 1.8.

@@ -24,11 +24,11 @@ from umbel.console.books import Books, plan, prices
 from umbel.console.page import render
 from umbel.privacy.accounting.guarantee import guarantee
 from umbel.privacy.accounting.rows import row_guarantee
-from umbel.privacy.gate.charges import Charge
-from umbel.privacy.gate.entry import Entry
-from umbel.privacy.gate.journal import Journal
-from umbel.privacy.gate.runs import Request, Runs, Status
-from umbel.privacy.gate.site import Site as GateSite
+from umbel.privacy.site.charges import Charge
+from umbel.privacy.site.config import Site as GateSite
+from umbel.privacy.site.entry import Entry
+from umbel.privacy.site.journal import Journal
+from umbel.privacy.site.runs import Request, Runs, Status
 from umbel.protocol.clients import ClientInDataset
 from umbel.protocol.errors import Refused
 from umbel.protocol.release import Clipping, Kind, Release, RowPrivacy

@@ -18,8 +18,8 @@ from umbel.cli.main import parts
 from umbel.client.readiness import Readiness
 from umbel.console.books import Books
 from umbel.console.metrics import Reading, series
-from umbel.privacy.gate.entry import Entry
-from umbel.privacy.gate.journal import Journal
+from umbel.privacy.site.entry import Entry
+from umbel.privacy.site.journal import Journal
 from umbel.protocol.metrics import Labels, exposition
 
 WHY_PUBLIC = {

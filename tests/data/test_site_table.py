@@ -13,7 +13,7 @@ from flwr.app import Message
 from tests.helpers.errors import raises
 from umbel.client.app import app
 from umbel.client.node import Node
-from umbel.privacy.gate.journal import Journal
+from umbel.privacy.site.journal import Journal
 from umbel.protocol.errors import DatasetError, SiteError
 from umbel.protocol.messages import hosting_in, query
 from umbel.protocol.run_config import RunConfig

@@ -40,7 +40,7 @@ from tests.deploy.audit import audit
 from tests.helpers.forks import flwr
 from tests.helpers.ports import free_port
 from umbel.deploy import certs
-from umbel.privacy.gate.journal import Journal
+from umbel.privacy.site.journal import Journal
 from umbel.protocol.flower import keep_secret
 from umbel.protocol.home import write_atomically
 from umbel.server.run_folder import RunFolder

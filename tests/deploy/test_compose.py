@@ -24,7 +24,7 @@ from umbel.cli.main import app
 from umbel.deploy import server as guarded
 from umbel.deploy.guard import Rules, parse_networks
 from umbel.deploy.server import Database
-from umbel.privacy.gate.site import Site
+from umbel.privacy.site.config import Site
 from umbel.protocol.flower import build_bundle
 from umbel.server.setup import Setup
 

@@ -33,7 +33,7 @@ CHARGES = f"""
 import json
 from collections import Counter
 from pathlib import Path
-from umbel.privacy.gate.journal import Journal
+from umbel.privacy.site.journal import Journal
 print(json.dumps(Counter(row["kind"] for row in Journal(Path("{demo.LEDGER}")).rows())))
 """
 

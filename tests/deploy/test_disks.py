@@ -17,7 +17,7 @@ from tests.helpers.paper import ACCEPTED
 
 pytestmark = [
     pytest.mark.rest(
-        twin="tests/privacy/gate/test_journal.py::test_a_disk_that_fills_up_after_the_charge_takes_the_outcome_and_then_no_charge"
+        twin="tests/privacy/site/test_journal.py::test_a_disk_that_fills_up_after_the_charge_takes_the_outcome_and_then_no_charge"
     ),
     pytest.mark.timeout(5400),
 ]

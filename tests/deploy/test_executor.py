@@ -27,8 +27,8 @@ from umbel.deploy import executor
 from umbel.deploy.executor import WarmProcess, load
 from umbel.nodes.exchange import Answer
 from umbel.nodes.roster import hosting_of
-from umbel.privacy.gate.journal import Journal
-from umbel.privacy.gate.site import NODE_CONFIG
+from umbel.privacy.site.config import NODE_CONFIG
+from umbel.privacy.site.journal import Journal
 from umbel.protocol import messages, project
 from umbel.protocol.asked import Names
 from umbel.protocol.messages import hosting_in, query

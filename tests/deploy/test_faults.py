@@ -20,7 +20,7 @@ from tests.deploy.tampered.sitecustomize import HOLD
 from tests.helpers.paper import ACCEPTED
 
 pytestmark = [
-    pytest.mark.rest(twin="tests/privacy/gate/test_crash.py::test_a_kill_between_charge_and_release_leaves_the_charge"),
+    pytest.mark.rest(twin="tests/privacy/site/test_crash.py::test_a_kill_between_charge_and_release_leaves_the_charge"),
     pytest.mark.timeout(5400),
 ]
 

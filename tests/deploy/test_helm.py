@@ -17,7 +17,7 @@ from jsonschema import Draft7Validator
 from tests.deploy.test_compose import GUARDED, compose, parse, start_guarded
 from tests.helpers import helm
 from umbel.deploy.guard import Rules
-from umbel.privacy.gate.policy import Policy
+from umbel.privacy.site.policy import Policy
 from umbel.protocol.project import described
 
 Document = dict[str, Any]

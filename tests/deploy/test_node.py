@@ -13,7 +13,7 @@ import pytest
 from tests.helpers.errors import raises
 from tests.helpers.ports import free_port
 from umbel.deploy import certs, node
-from umbel.privacy.gate.site import NODE_CONFIG, SERVER_CA
+from umbel.privacy.site.config import NODE_CONFIG, SERVER_CA
 from umbel.protocol.errors import SiteError
 
 

@@ -32,7 +32,7 @@ from tests.helpers.keys import pair
 from tests.helpers.paper import ACCEPTED
 from umbel.client.app import app as client_app
 from umbel.client.bundle import Bundle
-from umbel.privacy.gate.runs import Runs, Status
+from umbel.privacy.site.runs import Runs, Status
 from umbel.protocol.flower import build_bundle
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.signatures import server_of, sign

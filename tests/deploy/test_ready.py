@@ -12,8 +12,8 @@ import pytest
 
 from umbel.client.readiness import Readiness
 from umbel.deploy import flower
-from umbel.privacy.gate.entry import Entry
-from umbel.privacy.gate.journal import Journal
+from umbel.privacy.site.entry import Entry
+from umbel.privacy.site.journal import Journal
 from umbel.protocol.errors import DiskError
 
 

@@ -25,8 +25,8 @@ import psutil
 import pytest
 from flwr.app import Error, Message
 
-import umbel.privacy.gate.consent
-import umbel.privacy.gate.journal
+import umbel.privacy.site.consent
+import umbel.privacy.site.journal
 from tests.helpers.datasets import manifest
 from tests.helpers.keys import pair
 from tests.helpers.ledgers import forget
@@ -35,11 +35,11 @@ from umbel.client.app import app
 from umbel.data import offsets_of, write_dataset
 from umbel.deploy import certs
 from umbel.privacy.accounting.guarantee import pure_spent
-from umbel.privacy.gate.charges import read
-from umbel.privacy.gate.journal import Journal
-from umbel.privacy.gate.policy import Policy
-from umbel.privacy.gate.site import SERVER_CA
-from umbel.privacy.gate.totals import from_ranges
+from umbel.privacy.site.charges import read
+from umbel.privacy.site.config import SERVER_CA
+from umbel.privacy.site.journal import Journal
+from umbel.privacy.site.policy import Policy
+from umbel.privacy.site.totals import from_ranges
 from umbel.protocol.clients import ClientInDataset
 from umbel.protocol.errors import FleetError
 from umbel.protocol.release import Kind
@@ -49,7 +49,7 @@ from umbel.simulation.grid import InProcessGrid
 
 pytestmark = [
     pytest.mark.rest(
-        twin="tests/privacy/gate/test_journal_restored.py::test_what_left_is_paid_for_whenever_the_process_is_killed"
+        twin="tests/privacy/site/test_journal_restored.py::test_what_left_is_paid_for_whenever_the_process_is_killed"
     ),
     pytest.mark.timeout(7200),
 ]
@@ -125,7 +125,7 @@ def test_a_year_loses_no_charge_and_leaves_no_site_behind(tmp_path: Path, monkey
         def now(cls, tz: Any = None) -> Clock:
             return cls.fromtimestamp(year.now.timestamp(), tz)
 
-    for module in (umbel.privacy.gate.consent, umbel.privacy.gate.journal):
+    for module in (umbel.privacy.site.consent, umbel.privacy.site.journal):
         monkeypatch.setattr(module, "datetime", Clock)
     certs.make(tmp_path / "certs", [], [])
     monkeypatch.setenv(SERVER_CA, str(authority := tmp_path / "certs" / "ca.crt"))

@@ -15,7 +15,7 @@ from tests.helpers.errors import raises
 from tests.helpers.messages import task_of
 from tests.helpers.sources import ROOT
 from umbel.cli.main import COMMANDS, LAB
-from umbel.privacy.gate.policy import Policy
+from umbel.privacy.site.policy import Policy
 from umbel.protocol.errors import Refused
 from umbel.protocol.release import Clipping
 from umbel.protocol.run_config import RunConfig
@@ -77,5 +77,5 @@ def test_a_site_bounds_what_the_table_says_that_it_bounds(generated: ModuleType)
         task = dataclasses.replace(task, **{field: asked})
         with raises(Refused, f"refused.{why}"):
             Policy(**{entry: bound}).check(task, 2)
-    # The first is checked where hypotheses arrive; the floor does not refuse, but holds (tests/privacy/gate).
+    # The first is checked where hypotheses arrive; the floor does not refuse, but holds (tests/privacy/site).
     assert [*limits] == ["hypotheses", "rows"]

@@ -17,9 +17,9 @@ from umbel.deploy import certs, flower, guard
 from umbel.nodes import presence, transport
 from umbel.privacy.accounting.guarantee import guarantee
 from umbel.privacy.channels import client as channel
-from umbel.privacy.gate import runs
-from umbel.privacy.gate.policy import Policy
 from umbel.privacy.mechanisms.sanitise import NOISE_STEPS
+from umbel.privacy.site import runs
+from umbel.privacy.site.policy import Policy
 from umbel.protocol import home, words
 from umbel.protocol.release import Clipping, Kind, Release
 from umbel.protocol.run_config import RunConfig

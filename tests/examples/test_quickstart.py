@@ -18,7 +18,7 @@ from flwr.serverapp import ServerApp
 
 from tests.helpers.sources import ROOT
 from umbel.privacy.accounting.guarantee import guarantee
-from umbel.privacy.gate.totals import Totals
+from umbel.privacy.site.totals import Totals
 from umbel.protocol.release import Clipping, Kind, Release
 from umbel.simulation.grid import InProcessGrid
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from tests.helpers.messages import arrived
 from umbel.mods.gate import Gate
-from umbel.privacy.gate.journal import Journal
-from umbel.privacy.gate.totals import Totals
+from umbel.privacy.site.journal import Journal
+from umbel.privacy.site.totals import Totals
 from umbel.protocol.release import Release
 from umbel.simulation.grid import InProcessGrid
 

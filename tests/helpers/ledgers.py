@@ -8,10 +8,10 @@ from fractions import Fraction
 from flwr.app import Context
 
 from umbel.privacy.accounting.guarantee import DELTA, Guarantee, guarantee
-from umbel.privacy.gate import journal
-from umbel.privacy.gate.charges import paper_spent
-from umbel.privacy.gate.journal import Journal
-from umbel.privacy.gate.totals import Totals
+from umbel.privacy.site import journal
+from umbel.privacy.site.charges import paper_spent
+from umbel.privacy.site.journal import Journal
+from umbel.privacy.site.totals import Totals
 from umbel.protocol.home import umbel_home
 from umbel.protocol.release import Release
 

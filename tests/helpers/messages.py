@@ -12,10 +12,10 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from numpy.typing import NDArray
 
-from umbel.privacy.gate.answer import Clients
-from umbel.privacy.gate.refusals import PUBLIC, REMEDIES
-from umbel.privacy.gate.umbel_app import answer_round
-from umbel.privacy.gate.work import Work
+from umbel.privacy.site.answer import Clients
+from umbel.privacy.site.refusals import PUBLIC, REMEDIES
+from umbel.privacy.site.umbel_app import answer_round
+from umbel.privacy.site.work import Work
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.messages import round_request
 from umbel.protocol.records import pack, record_in, times_step, to_array_record, unpack

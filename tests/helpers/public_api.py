@@ -21,7 +21,7 @@ import umbel
 from tests.helpers.codes import made
 from tests.helpers.sources import ROOT
 from umbel.cli.main import app
-from umbel.privacy.gate.policy import Policy
+from umbel.privacy.site.policy import Policy
 from umbel.protocol.run_config import RunConfig
 
 FILE = ROOT / "tests" / "public_api.json"

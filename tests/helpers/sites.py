@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from umbel.privacy.gate.policy import Policy
-from umbel.privacy.gate.site import Site
+from umbel.privacy.site.config import Site
+from umbel.privacy.site.policy import Policy
 from umbel.protocol.simulated import in_process
 
 PARTITION = {"partition-id": 1, "num-partitions": 4}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.privacy.gate.conftest import node_log as node_log
-from tests.privacy.gate.conftest import sites_accept_the_paper as sites_accept_the_paper
+from tests.privacy.site.conftest import node_log as node_log
+from tests.privacy.site.conftest import sites_accept_the_paper as sites_accept_the_paper
 from umbel.mods import laplace
 
 

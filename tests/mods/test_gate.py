@@ -27,9 +27,9 @@ from tests.helpers.messages import refused
 from umbel.mods import gate
 from umbel.mods.gate import Gate
 from umbel.nodes.words import code_in
-from umbel.privacy.gate.journal import Journal
-from umbel.privacy.gate.policy import Policy
-from umbel.privacy.gate.refusals import REMEDIES
+from umbel.privacy.site.journal import Journal
+from umbel.privacy.site.policy import Policy
+from umbel.privacy.site.refusals import REMEDIES
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Clipping, Kind, Release
 from umbel.simulation.grid import InProcessGrid

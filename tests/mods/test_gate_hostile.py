@@ -23,7 +23,7 @@ from tests.helpers.examples import examples
 from tests.helpers.flower_apps import Node, answered, arrays, asks, left
 from tests.helpers.messages import refused, wire
 from umbel.mods.gate import Gate
-from umbel.privacy.gate.journal import Journal
+from umbel.privacy.site.journal import Journal
 
 SECRET = "diagnosis-of-patient-17"
 START = {"w": np.array([1.0, 2.0], np.float32), "b": np.zeros((), np.float32)}

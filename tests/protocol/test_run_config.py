@@ -12,8 +12,8 @@ import pytest
 from tests.helpers.errors import raises
 from tests.helpers.sources import ROOT
 from umbel.models import LOSSES, METRICS, MODELS, SIZED
-from umbel.privacy.gate.policy import Policy
 from umbel.privacy.mechanisms import MECHANISMS
+from umbel.privacy.site.policy import Policy
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.options import Options
 from umbel.protocol.release import Clipping, NoisePer, RowPrivacy

@@ -35,8 +35,8 @@ from tests.helpers.models import write_module
 from tests.helpers.paper import paper_run
 from tests.helpers.runs import AppRun, run_app
 from umbel.data import BUNDLED, Manifest, offsets_of, open_dataset, write_dataset
-from umbel.privacy.gate.journal import Journal
-from umbel.privacy.gate.totals import Totals
+from umbel.privacy.site.journal import Journal
+from umbel.privacy.site.totals import Totals
 from umbel.protocol.arrays import flatten
 from umbel.protocol.errors import ConfigError, DiskError, FleetError
 from umbel.protocol.messages import numbers_asked

@@ -14,7 +14,7 @@ from flwr.app import Error, Message
 import umbel.client.app
 from tests.helpers.ledgers import participations
 from tests.helpers.scripted import After
-from umbel.privacy.gate.totals import Totals
+from umbel.privacy.site.totals import Totals
 from umbel.protocol.flower import ErrorCode
 from umbel.server.history import State
 from umbel.server.run import Run, initial_hypotheses

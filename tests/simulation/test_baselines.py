@@ -16,7 +16,7 @@ from umbel import models
 from umbel.client.cohort import Cohort
 from umbel.client.learner import learner_for
 from umbel.data import Dataset, offsets_of
-from umbel.privacy.gate.policy import Personal
+from umbel.privacy.site.policy import Personal
 from umbel.protocol.errors import DatasetError
 from umbel.protocol.run_config import RunConfig
 from umbel.simulation.baselines import (

@@ -20,8 +20,8 @@ from umbel.data import find_dataset, open_dataset
 from umbel.nodes.differences import prior_of
 from umbel.privacy.accounting.guarantee import guarantee
 from umbel.privacy.channels.secure.channel import Secure
-from umbel.privacy.gate.journal import Journal
-from umbel.privacy.gate.policy import Personal
+from umbel.privacy.site.journal import Journal
+from umbel.privacy.site.policy import Personal
 from umbel.protocol.arrays import flatten
 from umbel.protocol.errors import ConfigError, FleetError
 from umbel.protocol.flower import ErrorCode

@@ -1,6 +1,6 @@
 """The ClientApp: a node's replies to the server.
 
-A round's message goes through the gate (`umbel.privacy.gate.umbel_app`), which calls the node's clients
+A round's message goes through the gate (`umbel.privacy.site.umbel_app`), which calls the node's clients
 (`umbel.client.work`).
 """
 
@@ -14,13 +14,13 @@ from umbel.client.node import Node
 from umbel.client.personal.keep import models_to_keep, write_models
 from umbel.client.work import NodeClients
 from umbel.models.prior import Prior
-from umbel.privacy.gate.consent import check_admitted, check_allowed, check_strategy
-from umbel.privacy.gate.refusals import check_hypotheses, guard
-from umbel.privacy.gate.runs import Runs
-from umbel.privacy.gate.site import Site
-from umbel.privacy.gate.time_limit import time_limit
-from umbel.privacy.gate.umbel_app import answer_round, answer_stage
-from umbel.privacy.gate.work import log_failure
+from umbel.privacy.site.config import Site
+from umbel.privacy.site.consent import check_admitted, check_allowed, check_strategy
+from umbel.privacy.site.refusals import check_hypotheses, guard
+from umbel.privacy.site.runs import Runs
+from umbel.privacy.site.time_limit import time_limit
+from umbel.privacy.site.umbel_app import answer_round, answer_stage
+from umbel.privacy.site.work import log_failure
 from umbel.protocol.errors import Refused
 from umbel.protocol.messages import hosting_reply, hypotheses_in, prior_in, run_in, version_in
 from umbel.protocol.run_config import RunConfig

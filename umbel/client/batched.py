@@ -32,7 +32,7 @@ from umbel.client.loop import Engine
 from umbel.models.losses import LOSSES, METRICS, Score
 from umbel.models.model import Model, Parameters
 from umbel.models.networks import Linear, Softmax, Units
-from umbel.privacy.gate.time_limit import check_time
+from umbel.privacy.site.time_limit import check_time
 
 ONE_THREAD_BYTES = 1 << 22
 """Up to here a single thread computes a chunk: on a busy machine, threads wait far longer than that takes."""

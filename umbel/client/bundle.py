@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 import typer
 
-from umbel.privacy.gate.site import Site
+from umbel.privacy.site.config import Site
 from umbel.protocol.cli import command_line, errors_in_one_line
 from umbel.protocol.errors import ConfigError, SiteError
 from umbel.protocol.flower import build_bundle

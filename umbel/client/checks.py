@@ -27,8 +27,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
 from umbel.client.readiness import check_usable
-from umbel.privacy.gate.journal import Journal, may_begin
-from umbel.privacy.gate.site import Site
+from umbel.privacy.site.config import Site
+from umbel.privacy.site.journal import Journal, may_begin
 from umbel.protocol.errors import SiteError
 from umbel.protocol.flower import parse_config_args
 from umbel.protocol.home import umbel_home

@@ -43,10 +43,10 @@ def _check(
         from umbel.client.bundle import Bundle
         from umbel.client.checks import entries_of, own_checks, server_checks
         from umbel.client.node import Node
-        from umbel.privacy.gate.journal import VERSION as LEDGERS
-        from umbel.privacy.gate.journal import Journal
-        from umbel.privacy.gate.policy import Policy
-        from umbel.privacy.gate.site import Site
+        from umbel.privacy.site.config import Site
+        from umbel.privacy.site.journal import VERSION as LEDGERS
+        from umbel.privacy.site.journal import Journal
+        from umbel.privacy.site.policy import Policy
         from umbel.protocol.clients import ClientInDataset
         from umbel.protocol.tasks import VERSION as PROTOCOL
 

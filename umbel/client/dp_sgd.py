@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from umbel.client.cohort import Cohort, LocalUpdate, Steps
 from umbel.client.row_gradients import RowGradients
 from umbel.models.model import Parameters
-from umbel.privacy.gate.time_limit import check_time
 from umbel.privacy.mechanisms.base import Matrix
 from umbel.privacy.mechanisms.randomness import RowSource
 from umbel.privacy.mechanisms.sanitise import round_to_grid
+from umbel.privacy.site.time_limit import check_time
 from umbel.protocol.release import RowPrivacy
 
 _BLOCK = 1 << 12

@@ -29,9 +29,9 @@ from umbel.client.loop import Engine, Loop
 from umbel.client.row_gradients import gradients_of
 from umbel.models.fit import CPU_CHUNK_BYTES, Traits, one_line, training_bytes, traits_of
 from umbel.models.model import Model, Parameters
-from umbel.privacy.gate.time_limit import check_time
-from umbel.privacy.gate.work import Places
 from umbel.privacy.mechanisms.randomness import RowSource
+from umbel.privacy.site.time_limit import check_time
+from umbel.privacy.site.work import Places
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ConfigError, ModelError
 from umbel.protocol.project import ENGINE

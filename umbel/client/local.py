@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 from umbel.models.model import Model
-from umbel.privacy.gate.journal import Journal
-from umbel.privacy.gate.site import Site
-from umbel.privacy.gate.totals import Head
 from umbel.privacy.mechanisms.randomness import streams
+from umbel.privacy.site.config import Site
+from umbel.privacy.site.journal import Journal
+from umbel.privacy.site.totals import Head
 from umbel.protocol.arrays import Arrays, all_finite
 from umbel.protocol.home import write_atomically
 from umbel.protocol.records import from_array_record, record_in, to_array_record
@@ -79,7 +79,7 @@ class LocalParameters:
     def write(self, clients: Sequence[int], values: Arrays, shared: Arrays, hidden: bool = False) -> None:
         """Keep the local parameters of clients, and whether training has hidden each row in them.
 
-        Training that diverged counts as no update, as in `umbel.privacy.gate.answer`: a client whose `shared` or
+        Training that diverged counts as no update, as in `umbel.privacy.site.answer`: a client whose `shared` or
         local parameters are not finite keeps its earlier local parameters.
         """
         if not values:

@@ -14,7 +14,7 @@ from torch import Tensor
 from umbel.client.cohort import Cohort, Schedule, Steps, seeded
 from umbel.models.fit import traits_of
 from umbel.models.model import Model, Parameters
-from umbel.privacy.gate.time_limit import check_time
+from umbel.privacy.site.time_limit import check_time
 
 
 class Engine(ABC):

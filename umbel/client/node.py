@@ -22,10 +22,10 @@ from umbel.data.find import stats_of
 from umbel.models.fit import one_line
 from umbel.models.model import Model
 from umbel.models.optimizers import Descent, descent_of
-from umbel.privacy.gate.journal import Names, NamesOnTrial
-from umbel.privacy.gate.policy import Personal, Role
-from umbel.privacy.gate.site import Site
 from umbel.privacy.mechanisms.sampled_gaussian import most_drawn
+from umbel.privacy.site.config import Site
+from umbel.privacy.site.journal import Names, NamesOnTrial
+from umbel.privacy.site.policy import Personal, Role
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientInDataset, ClientOnNode, counted
 from umbel.protocol.errors import DatasetError, ModelError, ProtocolError, Refused, SiteError, UmbelError

@@ -26,8 +26,8 @@ from umbel.models.fit import misfit, traits_of
 from umbel.models.model import Model
 from umbel.models.optimizers import descent_of
 from umbel.models.prior import Prior
-from umbel.privacy.gate.policy import Personal
 from umbel.privacy.mechanisms.randomness import streams
+from umbel.privacy.site.policy import Personal
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ConfigError, DatasetError
 from umbel.protocol.run_config import RunConfig, read_saved

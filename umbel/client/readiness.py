@@ -12,8 +12,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from umbel.privacy.gate.journal import Journal, may_begin
-from umbel.privacy.gate.site import Site
+from umbel.privacy.site.config import Site
+from umbel.privacy.site.journal import Journal, may_begin
 from umbel.protocol.errors import SiteError, UmbelError
 from umbel.protocol.home import check_room
 from umbel.protocol.log import log

@@ -21,11 +21,11 @@ from umbel.client.learner import Learner, Turns, arrays_of, best_hypothesis
 from umbel.client.local import LocalParameters
 from umbel.client.node import Node
 from umbel.models.model import Parameters
-from umbel.privacy.gate.site import Site
-from umbel.privacy.gate.work import Places, Results, Work
 from umbel.privacy.mechanisms.base import NoiseSource
 from umbel.privacy.mechanisms.choice import OWN
 from umbel.privacy.mechanisms.randomness import noise_sources, row_sources, streams
+from umbel.privacy.site.config import Site
+from umbel.privacy.site.work import Places, Results, Work
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientInDataset, ClientOnNode
 from umbel.protocol.log import log
@@ -37,7 +37,7 @@ from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 class NodeClients:
     """The clients of a site's node in a run; `state` is the node's ``context.state``.
 
-    See `umbel.privacy.gate.answer.Clients`.
+    See `umbel.privacy.site.answer.Clients`.
     """
 
     site: Site

@@ -22,12 +22,12 @@ from umbel.privacy.accounting.guarantee import (
 )
 from umbel.privacy.accounting.odometer import clients_to_date
 from umbel.privacy.accounting.rows import row_guarantee, rows_to_date
-from umbel.privacy.gate.charges import NO_LIMITS, Account, Limits, paper_spent
-from umbel.privacy.gate.journal import Journal, Names
-from umbel.privacy.gate.runs import Request, Runs
-from umbel.privacy.gate.site import Site
-from umbel.privacy.gate.totals import Line, from_ranges
 from umbel.privacy.mechanisms import MECHANISMS
+from umbel.privacy.site.charges import NO_LIMITS, Account, Limits, paper_spent
+from umbel.privacy.site.config import Site
+from umbel.privacy.site.journal import Journal, Names
+from umbel.privacy.site.runs import Request, Runs
+from umbel.privacy.site.totals import Line, from_ranges
 from umbel.protocol.errors import ConfigError, ProtocolError, SiteError
 from umbel.protocol.release import Release, ReleaseBy, report_release
 from umbel.protocol.run_config import RunConfig

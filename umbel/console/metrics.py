@@ -19,12 +19,12 @@ from prometheus_client.metrics_core import Metric
 from umbel.client.checks import entries_of
 from umbel.client.readiness import Readiness
 from umbel.console.books import Books
-from umbel.privacy.gate.charges import Limits
-from umbel.privacy.gate.entry import Decision
-from umbel.privacy.gate.journal import Journal
-from umbel.privacy.gate.refusals import PUBLIC
-from umbel.privacy.gate.runs import Status
-from umbel.privacy.gate.totals import Head
+from umbel.privacy.site.charges import Limits
+from umbel.privacy.site.entry import Decision
+from umbel.privacy.site.journal import Journal
+from umbel.privacy.site.refusals import PUBLIC
+from umbel.privacy.site.runs import Status
+from umbel.privacy.site.totals import Head
 from umbel.protocol.cli import command_line
 from umbel.protocol.errors import UmbelError
 from umbel.protocol.metrics import machine, metric, publish, watched

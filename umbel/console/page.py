@@ -11,9 +11,9 @@ from jinja2 import DictLoader, Environment, StrictUndefined
 
 from umbel.console.books import Books, plan, prices
 from umbel.privacy.accounting.guarantee import amount
-from umbel.privacy.gate.policy import Policy
-from umbel.privacy.gate.runs import SHOWN, Request, Status
 from umbel.privacy.mechanisms import MECHANISMS
+from umbel.privacy.site.policy import Policy
+from umbel.privacy.site.runs import SHOWN, Request, Status
 from umbel.protocol.cli import printable
 from umbel.protocol.project import PACKAGE
 from umbel.protocol.words import count_of

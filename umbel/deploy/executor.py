@@ -42,8 +42,8 @@ from umbel.client.trial import try_engines
 from umbel.deploy.flower import CLIENT_TASK, prepare_tasks, run_superexec, run_task
 from umbel.deploy.listening import option, without
 from umbel.deploy.ready import serve_health
-from umbel.privacy.gate.refusals import record_refusal, refuse
-from umbel.privacy.gate.site import NODE_CONFIG, Site
+from umbel.privacy.site.config import NODE_CONFIG, Site
+from umbel.privacy.site.refusals import record_refusal, refuse
 from umbel.protocol import logs
 from umbel.protocol.cli import PASSES_ON, command_line
 from umbel.protocol.errors import Refused, SiteError

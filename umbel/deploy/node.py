@@ -44,8 +44,8 @@ from umbel.deploy.flower import run_supernode
 from umbel.deploy.listening import check_port, check_validity, option
 from umbel.deploy.programs import environment
 from umbel.deploy.ready import Fault
-from umbel.privacy.gate.policy_file import POLICY_FILE
-from umbel.privacy.gate.site import NODE_CONFIG, SERVER_CA, Site
+from umbel.privacy.site.config import NODE_CONFIG, SERVER_CA, Site
+from umbel.privacy.site.policy_file import POLICY_FILE
 from umbel.protocol import logs
 from umbel.protocol.cli import PASSES_ON, command_line, errors_in_one_line, printable
 from umbel.protocol.errors import SiteError

@@ -16,11 +16,11 @@ from flwr.clientapp.typing import ClientAppCallable
 from numpy.typing import NDArray
 
 from umbel.mods.choose import Loss, choose_hypothesis, choosing, round_in, stacked_in, with_one
-from umbel.privacy.gate.answer import Incoming, report, train
-from umbel.privacy.gate.policy import Role
-from umbel.privacy.gate.work import Places, Results, Work
 from umbel.privacy.mechanisms.choice import OWN
 from umbel.privacy.mechanisms.sanitise import LARGEST
+from umbel.privacy.site.answer import Incoming, report, train
+from umbel.privacy.site.policy import Role
+from umbel.privacy.site.work import Places, Results, Work
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.errors import ProtocolError, Refused
@@ -34,7 +34,7 @@ METRICS = "metrics"
 
 @dataclass
 class FlowerClient:
-    """An app's functions as the only client of its node (`umbel.privacy.gate.answer.Clients`).
+    """An app's functions as the only client of its node (`umbel.privacy.site.answer.Clients`).
 
     `task` is the client's in each round; the app alone decides how it trains. For `frozen`, `reports` and `choose` see
     `umbel.Gate`.

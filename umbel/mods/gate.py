@@ -20,11 +20,11 @@ from umbel.mods.choose import Loss, choice_made, shown
 from umbel.mods.flower_mod import METRICS, ONLY, FlowerClient
 from umbel.privacy import mechanisms
 from umbel.privacy.accounting.guarantee import DELTA, amount, guarantee
-from umbel.privacy.gate.answer import Incoming
-from umbel.privacy.gate.entry import Entry
-from umbel.privacy.gate.policy import Approval, Budget, Mark, Policy, Role
-from umbel.privacy.gate.refusals import answer_or_refuse
-from umbel.privacy.gate.site import Site
+from umbel.privacy.site.answer import Incoming
+from umbel.privacy.site.config import Site
+from umbel.privacy.site.entry import Entry
+from umbel.privacy.site.policy import Approval, Budget, Mark, Policy, Role
+from umbel.privacy.site.refusals import answer_or_refuse
 from umbel.protocol.errors import ConfigError, Refused, SiteError, UmbelError
 from umbel.protocol.log import log
 from umbel.protocol.release import LAPLACE
@@ -44,7 +44,7 @@ class Gate:
     the server's arrays and with noise from the operating system's entropy. The number of examples becomes 1; the gate
     drops all else. It refuses other messages to the app, except for `reports`.
 
-    The parameters are requests to a site. The site's policy overrides them (`umbel.privacy.gate.policy`) only if the
+    The parameters are requests to a site. The site's policy overrides them (`umbel.privacy.site.policy`) only if the
     site runs an app that it has installed: a server that ships the app can ship it without a gate.
 
     Parameters

@@ -1,6 +1,6 @@
 """The nodes of umbel's own app, which host many clients each, as a strategy sees them.
 
-A node gets one message a round, at `umbel.client.app`, behind the gate (`umbel.privacy.gate.umbel_app`).
+A node gets one message a round, at `umbel.client.app`, behind the gate (`umbel.privacy.site.umbel_app`).
 """
 
 from __future__ import annotations

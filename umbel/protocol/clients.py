@@ -4,7 +4,7 @@ The server samples clients by their number in the run. A message numbers the cli
 nothing of other nodes. Data, ledger and random streams use the number in the dataset.
 
 The server turns the first into the second (`umbel.nodes.roster.Roster.place`). The node turns the second into
-the third: `umbel.privacy.gate.site.Site.client_ids` for the ledger, `umbel.client.node.Node.training_clients` for the
+the third: `umbel.privacy.site.config.Site.client_ids` for the ledger, `umbel.client.node.Node.training_clients` for the
 data.
 """
 

@@ -29,8 +29,8 @@ from umbel.models.fit import traits_of
 from umbel.models.losses import SLOPES
 from umbel.models.prior import Prior
 from umbel.nodes.differences import prior_of
-from umbel.privacy.gate.policy import Personal
 from umbel.privacy.mechanisms.randomness import streams
+from umbel.privacy.site.policy import Personal
 from umbel.protocol.arrays import Arrays, flatten, unflatten
 from umbel.protocol.log import log
 from umbel.protocol.words import count_of

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from umbel.privacy.accounting.guarantee import DELTA
-from umbel.privacy.gate.policy import Personal
 from umbel.privacy.mechanisms.gaussian import calibrate
+from umbel.privacy.site.policy import Personal
 from umbel.protocol.release import LAPLACE
 from umbel.server.setup import Setup
 from umbel.simulation.baselines import LOCAL_EPOCHS

@@ -22,7 +22,7 @@ import torch
 
 from umbel.data import Dataset, Manifest, find_dataset, offsets_of, open_dataset, write_dataset
 from umbel.nodes.differences import prior_of
-from umbel.privacy.gate.policy import Personal
+from umbel.privacy.site.policy import Personal
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import SweepError
 from umbel.protocol.home import make_folder, umbel_home, write_atomically

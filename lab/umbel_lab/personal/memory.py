@@ -20,7 +20,7 @@ from umbel.client.personal.calibrate import numbers
 from umbel.client.personal.predictors import FACTOR, OFFSET, WEIGHTS, Predictors, Task, mixed, row_scores, sums
 from umbel.models.losses import Loss, Score
 from umbel.models.model import Model
-from umbel.privacy.gate.time_limit import check_time
+from umbel.privacy.site.time_limit import check_time
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ModelError
 

@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 from tests.helpers.errors import ended
 from tests.helpers.ledgers import forget
 from umbel.cli.main import app
-from umbel.privacy.gate.charges import Charge
-from umbel.privacy.gate.entry import Entry, outline
-from umbel.privacy.gate.journal import Journal, Names
-from umbel.privacy.gate.policy import Policy
-from umbel.privacy.gate.runs import Runs, digest_of
+from umbel.privacy.site.charges import Charge
+from umbel.privacy.site.entry import Entry, outline
+from umbel.privacy.site.journal import Journal, Names
+from umbel.privacy.site.policy import Policy
+from umbel.privacy.site.runs import Runs, digest_of
 from umbel.protocol.errors import Refused
 from umbel.protocol.release import Clipping, Kind, Release, RowPrivacy
 

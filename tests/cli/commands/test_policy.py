@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from umbel.cli.main import app
 from umbel.console.page import explained
-from umbel.privacy.gate.policy import Policy
 from umbel.privacy.mechanisms import MECHANISMS
+from umbel.privacy.site.policy import Policy
 
 KEY = "AAAAC3NzaC1lZDI1NTE5AAAAII5esJklLdUt2GoWtWkgDFbiKIwOkFmx72zoQsuZiyZb"
 

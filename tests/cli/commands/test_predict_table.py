@@ -16,7 +16,7 @@ from tests.helpers.errors import ended, raises
 from tests.helpers.learnt import learnt
 from umbel.cli.main import app
 from umbel.nodes.differences import add_releases
-from umbel.privacy.gate.policy import Personal
+from umbel.privacy.site.policy import Personal
 from umbel.protocol.errors import ConfigError, DatasetError
 from umbel.protocol.tasks import TrainingSpec
 from umbel.server.run_folder import RunFolder

@@ -24,8 +24,8 @@ from umbel.cli.main import app as command
 from umbel.client.app import app
 from umbel.console.books import prices
 from umbel.data import offsets_of, write_dataset
-from umbel.privacy.gate.journal import Journal
-from umbel.privacy.gate.runs import SHOWN, Runs, Status
+from umbel.privacy.site.journal import Journal
+from umbel.privacy.site.runs import SHOWN, Runs, Status
 from umbel.protocol.errors import FleetError, LedgerError
 from umbel.protocol.messages import keep_request, query
 from umbel.protocol.records import pack

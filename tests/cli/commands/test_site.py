@@ -29,11 +29,11 @@ from umbel.cli.main import app
 from umbel.client.node import Node
 from umbel.data import offsets_of, write_dataset
 from umbel.deploy import certs
-from umbel.privacy.gate.charges import Charge
-from umbel.privacy.gate.entry import Entry
-from umbel.privacy.gate.journal import Journal
-from umbel.privacy.gate.site import Site
-from umbel.privacy.gate.witness import Witness
+from umbel.privacy.site.charges import Charge
+from umbel.privacy.site.config import Site
+from umbel.privacy.site.entry import Entry
+from umbel.privacy.site.journal import Journal
+from umbel.privacy.site.witness import Witness
 from umbel.protocol.clients import ClientInDataset
 from umbel.protocol.home import umbel_home
 from umbel.protocol.project import OWN_PATH

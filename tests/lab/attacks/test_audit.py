@@ -18,10 +18,10 @@ from tests.helpers.errors import raises
 from umbel.privacy.accounting import guarantee
 from umbel.privacy.accounting.guarantee import site_release
 from umbel.privacy.channels import client
-from umbel.privacy.gate.charges import Charge
-from umbel.privacy.gate.totals import Totals
 from umbel.privacy.mechanisms import Gaussian, Laplace, choice, randomness
 from umbel.privacy.mechanisms.base import Mechanism
+from umbel.privacy.site.charges import Charge
+from umbel.privacy.site.totals import Totals
 from umbel.protocol.errors import ConfigError, FleetError
 from umbel.protocol.release import Clipping, Kind, Release
 from umbel_lab.attacks.__main__ import app as commands

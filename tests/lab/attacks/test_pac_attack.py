@@ -18,7 +18,7 @@ from tests.helpers.sources import ROOT
 from umbel.client.app import app
 from umbel.data import BUNDLED, open_dataset
 from umbel.models import load
-from umbel.privacy.gate.totals import Totals
+from umbel.privacy.site.totals import Totals
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.messages import hypotheses_in, training_in
 from umbel.protocol.options import parse_options

@@ -9,7 +9,7 @@ import pytest
 
 from tests.helpers.errors import raises
 from umbel.data import Dataset, Manifest, offsets_of, open_dataset, write_dataset
-from umbel.privacy.gate.policy import Personal
+from umbel.privacy.site.policy import Personal
 from umbel.protocol.errors import ConfigError
 from umbel.server.setup import Setup
 from umbel.simulation.baselines import personalised

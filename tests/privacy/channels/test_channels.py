@@ -13,7 +13,7 @@ from tests.helpers.messages import Behind, arrived, asked, of_node, refused, sta
 from tests.privacy.channels import toy
 from umbel.privacy import channels
 from umbel.privacy.accounting.guarantee import released_by
-from umbel.privacy.gate.charges import priced
+from umbel.privacy.site.charges import priced
 from umbel.protocol.arrays import flatten
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.release import CHANNELS, IMPLIED

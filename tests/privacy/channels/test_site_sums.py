@@ -41,13 +41,13 @@ from tests.helpers.sites import own, simulated
 from umbel.privacy.accounting.guarantee import gap, guarantee, pure_cost, site_release, within_budget
 from umbel.privacy.channels import Place
 from umbel.privacy.channels.site import SiteSanitiser, sums_in
-from umbel.privacy.gate.charges import Charge, Limits, read, written
-from umbel.privacy.gate.journal import Journal
-from umbel.privacy.gate.totals import Totals
 from umbel.privacy.mechanisms import Laplace
 from umbel.privacy.mechanisms.base import Matrix, Mechanism
 from umbel.privacy.mechanisms.gaussian import GaussianLoss
 from umbel.privacy.mechanisms.randomness import noise_sources
+from umbel.privacy.site.charges import Charge, Limits, read, written
+from umbel.privacy.site.journal import Journal
+from umbel.privacy.site.totals import Totals
 from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.errors import ProtocolError, Refused
 from umbel.protocol.home import umbel_home

@@ -15,8 +15,8 @@ from tests.helpers.ledgers import proven
 from tests.helpers.models import write_module
 from umbel.privacy import mechanisms
 from umbel.privacy.accounting.guarantee import gap, guarantee
-from umbel.privacy.gate.charges import Limits
 from umbel.privacy.mechanisms import Mechanism
+from umbel.privacy.site.charges import Limits
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Clipping, Kind, Release
 from umbel.server.summary import Summary

@@ -32,7 +32,7 @@ def explain(
     """Print every key of the run config, with its default and its meaning."""
     kind: type[Settings] = RunConfig
     if site:
-        from umbel.privacy.gate.policy import Policy
+        from umbel.privacy.site.policy import Policy
 
         kind = Policy
     rows = kind.table()

@@ -21,13 +21,13 @@ from umbel.client.checks import entries_of
 from umbel.console.books import Books, plan, prices
 from umbel.console.page import explained, render
 from umbel.privacy.accounting.guarantee import DELTA
-from umbel.privacy.gate.entry import Decision
-from umbel.privacy.gate.journal import Journal, lines_of
-from umbel.privacy.gate.policy import Policy
-from umbel.privacy.gate.policy_file import read_policy
-from umbel.privacy.gate.runs import SHOWN, Request, Runs, Status
-from umbel.privacy.gate.site import Site
-from umbel.privacy.gate.totals import Line
+from umbel.privacy.site.config import Site
+from umbel.privacy.site.entry import Decision
+from umbel.privacy.site.journal import Journal, lines_of
+from umbel.privacy.site.policy import Policy
+from umbel.privacy.site.policy_file import read_policy
+from umbel.privacy.site.runs import SHOWN, Request, Runs, Status
+from umbel.privacy.site.totals import Line
 from umbel.protocol.cli import command_line, console, csv_cell, fail, printable
 from umbel.protocol.errors import ConfigError, LedgerError
 from umbel.protocol.home import umbel_home, write_atomically

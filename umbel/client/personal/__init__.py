@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from umbel.client.personal import auto, bayes, calibrate, tune
 from umbel.client.personal.bayes import as_regression, closed_form
 from umbel.client.personal.predictors import Generators, Predictors, Task
-from umbel.privacy.gate.policy import Personal
+from umbel.privacy.site.policy import Personal
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.plugins import import_by_name, unknown_name
 

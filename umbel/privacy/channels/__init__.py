@@ -47,7 +47,7 @@ class Place:
 
     Attributes
     ----------
-    site : umbel.privacy.gate.site.Site
+    site : umbel.privacy.site.config.Site
     seed : int or None
         Seed of all noise; None for the operating system's entropy.
     state : RecordDict

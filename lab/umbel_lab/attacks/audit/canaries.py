@@ -19,11 +19,11 @@ from scipy import special
 
 from umbel.privacy import mechanisms
 from umbel.privacy.accounting.guarantee import gap
-from umbel.privacy.gate.journal import Journal
-from umbel.privacy.gate.totals import Totals
-from umbel.privacy.gate.umbel_app import answer_round
-from umbel.privacy.gate.work import Results, Work
 from umbel.privacy.mechanisms.choice import OWN
+from umbel.privacy.site.journal import Journal
+from umbel.privacy.site.totals import Totals
+from umbel.privacy.site.umbel_app import answer_round
+from umbel.privacy.site.work import Results, Work
 from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.clients import ClientInDataset, ClientOnNode
 from umbel.protocol.errors import ConfigError, FleetError

@@ -20,7 +20,7 @@ from umbel.client.app import app
 from umbel.data import Manifest, offsets_of, write_dataset
 from umbel.deploy.executor import load
 from umbel.deploy.flower import CLIENT_TASK
-from umbel.privacy.gate.journal import Journal
+from umbel.privacy.site.journal import Journal
 from umbel.protocol.logs import quiet
 from umbel.protocol.messages import round_request
 from umbel.protocol.records import pack

@@ -17,7 +17,7 @@ from tests.strategies.test_secure_average import CONFIG, keys
 from umbel.data import Manifest, offsets_of, write_dataset
 from umbel.privacy.accounting.guarantee import DELTA, guarantee
 from umbel.privacy.channels.secure import party, sums
-from umbel.privacy.gate.journal import Journal
+from umbel.privacy.site.journal import Journal
 from umbel.protocol.arrays import flatten
 from umbel.server.run import draw_hypotheses
 from umbel.simulation.in_process import play, run_config

@@ -24,9 +24,9 @@ from umbel.privacy.channels.secure.channel import Part, Secure, SecureReports, S
 from umbel.privacy.channels.secure.party import Announcement, Party
 from umbel.privacy.channels.secure.terms import Grid, Terms
 from umbel.privacy.channels.secure.wire import RECORD, Introduction, Request, Stage, masked_in
-from umbel.privacy.gate.answer import place_of
-from umbel.privacy.gate.site import Site
 from umbel.privacy.mechanisms.discrete_gaussian import ConcentratedLoss
+from umbel.privacy.site.answer import place_of
+from umbel.privacy.site.config import Site
 from umbel.protocol.errors import Refused
 from umbel.protocol.release import Clipping, Kind, Release
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec

@@ -36,8 +36,8 @@ from umbel.privacy.channels.secure.channel import SecureSanitiser, party_of, rem
 from umbel.privacy.channels.secure.party import Announcement, key_text
 from umbel.privacy.channels.secure.terms import LARGEST, Terms
 from umbel.privacy.channels.secure.wire import RECORD, Introduction, Request, Stage, masked_in
-from umbel.privacy.gate.answer import place_of
-from umbel.privacy.gate.site import Site
+from umbel.privacy.site.answer import place_of
+from umbel.privacy.site.config import Site
 from umbel.protocol.errors import ProtocolError, Refused, SiteError
 from umbel.protocol.release import Kind
 from umbel.protocol.signatures import line_of, simulated_key

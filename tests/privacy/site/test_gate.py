@@ -1,0 +1,815 @@
+"""What leaves a node of its training clients: sanitised parameters and who released them, or the word "refused".
+
+The tests look at replies as they are sent, after a round trip through Flower's serialisation,
+and break the clients behind the gate in every way that came to mind. `test_gate_reports.py` does the
+same for clients that report.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import secrets
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy import stats
+
+from tests.helpers.examples import examples
+from tests.helpers.ledgers import all_spent, spent
+from tests.helpers.messages import (
+    SIMULATED,
+    Behind,
+    Compute,
+    arrived,
+    asked,
+    of_node,
+    refused,
+    releases,
+    stacked,
+    task_of,
+    through_gate,
+    to_node,
+    wire,
+)
+from tests.helpers.noise import rounding, sanitise
+from umbel.privacy.mechanisms import choice, randomness
+from umbel.privacy.mechanisms.randomness import SecureGenerator, streams
+from umbel.privacy.mechanisms.sanitise import round_to_grid
+from umbel.privacy.site.journal import Journal
+from umbel.privacy.site.refusals import guard
+from umbel.privacy.site.totals import Totals
+from umbel.privacy.site.umbel_app import answer_round
+from umbel.protocol.arrays import Arrays, flatten
+from umbel.protocol.errors import ProtocolError
+from umbel.protocol.home import umbel_home
+from umbel.protocol.messages import query
+from umbel.protocol.simulated import in_process
+from umbel.protocol.tasks import TrainingSpec
+
+SECRET = "diagnosis-of-patient-17"
+SECRET_LOSS = 0.123456789
+OWN: dict[str, Any] = {"data-path": f"/data/{SECRET}"}  # the gate alone never opens it
+
+# A model of two layers and 9 parameters.
+LAYOUT: dict[str, tuple[int, ...]] = {"in.weight": (3, 2), "in.bias": (2,), "out.weight": ()}
+LAYERS = (slice(0, 8), slice(8, 9))
+
+# The same, of one layer, to check by hand.
+ONE = {"weight": (2,)}
+
+
+# --- a round of training around the gate
+
+
+def request(
+    hypotheses: Any, clients: tuple[int, ...], layout: dict[str, tuple[int, ...]] = ONE, **changes: Any
+) -> RecordDict:
+    """The content of a round's message that asks for training; `hypotheses` has a row for each."""
+    return asked(stacked(hypotheses, layout), task_of(clients, **changes))
+
+
+def hands_over(trained: Any, chosen: list[int], layout: dict[str, tuple[int, ...]] = ONE) -> Compute:
+    """Clients that do as they should; `trained` has a row for each client."""
+    return lambda task, assigned: [np.asarray(chosen), *stacked(trained, layout).values()]
+
+
+class Spy:
+    """Clients that count how often they train."""
+
+    def __init__(self, compute: Compute) -> None:
+        self.compute, self.calls = compute, 0
+
+    def __call__(self, task: TrainingSpec, assigned: NDArray[np.int64]) -> Any:
+        self.calls += 1
+        return self.compute(task, assigned)
+
+
+@dataclass(frozen=True)
+class Left:
+    """What left a node that was not refused."""
+
+    arrays: Arrays
+    released: list[int]
+
+
+def what_left(reply: Message, clients: int, layout: dict[str, tuple[int, ...]] = LAYOUT) -> Left | None:
+    """Check that a reply holds allowed fields alone; return them, or None for "refused"."""
+    sent = wire(reply)
+    for text in (SECRET.encode(), struct.pack("<d", SECRET_LOSS), struct.pack("<f", SECRET_LOSS)):
+        assert text not in sent
+        assert text not in repr(reply).encode()
+    came = arrived(reply)
+    assert came.metadata.message_type == "train"
+    if came.has_error():
+        assert refused(came)
+        return None
+
+    assert set(came.content) == {"arrays", "released"}
+    assert {"clients"} <= set(came.content.metric_records["released"]) <= {"clients", "step"}
+    flags = came.content.metric_records["released"]["clients"]
+    assert isinstance(flags, list)
+    assert len(flags) == clients
+    assert all(type(flag) is int and flag in (0, 1) for flag in flags)
+
+    arrays = releases(came)
+    assert list(arrays) == list(layout)
+    for name, shape in layout.items():
+        assert arrays[name].dtype == np.float32
+        assert arrays[name].shape == (sum(flags), *shape)
+        assert np.isfinite(arrays[name]).all()
+    return Left(arrays, [int(flag) for flag in flags])
+
+
+def assert_left(reply: Message, clients: int, layout: dict[str, tuple[int, ...]] = LAYOUT) -> Left:
+    """Return what left, which must be something."""
+    left = what_left(reply, clients, layout)
+    assert left is not None
+    return left
+
+
+# --- any task, any data, any fault
+
+
+@dataclass(frozen=True)
+class Case:
+    """A task, and what the clients have trained."""
+
+    task: TrainingSpec
+    own_data: bool
+    hypotheses: Arrays
+    trained: Arrays
+    chosen: list[int]
+    ill: list[bool]
+
+    @property
+    def request(self) -> RecordDict:
+        return asked(self.hypotheses, self.task)
+
+    @property
+    def context(self) -> Context:
+        return of_node(OWN if self.own_data else SIMULATED)
+
+    @property
+    def unsanitised(self) -> list[NDArray[np.float32]]:
+        """Parameters that must not leave: as trained, and with the update clipped."""
+        start = flatten(self.hypotheses)[self.chosen]
+        clipped = flatten(self.trained) - start
+        for columns in LAYERS if self.task.noise_per == "layer" else (slice(None),):
+            norms = np.linalg.norm(clipped[:, columns], axis=1, keepdims=True)
+            with np.errstate(invalid="ignore"):  # the ill ones
+                clipped[:, columns] *= np.minimum(1, self.task.clip_norm / np.maximum(norms, 1e-300))
+        return [flatten(self.trained).astype(np.float32), (start + clipped).astype(np.float32)]
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    clients = draw(st.lists(st.integers(0, 2**40), min_size=1, max_size=6, unique=True))
+    own_data = draw(st.booleans())
+    mode = draw(st.sampled_from(["update", "public"]))
+    task = task_of(
+        tuple(clients),
+        round=draw(st.integers(1, 500)),
+        noise_multiplier=draw(st.floats(1.0, 20.0)),
+        clipping=mode,
+        clip_norm=draw(st.floats(0.1, 2.0)),
+        noise_per=draw(st.sampled_from(["vector", "layer"])) if mode == "update" else "vector",
+    )
+    k, m = draw(st.integers(1, 4)), len(clients)
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    # Parameters near zero, where float32 is so fine that no noise rounds to nothing by chance:
+    # less than once in 10^6 runs of this test for all coordinates together.
+    hypotheses = stacked(1e-5 * rng.standard_normal((k, 9)), LAYOUT)
+    chosen = rng.integers(k, size=m).tolist()
+    # Noise that comes from a fixed seed, in simulation, may have to hide any update.
+    size = 1e-5 if own_data else draw(st.sampled_from([0.0, 1e-5, 1.0]))
+    matrix = flatten(hypotheses)[chosen] + size * rng.standard_normal((m, 9))
+    ill = draw(st.lists(st.booleans(), min_size=m, max_size=m))
+    for row in np.flatnonzero(ill):
+        matrix[row, draw(st.integers(0, 8))] = draw(st.sampled_from([np.nan, np.inf, -np.inf]))
+    return Case(task, own_data, hypotheses, stacked(matrix, LAYOUT), chosen, ill)
+
+
+Fault = Callable[[list[Any], Case], Any]
+"""Changes what clients return, returns something in its place, or raises."""
+
+
+def trained_as(alter: Callable[[NDArray[Any]], Any], only: str = "") -> Fault:
+    """Change each array that was trained, or one."""
+
+    def fault(results: list[Any], case: Case) -> None:
+        for i, name in enumerate(LAYOUT, 1):
+            if only in ("", name):
+                results[i] = alter(results[i])
+
+    return fault
+
+
+def chose(choose: Callable[[Case], Any]) -> Fault:
+    def fault(results: list[Any], case: Case) -> None:
+        results[0] = choose(case)
+
+    return fault
+
+
+def out_of_range(choice: Callable[[Case], int]) -> Fault:
+    return chose(lambda case: np.array([*case.chosen[1:], choice(case)]))
+
+
+def raising(error: BaseException) -> Fault:
+    def fault(results: list[Any], case: Case) -> None:
+        raise error from KeyError(SECRET)
+
+    return fault
+
+
+FATAL: dict[str, Fault] = {
+    "an exception": raising(ValueError(f"{SECRET}: loss {SECRET_LOSS}")),
+    "an exception with a telling name": raising(type(SECRET, (Exception,), {})()),
+    "exceptions": raising(ExceptionGroup(SECRET, [KeyError(SECRET)])),
+    "an assertion": raising(AssertionError(SECRET)),
+    "nothing": lambda results, case: SECRET,
+    "no arrays": lambda results, case: results.clear(),
+    "whole numbers": trained_as(lambda value: np.ones_like(value, np.int32)),
+    "one array of whole numbers": trained_as(lambda value: np.ones_like(value, np.int64), "in.bias"),
+    "double precision": trained_as(lambda value: value.astype(np.float64)),
+    "half precision": trained_as(lambda value: value.astype(np.float16)),
+    "foreign byte order": trained_as(lambda value: value.astype(">f4")),
+    "an array of its own making": trained_as(np.ma.masked_array),
+    "lists": trained_as(lambda value: value.tolist()),
+    "a row too few": trained_as(lambda value: value[1:]),
+    "a row too many": trained_as(lambda value: np.concatenate([value, value[:1]])),
+    "one array of other length": trained_as(lambda value: value[1:], "in.bias"),
+    "another shape": trained_as(lambda value: value.swapaxes(1, 2), "in.weight"),
+    "an axis more": trained_as(lambda value: value[..., None]),
+    "bytes that are no array": trained_as(lambda value: SECRET.encode(), "in.bias"),
+    "an array too few": lambda results, case: results.pop(2),
+    "an array too many": lambda results, case: results.append(np.ones((len(case.chosen), 2), np.float32)),
+    "another order": lambda results, case: results.reverse(),
+    "choices missing": chose(lambda case: None),
+    "choices in words": chose(lambda case: np.array([SECRET] * len(case.chosen))),
+    "choices not whole": chose(lambda case: np.array(case.chosen, float)),
+    "a choice too few": chose(lambda case: np.array(case.chosen[1:], np.int64)),
+    "one choice for all": chose(lambda case: case.chosen[0]),
+    "a choice too high": out_of_range(lambda case: len(case.hypotheses["in.bias"])),
+    "a choice below zero": out_of_range(lambda case: -1),
+}
+
+
+def with_fault(case: Case, fault: Fault | None = None) -> Compute:
+    """Clients that commit a fault, or none."""
+
+    def compute(task: TrainingSpec, assigned: NDArray[np.int64]) -> Any:
+        results = [np.asarray(case.chosen), *case.trained.values()]
+        other = fault(results, case) if fault else None
+        return other if isinstance(other, str) else results
+
+    return compute
+
+
+@settings(derandomize=True, max_examples=examples(40))
+@given(cases())
+def test_only_noised_parameters_and_who_released_leave(case: Case) -> None:
+    context = case.context
+    before = all_spent(context, case.task.clients)
+    reply = through_gate(case.request, context, with_fault(case))
+
+    left = assert_left(reply, len(case.task.clients))
+    assert left.released == [1] * len(case.task.clients), "nobody can tell whose training blew up"
+    well = np.logical_not(case.ill)
+    for unsanitised in case.unsanitised:
+        for name, parameters in stacked(unsanitised, LAYOUT).items():
+            assert (left.arrays[name][well] != parameters[well]).all(), f"a coordinate of {name} went without noise"
+
+    cost = Fraction(9) / Fraction(repr(case.task.noise_multiplier))
+    assert all_spent(context, case.task.clients) == pytest.approx([earlier + cost for earlier in before])
+
+
+@pytest.mark.parametrize("name", FATAL)
+@settings(derandomize=True, max_examples=examples(3))
+@given(case=cases())
+def test_of_clients_that_fail_only_noise_leaves(name: str, case: Case) -> None:
+    """At a site; in simulation an error is seen, and nothing leaves. Either way they have been charged."""
+    context = case.context
+    before = all_spent(context, case.task.clients)
+    left = what_left(through_gate(case.request, context, with_fault(case, FATAL[name])), len(case.task.clients))
+    assert (left is None) is not case.own_data
+    assert left is None or left.released == [1] * len(case.task.clients)
+    cost = Fraction(9) / Fraction(repr(case.task.noise_multiplier))
+    paid = [earlier + cost for earlier in before]
+    assert all_spent(context, case.task.clients) == pytest.approx(paid), "they were charged before they trained"
+
+
+def test_the_reason_stays_in_the_nodes_own_log(node_log: io.StringIO) -> None:
+    def fails(*_: Any) -> Any:
+        raise ValueError(SECRET)
+
+    assert what_left(through_gate(SMALL, of_node(SIMULATED), fails), 2) is None
+    assert f"umbel refused to answer (train): {SECRET}" in node_log.getvalue()
+    assert_left(through_gate(SMALL, of_node(OWN), fails), 2, ONE)
+    assert f"answers as if it had no update: {SECRET}" in node_log.getvalue()
+
+
+# --- numbers to check by hand: one hypothesis of zeros, two clients
+
+ZEROS = np.zeros((1, 2))
+TRAINED = np.array([[3.0, 4.0], [0.3, 0.4]])
+SMALL = request(ZEROS, (4, 7))
+
+
+def small(node_config: dict[str, Any], clients: tuple[int, ...] = (4, 7), **changes: Any) -> Left:
+    """What leaves when the small example is trained."""
+    content = request(ZEROS, clients, **changes)
+    return assert_left(through_gate(content, of_node(node_config), hands_over(TRAINED, [0, 0])), 2, ONE)
+
+
+def test_in_simulation_parameters_may_leave_as_trained_which_costs_everything() -> None:
+    context = of_node(SIMULATED)
+    content = request(ZEROS, (4, 7), noise_multiplier=0.0)
+    left = assert_left(through_gate(content, context, hands_over(TRAINED, [0, 0])), 2, ONE)
+    np.testing.assert_array_equal(left.arrays["weight"], TRAINED.astype(np.float32))
+    assert left.released == [1, 1]
+    assert [spent(Totals(context.state), client) for client in (4, 7, 5)] == [float("inf"), float("inf"), 0]
+
+
+def test_a_public_radius_clips_updates() -> None:
+    left = small(SIMULATED, noise_multiplier=0.0, clipping="public", clip_norm=1.0)
+    np.testing.assert_allclose(left.arrays["weight"], [[0.6, 0.8], [0.3, 0.4]], rtol=1e-6)
+
+
+def test_the_update_is_what_is_added_to_the_chosen_hypothesis() -> None:
+    # Clients chose the second and the first hypothesis; their updates have norms 5 and 1.
+    hypotheses = np.array([[0.0, 0.0], [10.0, 10.0]])
+    trained = np.array([[13.0, 14.0], [0.6, 0.8]])
+    content = request(hypotheses, (0, 1), noise_multiplier=0.0, clipping="public", clip_norm=1.0)
+    reply = through_gate(content, of_node(SIMULATED), hands_over(trained, [1, 0]))
+    left = assert_left(reply, 2, ONE)
+    np.testing.assert_allclose(left.arrays["weight"], [[10.6, 10.8], [0.6, 0.8]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["update", "public"])
+def test_a_release_is_the_sanitised_update_with_noise_from_the_clients_own_stream(mode: str) -> None:
+    # The second of two nodes hosts clients 1, 3, 5, ... of the dataset: its 4 and 7 are 9 and 15.
+    left = small({"partition-id": 1, "num-partitions": 2}, clipping=mode, round=6)
+    noised = sanitise(stacked(TRAINED, ONE)["weight"].astype(float), 5.0, 0.1, mode, streams(3, "noise", 6, [9, 15]))
+    # Hypotheses of zeros have the finest resolution there is.
+    expected = round_to_grid(noised, rounding(2, 5.0, 0.1), float(np.spacing(np.float32(0))))
+    np.testing.assert_array_equal(left.arrays["weight"], expected.astype(np.float32))
+
+
+# The rows of in.weight, and in.bias and out.weight as rows of their own.
+ROWS = (slice(0, 2), slice(2, 4), slice(4, 6), slice(6, 8), slice(8, 9))
+
+
+@pytest.mark.parametrize(("noise_per", "parts"), [("layer", LAYERS), ("row", ROWS)])
+def test_each_layer_or_row_may_be_noised_by_itself(noise_per: str, parts: tuple[slice, ...]) -> None:
+    updates, context = np.arange(9.0)[None], of_node(SIMULATED)
+    content = request(np.zeros((1, 9)), (0,), LAYOUT, noise_per=noise_per)
+    reply = through_gate(content, context, hands_over(updates, [0], LAYOUT))
+    noised = sanitise(updates, 5.0, 0.1, "update", streams(3, "noise", 1, [0]), parts)
+    expected = round_to_grid(noised, rounding(9, 5.0, 0.1), float(np.spacing(np.float32(0))))
+    np.testing.assert_array_equal(flatten(assert_left(reply, 1).arrays), expected.astype(np.float32))
+    assert all_spent(context, [0]) == [Fraction(9, 5)], "parts of n_i parameters cost n_i / nu each, n / nu together"
+
+
+def test_layers_that_are_not_whole_are_refused() -> None:
+    split = {"in.weight": (2,), "out.weight": (2,), "in.bias": (1,)}
+    content = request(np.zeros((1, 5)), (0,), split, noise_per="layer")
+    context = of_node(SIMULATED)
+    reply = through_gate(content, context, hands_over(np.ones((1, 5)), [0], split))
+    assert what_left(reply, 1, split) is None
+    assert all_spent(context, [0]) == [0], "refused before anything is trained or charged"
+
+
+def test_choices_leave_only_if_asked_for() -> None:
+    hypotheses = np.array([[0.0, 0.0], [10.0, 10.0]])
+    trained = np.array([[11.0, 11.0], [np.nan, 0.0], [1.0, 1.0]])
+    content = request(hypotheses, (0, 1, 2), disclose_choice=True)
+    reply = through_gate(content, of_node(SIMULATED), hands_over(trained, [1, 1, 0]))
+    assert dict(reply.content.metric_records["released"]) == {"clients": [1, 1, 1], "choices": [1, 1, 0]}
+
+
+def test_a_client_whose_training_blew_up_releases_its_hypothesis_with_noise_and_pays() -> None:
+    """Whether it blows up depends on its data and on the step size the server chose."""
+    context = of_node(SIMULATED)
+    hypotheses = np.array([[100.0, 200.0]])
+    trained = np.array([[np.nan, 1.0], [103.0, 204.0], [np.inf, 1.0]])
+    content = request(hypotheses, (4, 7, 2), noise_multiplier=3.0)
+    left = assert_left(through_gate(content, context, hands_over(trained, [0, 0, 0])), 3, ONE)
+    assert left.released == [1, 1, 1]
+    noise = sanitise(np.zeros((2, 2)), 3.0, 0.1, "update", streams(3, "noise", 1, [4, 2]))
+    np.testing.assert_allclose(left.arrays["weight"][[0, 2]], hypotheses + noise, atol=0.02)
+    assert all_spent(context, (4, 7, 2)) == [Fraction(2, 3)] * 3
+
+
+def test_a_release_beyond_float32_is_the_largest_number_there_is() -> None:
+    # Noise of scale nu r / n = 5e38 where float32 ends at 3.4e38: about half of the clients.
+    context = of_node(SIMULATED)
+    clients = tuple(range(40))
+    layout = {"weight": (1,)}
+    content = request(np.zeros((1, 1)), clients, layout, clipping="public", clip_norm=1e38)
+    handler = hands_over(np.ones((40, 1)), [0] * 40, layout)
+    left = assert_left(through_gate(content, context, handler), 40, layout)
+    assert left.released == [1] * 40
+    assert 10 < np.sum(np.abs(left.arrays["weight"]) == np.finfo(np.float32).max) < 30
+    assert all_spent(context, clients) == [Fraction(1, 5)] * 40
+
+
+# --- the charge comes before the noise
+
+
+@pytest.mark.parametrize("deadly", [KeyboardInterrupt, SystemExit])
+def test_a_node_that_is_told_to_end_ends(deadly: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(*_: Any) -> Any:
+        raise deadly
+
+    with pytest.raises(deadly):
+        through_gate(SMALL, of_node(OWN), end)
+    monkeypatch.setattr("umbel.privacy.mechanisms.sanitise.sanitise_in_place", end)
+    with pytest.raises(deadly):
+        through_gate(SMALL, of_node(OWN), hands_over(TRAINED, [0, 0]))
+
+
+# --- whoever cannot pay does not train
+
+
+def test_of_the_asked_clients_those_train_that_paid(monkeypatch: pytest.MonkeyPatch) -> None:
+    trains: list[Any] = []
+    monkeypatch.setattr(Totals, "charge", lambda self, charge, clients, limits, at_least, most: [True, False])
+
+    def compute(task: TrainingSpec, assigned: NDArray[np.int64]) -> Any:
+        trains.append(task.clients)
+        return hands_over(TRAINED[:1], [0])(task, assigned)
+
+    left = assert_left(through_gate(SMALL, of_node(SIMULATED), compute), 2, ONE)
+    assert left.released == [1, 0]
+    assert trains == [(4,)]
+
+
+def test_a_task_that_the_node_cannot_do_is_refused_before_anybody_pays(node_log: io.StringIO) -> None:
+    def check(task: TrainingSpec, hypotheses: Arrays) -> None:
+        raise ProtocolError("these are another model's")
+
+    refused_unseen(SMALL, OWN, check)
+    assert "these are another model's" in node_log.getvalue()
+
+
+# --- in how many bits releases travel
+
+
+def bits(hypotheses: Any, node_config: dict[str, Any], trained: Any = ((1.0, 1.0), (0.5, 9e9)), **changes: Any) -> int:
+    """Return in how many bits a number travels from a node whose two clients train."""
+    reply = through_gate(request(hypotheses, (4, 7), **changes), of_node(node_config), hands_over(trained, [0, 0]))
+    (matrix,) = reply.content.array_records["arrays"].values()
+    assert set(releases(reply)) == {"weight"}
+    assert releases(reply)["weight"].dtype == np.float32
+    return 8 * np.dtype(matrix.dtype).itemsize
+
+
+PUBLIC: dict[str, Any] = {"clipping": "public", "clip_norm": 1.0, "noise_multiplier": 2.0}
+
+
+def test_a_release_within_a_public_radius_travels_in_16_bits() -> None:
+    assert bits([[0.5, -0.5]], OWN, **PUBLIC) == 16
+
+
+@pytest.mark.parametrize("trained", [[[0.5, -0.5]] * 2, [[3e38, -3e38]] * 2, [[np.nan, np.inf]] * 2])
+def test_how_many_bits_there_are_does_not_depend_on_the_data(trained: Any) -> None:
+    assert bits([[0.5, -0.5]], OWN, trained, **PUBLIC) == 16
+    assert bits([[1e5, -0.5]], OWN, trained, **PUBLIC) == 32, "the hypotheses are too large for 16"
+
+
+def test_where_16_bits_may_not_do_a_release_travels_in_32() -> None:
+    assert bits([[0.5, -0.5]], OWN, noise_multiplier=2.0) == 32, "an update may be of any length"
+    assert bits([[0.5, -0.5]], SIMULATED, **PUBLIC) == 32, "nothing travels far"
+    assert bits([[0.5, -0.5]], SIMULATED, **PUBLIC | {"noise_multiplier": 0.0}) == 32, "there is no grid"
+    assert bits([[0.5, -0.5]], OWN, **PUBLIC | {"clip_norm": 1e60}) == 32, "the grid's step is no 32-bit number"
+    assert bits([[0.5, -0.5]], OWN, **PUBLIC | {"clip_norm": 1e38}) == 32, "what many steps make is none"
+
+
+def test_what_travels_in_16_bits_lies_on_the_public_grid() -> None:
+    """The noise deviates by nu r sqrt(n + 1) / n = sqrt(3) in each of two numbers; 1/16 of that, as a power of two."""
+    reply = through_gate(request([[0.5, -0.5]], (4, 7), **PUBLIC), of_node(OWN), hands_over([[1.0, 1.0]] * 2, [0, 0]))
+    assert reply.content.metric_records["released"]["step"] == 1 / 16
+    times = releases(reply)["weight"] * 16
+    np.testing.assert_array_equal(times, np.rint(times))
+
+
+# --- a private choice
+
+APART_TWO = np.array([[0.0, 0.0], [100.0, 100.0]])
+PRIVATE = {"clipping": "public", "clip_norm": 1.0, "noise_multiplier": 1.0, "choice_epsilon": 1.0}
+
+
+def obeys(seen: list[Any] | None = None, ignores: bool = False) -> Compute:
+    """Clients that all fit hypothesis 1 best, and train what they are told to, which goes into `seen`."""
+
+    def compute(task: TrainingSpec, assigned: NDArray[np.int64]) -> Any:
+        if seen is not None:
+            seen.append(assigned.tolist())
+        chosen = np.where((assigned < 0) | ignores, 1, assigned)
+        return hands_over(APART_TWO[chosen], chosen.tolist())(task, assigned)
+
+    return compute
+
+
+@pytest.mark.parametrize("node_config", [SIMULATED, OWN], ids=["simulated", "own data"])
+def test_the_gate_draws_which_hypothesis_a_client_trains(node_config: dict[str, Any]) -> None:
+    """k = 2 and epsilon 1: hypothesis 1, which fits best, with probability e/(1 + e) = .731; 5 standard errors."""
+    clients = tuple(range(2000))
+    context = of_node(node_config)
+    reply = through_gate(request(APART_TWO, clients, **PRIVATE), context, obeys())
+    left = assert_left(reply, len(clients), ONE)
+    trained_best = (left.arrays["weight"].mean(axis=1) > 50).mean()
+    assert trained_best == pytest.approx(math.e / (1 + math.e), abs=5 * 0.444 / math.sqrt(len(clients)))
+
+
+def test_a_site_draws_choices_from_its_own_entropy() -> None:
+    """A server that knew them would know which clients are free. 60 of them draw alike twice with a chance of 1e-15."""
+    seen: list[Any] = []
+    for _ in range(2):
+        through_gate(request(APART_TWO, tuple(range(60)), **PRIVATE), of_node(OWN), obeys(seen))
+    assert seen[0] != seen[1]
+
+
+def test_choices_in_simulation_come_from_streams_that_draw_nothing_else() -> None:
+    clients, seen = tuple(range(60)), []
+    through_gate(request(APART_TWO, clients, **PRIVATE), of_node(SIMULATED), obeys(seen))
+    assert seen == [choice.draw(1.0, 2, streams(3, "choice", 1, clients)).tolist()]
+    assert seen != [choice.draw(1.0, 2, streams(3, "noise", 1, clients)).tolist()]
+
+
+def test_a_site_draws_each_choice_and_each_noise_from_a_key_that_draws_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A release that shows its noise, next to a hypothesis far away, would show the choice as well."""
+    drawn: list[str] = []
+    keys: list[bytes] = []
+    token_bytes = secrets.token_bytes
+
+    def noted(length: int) -> bytes:
+        keys.append(token_bytes(length))
+        return keys[-1]
+
+    class Noted(SecureGenerator):
+        """A source that notes which of its draws comes first, and takes no draw of the other sort."""
+
+        sort = ""
+
+        def __getattribute__(self, name: str) -> Any:
+            if name in ("random", "standard_gamma", "standard_normal"):
+                sort = "choice" if name == "random" else "noise"
+                assert self.sort in ("", sort), "choice and noise have one source"
+                if not self.sort:
+                    self.sort = sort
+                    drawn.append(sort)
+            return super().__getattribute__(name)
+
+    monkeypatch.setattr(secrets, "token_bytes", noted)
+    monkeypatch.setattr(randomness, "SecureGenerator", Noted)
+    content = request(APART_TWO, tuple(range(30)), **PRIVATE)
+    assert_left(through_gate(content, of_node(OWN | ACCEPTS), obeys()), 30, ONE)
+    assert drawn == ["choice"] * 30 + ["noise"] * 30
+    assert len({*keys}) == len(keys) == 60
+    assert {len(key) for key in keys} == {32}
+
+
+def test_the_choice_is_charged_before_it_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(*_: Any) -> Any:
+        raise MemoryError(SECRET)
+
+    monkeypatch.setattr("umbel.privacy.site.answer.choice.at_random", crash)
+    context = of_node(OWN)
+    assert what_left(through_gate(request(APART_TWO, (4, 7), **PRIVATE), context, obeys()), 2, ONE) is None
+    [account] = {tuple(account.items()) for account in Journal(umbel_home() / "ledger.jsonl").accounts().values()}
+    [(release, times)] = account
+    assert (release.hypotheses, release.choice_epsilon, times) == (2, 1.0, 1)
+
+
+def test_clients_that_do_not_obey_release_nothing(node_log: io.StringIO) -> None:
+    """They all train the hypothesis that fits them best, which the account says they do not."""
+    context = of_node(SIMULATED)
+    content = request(APART_TWO, tuple(range(50)), **PRIVATE)
+    assert what_left(through_gate(content, context, obeys(ignores=True)), 50, ONE) is None
+    assert "trained another hypothesis than the gate assigned" in node_log.getvalue()
+
+
+def test_what_a_server_says_of_assignments_is_not_heard() -> None:
+    """Whatever the record says, all clients of an open choice are free."""
+    content = request(APART_TWO, (4, 7), **PRIVATE | {"choice_epsilon": 0.0})
+    content["assigned"] = ConfigRecord({"assigned": [0, 0]})
+    seen: list[Any] = []
+    assert_left(through_gate(content, of_node(SIMULATED), obeys(seen)), 2, ONE)
+    assert seen == [[-1, -1]]
+
+
+def test_with_one_hypothesis_there_is_nothing_to_draw_or_to_pay() -> None:
+    context = of_node(OWN)
+    through_gate(request(ZEROS, (4,), **PRIVATE), context, hands_over(TRAINED[:1], [0]))
+    [release] = Journal(umbel_home() / "ledger.jsonl").account(4)
+    assert (release.hypotheses, release.choice_epsilon) == (1, 0.0)
+    assert release.formal
+
+
+# --- what is refused before anything is trained
+
+
+def refused_unseen(content: RecordDict, node_config: dict[str, Any], check: Any = None, **run_config: Any) -> None:
+    """Check that a message is refused, nothing is trained for it and nobody pays."""
+    context, spy = of_node(node_config, **run_config), Spy(hands_over(TRAINED, [0, 0]))
+    clients = Behind(spy)
+    if check is not None:
+        clients.check = check  # type: ignore[method-assign]
+    assert what_left(through_gate(content, context, clients), 2, ONE) is None
+    assert spy.calls == 0
+    assert not context.state
+    assert all_spent(context, (4, 7)) == [0, 0]
+
+
+@pytest.mark.parametrize("changes", [{"noise_multiplier": 0.0}, {"disclose_choice": True}], ids=str)
+def test_a_site_refuses_what_its_policy_does_not_allow(changes: dict[str, Any]) -> None:
+    content = request(ZEROS, (4, 7), **changes)
+    refused_unseen(content, OWN)
+    # A simulated node follows the experiment.
+    spy = Spy(hands_over(TRAINED, [0, 0]))
+    assert not through_gate(content, of_node(SIMULATED), spy).has_error()
+    assert spy.calls == 1
+
+
+def test_a_node_that_is_neither_simulated_nor_has_data_refuses() -> None:
+    reply = answer_round(to_node(SMALL), of_node(SIMULATED), lambda *_: pytest.fail("the node is looked up"))
+    assert what_left(reply, 2, ONE) is None
+
+
+MALFORMED: list[dict[str, Any]] = [
+    {"clients": [4, 4]}, {"clients": [True]}, {"clients": 4}, {"round": 0}, {"local_epochs": -1},
+    {"step_size": math.nan}, {"noise_multiplier": -1.0}, {"noise_multiplier": math.nan}, {"noise_multiplier": math.inf},
+    {"noise_multiplier": "5"}, {"clipping": "private"}, {"clip_norm": 0.0}, {"clip_norm": math.nan},
+    {"noise_per": "parameter"}, {"noise_per": "row", "clipping": "public"}, {"message_noise": -1.0},
+    {"disclose_choice": 0},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("node_config", [SIMULATED, OWN], ids=["simulated", "own"])
+@pytest.mark.parametrize("changes", MALFORMED, ids=str)
+def test_a_task_that_makes_no_sense_is_refused(changes: dict[str, Any], node_config: dict[str, Any]) -> None:
+    record = ConfigRecord(dict(task_of((4, 7)).to_record()) | changes)
+    refused_unseen(asked(stacked(ZEROS, ONE), record), node_config)
+
+
+@pytest.mark.parametrize("field", list(task_of().to_record()))
+def test_a_task_that_lacks_a_field_is_refused(field: str) -> None:
+    record = task_of((4, 7)).to_record()
+    del record[field]
+    refused_unseen(asked(stacked(ZEROS, ONE), record), SIMULATED)
+
+
+@pytest.mark.parametrize("record", ["hypotheses", "training"])
+def test_a_message_that_lacks_a_record_is_refused(record: str) -> None:
+    content = request(ZEROS, (4, 7))
+    del content[record]
+    refused_unseen(content, SIMULATED)
+
+
+FLOAT = np.zeros((2, 3), np.float32)
+BAD_HYPOTHESES: dict[str, Arrays] = {
+    "not a number": {"a": np.full((2, 3), np.nan, np.float32)},
+    "infinite": {"a": FLOAT, "b": np.array([1, -np.inf], np.float32)},
+    "whole numbers": {"a": FLOAT.astype(np.int32)},
+    "double precision": {"a": FLOAT.astype(np.float64)},
+    "half precision": {"a": FLOAT.astype(np.float16)},
+    "yes or no": {"a": FLOAT.astype(bool)},
+    "one whole number among floats": {"a": FLOAT, "b": np.array([1, 2])},
+    "a scalar": {"a": np.array(1, np.float32)},
+    "a scalar among stacks": {"a": FLOAT, "b": np.array(1, np.float32)},
+    "two lengths": {"a": FLOAT, "b": np.zeros((3, 3), np.float32)},
+    "no hypothesis": {"a": np.zeros((0, 3), np.float32)},
+    "nothing at all": {},
+}
+
+
+@pytest.mark.parametrize("name", BAD_HYPOTHESES)
+def test_hypotheses_that_cannot_be_are_refused(name: str) -> None:
+    refused_unseen(asked(BAD_HYPOTHESES[name], task_of((4, 7))), SIMULATED)
+
+
+@pytest.mark.parametrize("node_config", [SIMULATED, OWN], ids=["simulated", "own data"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"noise_multiplier": 1e200, "clip_norm": 1e200},
+        {"noise_multiplier": 1e200, "clip_norm": 1e200, "clipping": "public"},
+        {"noise_multiplier": 1e200, "clip_norm": 1e200, "noise_per": "row"},
+        {"noise_multiplier": 1e308, "clip_norm": 1.0},
+    ],
+    ids=str,
+)
+def test_noise_that_cannot_be_computed_is_refused_before_anybody_pays(
+    changes: dict[str, Any], node_config: dict[str, Any]
+) -> None:
+    """Three such tasks would use up three participations."""
+    refused_unseen(request(ZEROS, (4, 7), **changes), node_config)
+
+
+def test_a_run_config_that_cannot_be_run_is_refused_before_anybody_pays() -> None:
+    refused_unseen(SMALL, OWN, rounds="many")
+
+
+# --- who pays
+
+
+def of_place(place: str, **policy: Any) -> Context:
+    return of_node(OWN | {"role": "split", "place": place} | policy)
+
+
+def test_clients_pay_by_the_datasets_numbers() -> None:
+    """Client 3 of node 2 of 5 is client 17 of the dataset; the message counts within the node."""
+    context = of_place("2/5")
+    handler = hands_over(np.ones((2, 2)), [0, 0])
+    assert assert_left(through_gate(request(ZEROS, (0, 3)), context, handler), 2, ONE).released == [1, 1]
+    assert [client for client in range(20) if all_spent(context, [client]) != [0]] == [2, 17]
+
+
+def test_a_client_out_of_budget_releases_nothing_under_another_nodes_numbers() -> None:
+    """Client 6 is client 3 of node 0 of 2, and client 1 of node 1 of 5; the nodes share a ledger."""
+    Journal.create(umbel_home_made() / "ledger.jsonl")
+    limits: dict[str, Any] = {"max-participations": 1}
+    handler = hands_over(np.ones((1, 2)), [0])
+    first, second = of_place("0/2", **limits), of_place("1/5", **limits)
+    assert what_left(through_gate(request(ZEROS, (3,)), first, handler), 1, ONE) is not None
+    assert what_left(through_gate(request(ZEROS, (1,)), second, handler), 1, ONE) is None
+    assert what_left(through_gate(request(ZEROS, (3,)), second, handler), 1, ONE) is not None, "client 16 has not paid"
+
+
+def umbel_home_made() -> Path:
+    umbel_home().mkdir(exist_ok=True)
+    return umbel_home()
+
+
+# --- where the data are the site's own
+
+
+def test_a_sites_release_is_new_every_time_whatever_the_seed() -> None:
+    # A data path makes the data the site's own, in the grid as well as outside.
+    first, second = small(OWN | SIMULATED), small(OWN | SIMULATED)
+    # Single numbers may coincide, on the grid that they are rounded to.
+    assert (first.arrays["weight"] != second.arrays["weight"]).any()
+    assert (first.arrays["weight"] != small(SIMULATED).arrays["weight"]).any()
+
+
+ACCEPTS: dict[str, Any] = {"clipping": "any", "budget": "inf", "max-choice-epsilon": "inf"}
+"""Of what a site may accept, all that these tests ask for."""
+
+
+@pytest.mark.parametrize(
+    ("hypothesis", "radius"), [(0.0, 0.01), (2.0**20, 16 * 2.0**-3 / (5 * math.sqrt(3) / 2))], ids=["floor", "least"]
+)
+@pytest.mark.parametrize("mode", ["update", "public"])
+def test_a_site_hides_updates_within_its_own_floor_and_the_least_radius(
+    mode: str, hypothesis: float, radius: float
+) -> None:
+    """Asked for 1e-9, |noise| ~ Gamma(n, nu r / n) at an update of zero. False-alarm rate 1e-6.
+
+    Next to 2^20 numbers of 32 bits are 2^-3 apart. The noise deviates by nu r sqrt(3)/2, and must span 16 of that.
+    """
+    clients, start = tuple(range(4000)), np.full((1, 2), hypothesis)
+    content = request(start, clients, clipping=mode, clip_norm=1e-9)
+    handler = hands_over(np.repeat(start, 4000, axis=0), [0] * 4000)
+    left = assert_left(through_gate(content, of_node(OWN | ACCEPTS), handler), 4000, ONE)
+    norms = np.linalg.norm(left.arrays["weight"].astype(float) - hypothesis, axis=1)
+    assert stats.kstest(norms, stats.gamma(2, scale=5 * radius / 2).cdf).pvalue > 1e-6
+    [charged] = {row["clip_norm"] for row in Journal(umbel_home() / "ledger.jsonl").rows()}
+    assert charged == (pytest.approx(radius, rel=1e-9) if mode == "public" else None)
+
+
+# --- the guard of the other handlers
+
+
+def test_the_guard_lets_a_reply_pass() -> None:
+    message = to_node(query(), "query")
+    reply = Message(RecordDict({"hosting": MetricRecord({"loss": 1.0})}), reply_to=message)
+    with in_process():
+        assert guard(message, of_node(SIMULATED), lambda msg, context: reply) is reply
+
+
+@pytest.mark.parametrize("fault", ["an exception", "an assertion", "an error reply", "nothing"])
+def test_the_guard_lets_no_text_of_a_failure_pass(fault: str) -> None:
+    def handler(msg: Message, context: Context) -> Any:
+        if fault == "an error reply":
+            return Message(Error(code=0, reason=SECRET), reply_to=msg)
+        return FATAL[fault]([], None)  # type: ignore[arg-type]
+
+    with in_process():
+        reply = guard(to_node(query(), "evaluate"), of_node(SIMULATED), handler)
+    assert refused(reply)
+    assert SECRET.encode() not in wire(reply)
