@@ -10,7 +10,7 @@ import numpy as np
 from flwr.app import ArrayRecord
 
 from benchmarks.measure import Reading
-from umbel.server.rounds import Run
+from umbel.server.run import Run
 from umbel.simulation.in_process import play
 from umbel.strategies import Callback
 

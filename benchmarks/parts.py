@@ -28,7 +28,7 @@ from benchmarks.peers.tasks import TASKS, named
 _COPIES = ("to_array_record", "from_array_record", "pack", "unpack", "flatten", "unflatten")
 _COPIED_IN = (
     "client.work", "privacy.gate.umbel_app", "privacy.channels.client", "protocol.messages", "nodes.fleet",
-    "privacy.channels.reports", "strategies.base", "server.rounds",
+    "privacy.channels.reports", "strategies.base", "server.run",
 )  # fmt: skip
 _RECORDS = ("Message", "RecordDict", "ArrayRecord", "ConfigRecord", "MetricRecord", "Array")
 
@@ -38,7 +38,7 @@ PARTS: dict[str, list[str]] = {
     "scoring, to choose and to evaluate": ["umbel.client.learner:Learner.score"],
     "training": ["umbel.client.learner:Learner.train"],
     "ledger": ["umbel.privacy.gate.totals:Totals.charge"],
-    "noise": [f"umbel.privacy.mechanisms.sanitise:{name}" for name in ("sanitise_in_place", "round_in_place")],
+    "noise": [f"umbel.privacy.mechanisms.sanitise:{name}" for name in ("sanitise_in_place", "round_to_grid")],
     "updates and releases": ["umbel.privacy.channels.client:ClientSanitiser.sanitised"],
     "arrays to records and back": [
         f"umbel.{module}:{name}"

@@ -35,7 +35,8 @@ def draw_site(folder):
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {"PATH": path, "UMBEL_HOME": folder, "FOLDER": folder, "COLUMNS": "110"}
     done = subprocess.run(["sh", HERE / "site.sh"], env=environment, check=True, capture_output=True, text=True)
-    console = Console(record=True, width=112, file=io.StringIO())
+    width = max(map(len, done.stdout.splitlines()))  # no terminal cuts the lines of a table
+    console = Console(record=True, width=width, file=io.StringIO())
     console.print(Text(done.stdout.rstrip()))
     console.save_svg(str(PICTURES / "site.svg"), title="sh examples/site.sh", unique_id="site")
 

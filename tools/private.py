@@ -23,7 +23,7 @@ PUBLIC = {"flwr", "flwr.app", "flwr.common", "flwr.simulation"} | {
 }
 """The modules of Flower's documented interface, whose exported names are public."""
 _MODULE = re.compile(r"(flwr(?:\.\w+)*)(?::[\w.]+)?")
-_BEGIN, _END = "<!-- written by tools/private.py -->\n", "<!-- end -->"
+_BEGIN, _END = "<!-- written by tools/private.py -->\n", "<!-- end of the table -->"
 
 Found = set[tuple[str, str]]
 """Kinds, `modules` or `assigned`, with names."""

@@ -95,7 +95,7 @@ def test_a_method_that_is_none_is_named() -> None:
 def test_a_method_of_the_lab_is_named_with_its_place(name: str) -> None:
     with raises(ConfigError, "config.personalise", name, "pip install umbel-lab", LAB[name]):
         method(name)
-    with raises(SiteError, "site.conflict", LAB[name]):
+    with raises(SiteError, "site.wrong-value", LAB[name]):
         Policy.parse({"keep-model": "/models", "personalise": name})
     assert callable(method(LAB[name]))
 

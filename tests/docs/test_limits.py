@@ -14,13 +14,13 @@ from umbel.client import dp_sgd
 from umbel.client.personal.auto import CLASS_PREFERENCES, PREFERENCES
 from umbel.client.row_gradients import SLACK
 from umbel.deploy import certs, flower, guard
-from umbel.nodes import presence, words
+from umbel.nodes import presence, transport
 from umbel.privacy.accounting.guarantee import guarantee
 from umbel.privacy.channels import client as channel
 from umbel.privacy.gate import runs
 from umbel.privacy.gate.policy import Policy
 from umbel.privacy.mechanisms.sanitise import NOISE_STEPS
-from umbel.protocol import home, messages
+from umbel.protocol import home, words
 from umbel.protocol.release import Clipping, Kind, Release
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import LEAST_ROW_RATE, ROW_CLIP_NORMS
@@ -105,8 +105,8 @@ SAID: list[tuple[str, str]] = [
     (SITES, f"| {guard._LARGEST_BODY >> 20} MiB, or {guard._LARGEST_OBJECT >> 20} MiB for a part"),
     (SITES, f"| {guard._IN_FLIGHT >> 20} MiB in total, {guard._IN_FLIGHT_OF_A_PEER >> 20} MiB per address"),
     (SITES, f"In a request that is no part of a reply, each byte counts as {guard._UNFOLDED}"),
-    (SITES, f"| {flower._OBJECTS:,} parts, and {messages._OF_FLOWER >> 10} KiB plus"),
-    (SITES, f"plus {messages._OF_A_CLIENT} bytes per client"),
+    (SITES, f"| {flower._OBJECTS:,} parts, and {transport._OF_FLOWER >> 10} KiB plus"),
+    (SITES, f"plus {transport._OF_A_CLIENT} bytes per client"),
     ("guides/audit.md", {16: "Each of at most sixteen random tests"}.get(probes.TESTS, "?")),
     ("guides/audit.md", f"raises a false alarm in one of {1 / probes.LEVEL:,.0f} audits"),
     ("guides/audit.md", f"over several rounds (`--rounds`, by default {report.ROUNDS})"),

@@ -31,10 +31,10 @@ from tests.helpers.sources import ROOT, packages_imported
 from tests.test_saved_runs import COMMON, RUNS, make_data
 from umbel.models.networks import LeNet
 from umbel.mods import laplace
-from umbel.privacy.mechanisms.randomness import noise, streams
+from umbel.privacy.mechanisms.randomness import noise_sources, streams
 from umbel.protocol.arrays import flatten
 from umbel.protocol.project import ENGINE
-from umbel.server.rounds import distances, draw_hypotheses
+from umbel.server.run import distances, draw_hypotheses
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
 
@@ -99,7 +99,7 @@ def umbel_draws(seed: int) -> Callable[[str, int, int], Any]:
     def rng(purpose: str, t: int, c: int) -> Any:
         if purpose == "sample":
             return np.random.default_rng([seed, SAMPLE, t + 1])
-        return next(noise(seed, t + 1, [c])) if purpose == "noise" else streams(seed, purpose, t + 1, [c])[0]
+        return next(noise_sources(seed, t + 1, [c])) if purpose == "noise" else streams(seed, purpose, t + 1, [c])[0]
 
     return rng
 

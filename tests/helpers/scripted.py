@@ -18,7 +18,7 @@ from umbel.protocol.releases import Scores
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import TrainingSpec
 from umbel.server.history import State
-from umbel.server.rounds import Run
+from umbel.server.run import Run
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
 from umbel.strategies import Callback

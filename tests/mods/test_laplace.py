@@ -26,7 +26,7 @@ from tests.helpers.errors import raises
 from tests.helpers.mods import Handler, answer, arrays, asks, moved, node, numbers, wire
 from tests.helpers.noise import rounding, sanitise
 from umbel.privacy.accounting.guarantee import guarantee
-from umbel.privacy.mechanisms.randomness import noise
+from umbel.privacy.mechanisms.randomness import noise_sources
 from umbel.privacy.mechanisms.sanitise import resolution, round_to_grid
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Clipping, participation
@@ -77,7 +77,7 @@ def test_with_a_seed_a_release_is_that_of_umbels_own_client(clip_norm: float | N
     mode, radius = (Clipping.UPDATE, 0.01) if clip_norm is None else (Clipping.PUBLIC, clip_norm)
     centre = vector(start)[None]
     update = (centre + np.float32(by)).astype(np.float32) - centre
-    expected = centre + sanitise(update, 3.0, radius, mode, noise(7, 5, [3]))
+    expected = centre + sanitise(update, 3.0, radius, mode, noise_sources(7, 5, [3]))
     expected = round_to_grid(expected, rounding(5, 3.0, radius), resolution(centre))
     assert (vector(reply) == expected[0].astype(np.float32)).all()
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers.errors import raises
 from umbel.models.prior import Prior, positive
-from umbel.nodes.differences import covariance, look, look_at_sums, noise_variance, prior_of
+from umbel.nodes.differences import add_releases, add_sums, covariance, noise_variance, prior_of
 from umbel.privacy.mechanisms import load
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.release import Clipping, ReleaseBy
@@ -54,7 +54,7 @@ def test_it_is_trusted_as_far_as_there_are_releases() -> None:
     trusts = []
     for count in (4, 100, 5000):
         state: dict[str, Any] = {}
-        look(state, releases(count, 1), np.zeros(count, np.int64), np.zeros((1, 3)), TASK)
+        add_releases(state, releases(count, 1), np.zeros(count, np.int64), np.zeros((1, 3)), TASK)
         prior = prior_of(state, 1)
         assert prior is not None
         trusts.append(prior.trust.item())
@@ -66,21 +66,21 @@ def test_rounds_add_up_and_each_hypothesis_has_its_own() -> None:
     """The round before counts half: 3 and 1 degrees of freedom, of variances 1 and 4."""
     task, state = replace(TASK, noise_multiplier=0.0), dict[str, Any]()
     first = np.array([[1.0], [-1.0], [1.0], [-1.0], [5.0]], np.float32)
-    look(state, first, np.array([0, 0, 0, 0, 1]), np.zeros((2, 1)), task)
+    add_releases(state, first, np.array([0, 0, 0, 0, 1]), np.zeros((2, 1)), task)
     assert state["prior/covariances"].ravel() == pytest.approx([4 / 3, 0])
     second = np.array([[np.sqrt(2)], [-np.sqrt(2)]], np.float32)
-    look(state, second, np.array([0, 0]), np.zeros((2, 1)), task)
+    add_releases(state, second, np.array([0, 0]), np.zeros((2, 1)), task)
     assert state["prior/covariances"].ravel() == pytest.approx([(1.5 * 4 / 3 + 4) / 2.5, 0])
     assert prior_of(state, 2) is not None
     assert prior_of(state, 3) is None
-    look(state, second, np.array([0, 0]), np.zeros((3, 1)), task)
+    add_releases(state, second, np.array([0, 0]), np.zeros((3, 1)), task)
     assert state["prior/covariances"].ravel() == pytest.approx([4, 0, 0]), "of other hypotheses nothing is known"
 
 
 def test_of_many_parameters_only_variances_are_known() -> None:
     state: dict[str, Any] = {}
     drawn = np.random.default_rng(0).normal(size=(20, 300)).astype(np.float32)
-    look(state, drawn, np.zeros(20, np.int64), np.zeros((1, 300)), replace(TASK, noise_multiplier=0.0))
+    add_releases(state, drawn, np.zeros(20, np.int64), np.zeros((1, 300)), replace(TASK, noise_multiplier=0.0))
     np.testing.assert_allclose(state["prior/covariances"][0], drawn.astype(float).var(0, ddof=1), rtol=1e-9)
 
 
@@ -89,7 +89,7 @@ def test_where_the_noise_is_not_known_nothing_is() -> None:
     task = replace(TASK, clipping=Clipping.UPDATE)
     assert noise_variance(task, 3) is None
     state: dict[str, Any] = {}
-    look(state, releases(5, 0), np.zeros(5, np.int64), np.zeros((1, 3)), task)
+    add_releases(state, releases(5, 0), np.zeros(5, np.int64), np.zeros((1, 3)), task)
     assert not state
     assert prior_of(state, 1) is None
 
@@ -98,7 +98,7 @@ def test_where_the_noise_is_not_known_nothing_is() -> None:
 def test_where_noise_comes_from_training_nothing_is_known(changes: dict[str, Any]) -> None:
     state: dict[str, Any] = {}
     task = replace(TASK, **{"noise_multiplier": 0.0} | changes)
-    look(state, releases(5, 0), np.zeros(5, np.int64), np.zeros((1, 3)), task)
+    add_releases(state, releases(5, 0), np.zeros(5, np.int64), np.zeros((1, 3)), task)
     assert not state
 
 
@@ -154,7 +154,7 @@ def test_the_covariance_in_sums_is_estimated_without_bias_and_the_error_is_known
     found, errors = [], []
     for seed in range(300):
         state: dict[str, Any] = {}
-        look_at_sums(state, sums(400, seed), SUMMED)
+        add_sums(state, sums(400, seed), SUMMED)
         found.append(state["prior/covariances"][0])
         errors.append(state["prior/errors"][0])
     deviations = np.std(found, axis=0) / np.sqrt(len(found))
@@ -166,13 +166,13 @@ def test_the_covariance_in_sums_is_estimated_without_bias_and_the_error_is_known
 
 def test_sums_over_few_clients_say_nothing() -> None:
     state: dict[str, Any] = {}
-    look_at_sums(state, sums(4, 1), SUMMED)
+    add_sums(state, sums(4, 1), SUMMED)
     assert prior_of(state, 1) is None
 
 
 def test_sums_over_many_clients_are_trusted() -> None:
     state: dict[str, Any] = {}
-    look_at_sums(state, sums(20_000, 1), SUMMED)
+    add_sums(state, sums(20_000, 1), SUMMED)
     prior = prior_of(state, 1)
     assert prior is not None
     assert prior.trust.item() > 0.9

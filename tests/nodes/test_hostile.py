@@ -31,7 +31,7 @@ from umbel.protocol.records import pack, unpack
 from umbel.protocol.run_config import MAX_CLIENTS, RunConfig
 from umbel.protocol.tasks import VERSION, Hosting
 from umbel.server.history import State
-from umbel.server.rounds import Run
+from umbel.server.run import Run
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
 from umbel.strategies import GroupPrivacy

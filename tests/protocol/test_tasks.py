@@ -8,6 +8,7 @@ import pytest
 from flwr.app import ConfigRecord, MetricRecord
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from tests.helpers.errors import raises
 from tests.helpers.messages import task_of
@@ -16,7 +17,7 @@ from tests.helpers.tasks import EVALUATION, TRAINING, evaluations, request, trai
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.messages import evaluation_in, hosting_in, hosting_reply, training_in
 from umbel.protocol.release import Clipping, NoisePer, ReleaseBy, RowPrivacy
-from umbel.protocol.tasks import VERSION, EvaluationSpec, Hosting, TrainingSpec
+from umbel.protocol.tasks import VERSION, Clients, EvaluationSpec, Hosting, TrainingSpec
 
 Asked = TrainingSpec | EvaluationSpec
 
@@ -83,6 +84,7 @@ IMPOSSIBLE = [
     ("clients", [1, 1], "wrong-value", "once"),
     ("clients", [0, -1], "wrong-value", "from 0"),
     ("run", "r" * 201, "wrong-value", 200),
+    ("frozen_digest", "0" * 201, "wrong-value", 200),
 ]
 
 
@@ -117,6 +119,14 @@ def test_an_impossible_value_is_named(asked: Asked, name: str, value: Any, code:
     content["training" if asked is TRAINING else "evaluation"] = changed(asked, **{name: value})
     with raises(ProtocolError, f"protocol.{code}", part):
         read(over_the_wire(content))
+
+
+@pytest.mark.parametrize("strange", [True, 0.5, ""])
+def test_of_many_clients_that_are_none_one_is_told(strange: Any) -> None:
+    """Each fault takes a thousand times the memory of what a server sends."""
+    with pytest.raises(ValidationError) as fault:
+        TypeAdapter(Clients, config=ConfigDict(strict=True)).validate_python([strange] * 100)
+    assert fault.value.error_count() == 1
 
 
 def test_a_template_is_no_task_until_round_and_clients_are_filled_in() -> None:

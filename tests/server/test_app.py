@@ -44,7 +44,7 @@ from umbel.protocol.project import ENGINE
 from umbel.protocol.records import unpack
 from umbel.server import callbacks
 from umbel.server.callbacks import Released
-from umbel.server.rounds import Run, draw_hypotheses
+from umbel.server.run import Run, draw_hypotheses
 from umbel.server.run_folder import RunFolder
 from umbel.server.runs import all_runs
 from umbel.server.setup import Setup

@@ -17,7 +17,7 @@ from tests.helpers.scripted import After
 from umbel.privacy.gate.totals import Totals
 from umbel.protocol.flower import ErrorCode
 from umbel.server.history import State
-from umbel.server.rounds import Run, initial_hypotheses
+from umbel.server.run import Run, initial_hypotheses
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
 

@@ -14,7 +14,7 @@ from tests.helpers.cohorts import ByArrays
 from umbel import models
 from umbel.client.cohort import Cohort
 from umbel.client.learner import Learner
-from umbel.server.rounds import draw_hypotheses
+from umbel.server.run import draw_hypotheses
 from umbel.simulation import worth
 from umbel.simulation.worth import fit_pooled
 

@@ -12,7 +12,7 @@ from umbel.privacy.accounting.guarantee import guarantee
 from umbel.protocol.errors import FleetError
 from umbel.protocol.release import Clipping, Kind, Release
 from umbel.server.history import State
-from umbel.server.rounds import Run, initial_hypotheses
+from umbel.server.run import Run, initial_hypotheses
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
 from umbel.simulation.in_process import run_config

@@ -28,7 +28,7 @@ from umbel.protocol.records import from_array_record, to_array_record
 from umbel.protocol.releases import Releases
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import TrainingSpec
-from umbel.server.rounds import draw_hypotheses
+from umbel.server.run import draw_hypotheses
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
 from umbel.strategies import GroupPrivacy

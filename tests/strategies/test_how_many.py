@@ -54,12 +54,12 @@ def test_it_looks_at_the_last_rounds_and_chooses_once() -> None:
     for round, labels in enumerate([[1, 1]] * 2 + [[0, 2]] * 5, start=1):
         state["momentum"] = np.ones(3)
         moved = sent + np.array([[16.0], [0], [16]]) / 7
-        sent = chooses.look(state, round, moved, sent, np.array(labels))
+        sent = chooses.choose(state, round, moved, sent, np.array(labels))
         assert len(sent) == (1 if round == 7 else 3)
     # Hypothesis 1 was trained before the window alone. The others end at 16 and 18, and weigh the same.
     assert sent.tolist() == [[pytest.approx(17)]]
     assert state.keys() == {"how-many/chosen"}, "what was kept of three hypotheses says nothing of one"
-    again = HowMany(after=20).look(state, 8, sent + 1, sent, np.array([0]))
+    again = HowMany(after=20).choose(state, 8, sent + 1, sent, np.array([0]))
     assert again.tolist() == [[pytest.approx(18)]], "also where a run goes on for longer"
 
 

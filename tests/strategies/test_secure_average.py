@@ -28,7 +28,7 @@ from umbel.protocol.flower import ErrorCode
 from umbel.protocol.release import Kind, ReleaseBy
 from umbel.protocol.signatures import line_of
 from umbel.protocol.tasks import TrainingSpec
-from umbel.server.rounds import Run
+from umbel.server.run import Run
 from umbel.simulation import in_process
 from umbel.simulation.baselines import personalised
 from umbel.simulation.grid import InProcessGrid

@@ -30,7 +30,7 @@ from umbel.protocol.records import from_array_record, to_array_record
 from umbel.protocol.release import Clipping, Kind, ReleaseBy
 from umbel.protocol.releases import Sums
 from umbel.protocol.run_config import RunConfig
-from umbel.server.rounds import Run
+from umbel.server.run import Run
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
 from umbel.simulation.in_process import play, run_config

@@ -25,7 +25,7 @@ from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.work import Places, Results, Work
 from umbel.privacy.mechanisms.base import NoiseSource
 from umbel.privacy.mechanisms.choice import OWN
-from umbel.privacy.mechanisms.randomness import noise, row_sources, streams
+from umbel.privacy.mechanisms.randomness import noise_sources, row_sources, streams
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientInDataset, ClientOnNode
 from umbel.protocol.log import log
@@ -75,7 +75,7 @@ class NodeClients:
                 after[name][places] = value
             which, shared = chosen.numpy(), arrays_of(trained)
             if task.message_noise:
-                sources = noise(seed, round, asked, "message")
+                sources = noise_sources(seed, round, asked, "message")
                 # Noise only on the changed rows would show which rows those are.
                 everywhere = not node.site.simulated
                 shared = noisy_messages(shared, hypotheses, which, task.message_noise, sources, everywhere)

@@ -95,12 +95,11 @@ class ChooseHypothesis:
         """Return the app's own reply, to a message with one model."""
         if not (stacked := stacked_in(msg.content)):
             return call_next(msg, context)
-        fit = best_fit(self._loss, stacked, context)  # always: time must not tell what was drawn
         k = len(next(iter(stacked.values())))
-        drawn = int(draw(self._epsilon, k, [SecureGenerator()])[0]) if self._epsilon else OWN
-        inner = with_one(msg, stacked, fit if drawn == OWN else drawn)
+        assigned = int(draw(self._epsilon, k, [SecureGenerator()])[0]) if self._epsilon else OWN
+        chosen = choose_hypothesis(self._loss, stacked, context, assigned)
         with choosing(k, self._epsilon):
-            return call_next(inner, context)
+            return call_next(with_one(msg, stacked, chosen), context)
 
 
 def stacked_in(content: RecordDict) -> Arrays:
@@ -137,10 +136,15 @@ def with_one(msg: Message, stacked: Arrays, j: int) -> Message:
     return shown(msg, RecordDict(records))
 
 
-def best_fit(loss: Loss, stacked: Arrays, context: Context) -> int:
-    """Return the number of the hypothesis with the lowest loss; one at random if no loss can be computed."""
+def choose_hypothesis(loss: Loss, stacked: Arrays, context: Context, assigned: int) -> int:
+    """Return the assigned hypothesis, or for OWN that of the lowest loss; one at random if no loss can be computed.
+
+    All losses are computed in any case: time must not tell what was assigned.
+    """
     k = len(next(iter(stacked.values())))
     losses = [_loss_of(loss, _one(stacked, j), context) for j in range(k)]
+    if assigned != OWN:
+        return assigned
     return int(np.argmin(losses)) if min(losses) < math.inf else int(draw(0.0, k, [SecureGenerator()])[0])
 
 

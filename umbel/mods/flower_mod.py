@@ -15,11 +15,12 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 from numpy.typing import NDArray
 
-from umbel.mods.choose import Loss, best_fit, choosing, round_in, stacked_in, with_one
+from umbel.mods.choose import Loss, choose_hypothesis, choosing, round_in, stacked_in, with_one
 from umbel.privacy.gate.answer import Incoming, report, train
 from umbel.privacy.gate.policy import Role
 from umbel.privacy.gate.work import Places, Results, Work
 from umbel.privacy.mechanisms.choice import OWN
+from umbel.privacy.mechanisms.sanitise import LARGEST
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.errors import ProtocolError, Refused
@@ -86,7 +87,7 @@ class FlowerClient:
             raise Refused("no metric may leave; name some: umbel.Gate(reports=[...])", code="refused.no-reports")
         if message.site.policy.role is Role.SPLIT:
             text = 'clients here do not report; set reports = "noise=NU" and role = train, or role = validation'
-            fix = "in simulation UMBEL_REPORT_NOISE_MULTIPLIER and UMBEL_ROLE"
+            fix = "in simulation UMBEL_REPORTS and UMBEL_ROLE"
             raise Refused(f"{text} ({fix})", code="refused.no-reports")
         task = EvaluationSpec(round_in(self.msg.content), ONLY)
         message.entry.asks(task)
@@ -129,11 +130,11 @@ class FlowerClient:
         """Return how the app's function trains the arrays that are released."""
 
         def compute(_: Places) -> Results:
-            chosen, reply = self._called(int(assigned[0]))
+            chosen, reply = self._call_app(int(assigned[0]))
             arrays = from_array_record(_only(reply, ArrayRecord)[1])
             floats = {name for name, value in arrays.items() if value.dtype.kind == "f"}
-            if wrong := {*hypotheses} - floats | {*arrays} - {*self.sent}:
-                text = f"arrays {sorted(wrong)} were not sent, or did not come back as floating-point numbers"
+            if strange := {*hypotheses} - floats | {*arrays} - {*self.sent}:
+                text = f"arrays {sorted(strange)} were not sent, or did not come back as floating-point numbers"
                 raise ProtocolError(text, code="protocol.arrays")
             with np.errstate(over="ignore"):  # diverged training counts as no update
                 return [np.array([chosen]), *(arrays[name].astype(np.float32)[None] for name in hypotheses)]
@@ -144,25 +145,26 @@ class FlowerClient:
         """Return how the app's function scores; a missing second metric is 0."""
 
         def compute(_: Places) -> Results:
-            record = _only(self._called(OWN)[1], MetricRecord)[1]
+            record = _only(self._call_app(OWN)[1], MetricRecord)[1]
             values = [record.get(name) for name in self.reports]
             # NumPy's float64, as of a mean, is a float; Flower's records hold no other numbers of NumPy's.
-            if wrong := [
+            if missing := [
                 name for name, one in zip(self.reports, values, strict=True) if not isinstance(one, int | float)
             ]:
-                raise ProtocolError(f"the app's function returns no number called {wrong[0]!r}", code="protocol.metric")
+                raise ProtocolError(
+                    f"the app's function returns no number called {missing[0]!r}", code="protocol.metric"
+                )
             scores = np.zeros((1, 2))
             scores[0, : len(values)] = values
             return [np.where(np.isnan(scores), np.inf, scores)]
 
         return Work(compute, interrupts=True)
 
-    def _called(self, assigned: int) -> tuple[int, RecordDict]:
+    def _call_app(self, assigned: int) -> tuple[int, RecordDict]:
         """Return the hypothesis that the app's function gets, alone in its message, and what it replies."""
         chosen, message = 0, self.msg
         if self.choose is not None:
-            fit = best_fit(self.choose, self.sent, self.context)  # always: time must not tell what was drawn
-            chosen = fit if assigned == OWN else assigned
+            chosen = choose_hypothesis(self.choose, self.sent, self.context, assigned)
             message = with_one(self.msg, self.sent, chosen)
         try:
             with choosing(len(next(iter(self.sent.values()), (0,))), self.task.choice_epsilon):
@@ -183,6 +185,6 @@ def _only(content: RecordDict, kind: type[Any]) -> tuple[str, Any]:
 
 def _as(released: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return a release in the type of the server's array, finite there too."""
-    largest = min(float(np.finfo(dtype).max), float(np.finfo(np.float32).max))
+    largest = min(float(np.finfo(dtype).max), LARGEST)
     # asarray, because NumPy's scalars have no byte order.
     return np.asarray(np.clip(released, -largest, largest)).astype(dtype)

@@ -23,7 +23,7 @@ from umbel.privacy.accounting.guarantee import DELTA, amount, guarantee
 from umbel.privacy.gate.answer import Incoming
 from umbel.privacy.gate.entry import Entry
 from umbel.privacy.gate.policy import Approval, Budget, Mark, Policy, Role
-from umbel.privacy.gate.refusals import answered
+from umbel.privacy.gate.refusals import answer_or_refuse
 from umbel.privacy.gate.site import Site
 from umbel.protocol.errors import ConfigError, Refused, SiteError, UmbelError
 from umbel.protocol.log import log
@@ -138,7 +138,7 @@ class Gate:
             _tell_spent(message, (self._budget.delta if self._budget else 0.0) or DELTA)
             return Message(content, reply_to=came)
 
-        return answered(came, context, answer, own_data=False)
+        return answer_or_refuse(came, context, answer, own_data=False)
 
     def _limited(self, site: Site) -> Site:
         """Return the site with the app's budget if it sets none itself, and with at least the app's noise.
@@ -146,8 +146,8 @@ class Gate:
         A policy file that leaves the budget out has the default, which the app may only narrow.
         """
         policy = site.policy
-        own = "budget" in policy.model_fields_set and not (site.simulated and math.isinf(policy.budget.epsilon))
-        if self._budget is None or own:
+        sets_budget = "budget" in policy.model_fields_set and not (site.simulated and math.isinf(policy.budget.epsilon))
+        if self._budget is None or sets_budget:
             return site
         narrowed = self._budget
         if policy.policy_file:

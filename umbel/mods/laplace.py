@@ -17,7 +17,7 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from umbel.mods.choose import choice_made, round_in, stacked_in
 from umbel.privacy.mechanisms.base import Matrix
 from umbel.privacy.mechanisms.laplace import Laplace
-from umbel.privacy.mechanisms.randomness import noise
+from umbel.privacy.mechanisms.randomness import noise_sources
 from umbel.privacy.mechanisms.sanitise import check_noise, columns_of, min_radius, release_in_place, resolution
 from umbel.protocol.errors import ConfigError, Refused
 from umbel.protocol.log import log
@@ -115,7 +115,7 @@ class LaplaceMod:
         check_noise(mechanism, start.size, radius)
         clipping, parts = "public" if self.clip_norm else "update", columns_of(self.per, model.shapes)
         client: Any = context.node_config.get("partition-id", context.node_id)
-        sources = noise(self.seed, round_in(msg.content), [client])
+        sources = noise_sources(self.seed, round_in(msg.content), [client])
         reply = Message(RecordDict(), reply_to=msg)  # before the app can change what came
         update = _trained(lambda: call_next(msg, context), model) - start
         if self.clip_norm is None:

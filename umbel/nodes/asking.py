@@ -22,7 +22,10 @@ def ask(
     task: TrainingSpec | EvaluationSpec,
     group: str = "",
 ) -> Asked:
-    """Ask clients to do a task, by a message to each of their nodes, in a group named after the round by default."""
+    """Return who is asked to do a task, with a message to each of their nodes; nothing is sent here.
+
+    The clients (m,) are counted over all nodes, in increasing order. The messages' group is by default the round.
+    """
     role, kind = (TRAIN, "train") if isinstance(task, TrainingSpec) else (VALIDATION, "evaluate")
     placed, packed, group = roster.place(role, clients), pack(hypotheses), group or str(round)
     messages = [

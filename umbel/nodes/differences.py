@@ -27,7 +27,7 @@ _REMEMBERED = 0.5  # weight of earlier rounds: clip norms shrink, and hypotheses
 _MOST = 100_000  # parameters; with more, the noise of each hides its variance
 
 
-def look(
+def add_releases(
     state: dict[str, NDArray[Any]], releases: Vectors, labels: Labels, hypotheses: Matrix, task: TrainingSpec
 ) -> None:
     """Add a round's releases (m, n), with their hypotheses (m,), to the strategy's `state`."""
@@ -45,7 +45,7 @@ def look(
     _remember(state, (k, n, n) if n <= LARGEST_COVARIANCE else (k, n), seen)
 
 
-def look_at_sums(state: dict[str, NDArray[Any]], sums: Sums, task: TrainingSpec) -> None:
+def add_sums(state: dict[str, NDArray[Any]], sums: Sums, task: TrainingSpec) -> None:
     """Add a round's secure sum, with second moments, to the strategy's `state`."""
     assert sums.moments is not None
     k, n = sums.sums.shape[1:]

@@ -94,7 +94,7 @@ class Exchange:
         A node that wakes up answers each message that waits for it, and its clients are charged for each.
         """
         now = time.monotonic()
-        return {one.node for one in self._overdue.values() if one.kind not in keep_late and now < one.expires}
+        return {sent.node for sent in self._overdue.values() if sent.kind not in keep_late and now < sent.expires}
 
     def run(
         self,
@@ -129,22 +129,24 @@ class Exchange:
                 # stop delivering it after twelve hours.
                 message.metadata.ttl = timeout
         stored = self.transport.send(messages)
-        began = told = time.monotonic()
+        began = logged = time.monotonic()
         data = [message.metadata for message in messages]
         waiting = {
-            one.message_id: _Sent(one.dst_node_id, one.message_type, began + one.ttl)
-            for one in data
-            if one.message_id in stored
+            sent.message_id: _Sent(sent.dst_node_id, sent.message_type, began + sent.ttl)
+            for sent in data
+            if sent.message_id in stored
         }
-        unsent = {one.dst_node_id for one in data if one.message_id not in stored and one.message_type not in keep_late}
+        unsent = {
+            sent.dst_node_id for sent in data if sent.message_id not in stored and sent.message_type not in keep_late
+        }
         for node in sorted(unsent):
             log(WARNING, "%s got no message: it is no longer registered", self.names[node])
         answers: list[Answer] = []
         spoilt: list[_Sent] = []
         while True:
             left = max(0.0, began + timeout - time.monotonic())
-            wanted = [one for one, sent in self._overdue.items() if sent.kind in keep_late]
-            overdue = [one for one, sent in self._overdue.items() if sent.kind not in keep_late]
+            wanted = [message_id for message_id, sent in self._overdue.items() if sent.kind in keep_late]
+            overdue = [message_id for message_id, sent in self._overdue.items() if sent.kind not in keep_late]
             patience = min(_PATIENCE, max(left, _LAST))
             replies, unreadable = self.transport.collect((waiting, wanted, overdue), patience)
             for message_id in unreadable:
@@ -159,8 +161,8 @@ class Exchange:
             waited = time.monotonic() - began
             if not needed or waited >= timeout or enough(answers):
                 break
-            if name and time.monotonic() - told >= _TELL_S:
-                told, asked = time.monotonic(), [one for one in data if one.message_type not in keep_late]
+            if name and time.monotonic() - logged >= _TELL_S:
+                logged, asked = time.monotonic(), [sent for sent in data if sent.message_type not in keep_late]
                 there = sum(answer.kind not in keep_late for answer in answers)
                 log(INFO, "%s: %d of %d nodes have replied, after %s", name, there, len(asked), in_time(waited))
                 self.watch()

@@ -123,7 +123,7 @@ class Fleet:
 
     # --- asking
 
-    def opened(self, arrays: ArrayRecord) -> Hypotheses:
+    def read_hypotheses(self, arrays: ArrayRecord) -> Hypotheses:
         """Return the hypotheses of a record, packed as they travel."""
         return Hypotheses(unpack(pack(from_array_record(arrays))))
 

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partialmethod
 from logging import INFO, WARNING
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -16,8 +17,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from umbel.protocol.arrays import Arrays, all_finite, flatten
-from umbel.protocol.asked import Asked
-from umbel.protocol.asked import read as contents_of
+from umbel.protocol.asked import Asked, read_replies
 from umbel.protocol.errors import ConfigError, ProtocolError
 from umbel.protocol.hypotheses import NUMBER, ROUND, Hypotheses
 from umbel.protocol.log import log
@@ -88,7 +88,7 @@ class PlainNodes:
 
     # --- asking
 
-    def opened(self, arrays: ArrayRecord) -> Hypotheses:
+    def read_hypotheses(self, arrays: ArrayRecord) -> Hypotheses:
         """Return the hypotheses of a record."""
         hypotheses = Hypotheses({name: array.numpy() for name, array in arrays.items()})
         hypotheses.record = arrays
@@ -97,14 +97,6 @@ class PlainNodes:
     def record(self, hypotheses: Arrays) -> ArrayRecord:
         """Return hypotheses as the record from which a round's messages are made."""
         return ArrayRecord({name: Array(value) for name, value in hypotheses.items()})
-
-    def ask_training(self, *asked: Any, **options: Any) -> Asked:
-        """Ask a sample of the nodes to train; for the arguments see `_ask`."""
-        return self._ask(MessageType.TRAIN, *asked, **options)
-
-    def ask_evaluation(self, *asked: Any, **options: Any) -> Asked:
-        """Ask a sample of the nodes to evaluate; for the arguments see `_ask`."""
-        return self._ask(MessageType.EVALUATE, *asked, **options)
 
     def _ask(
         self,
@@ -142,6 +134,9 @@ class PlainNodes:
         entries = ConfigRecord({**config, ROUND: round, NUMBER: hypotheses.k})
         content = RecordDict({self.arrayrecord_key: hypotheses.record, self.configrecord_key: entries})
         return self.asked([Message(content, node, kind, group_id=str(round)) for node in chosen], nobody)
+
+    ask_training = partialmethod(_ask, MessageType.TRAIN)
+    ask_evaluation = partialmethod(_ask, MessageType.EVALUATE)
 
     def asked(self, messages: Sequence[Message], asked: Asked) -> Asked:
         """Return who is asked by messages, which a strategy may have made by itself."""
@@ -205,7 +200,7 @@ class PlainNodes:
 
     def _read(self, asked: Asked, replies: Iterable[Message], content: Callable[[int, Message], T]) -> dict[int, T]:
         """Return the contents of the nodes' replies, in the order of the nodes' numbers."""
-        found = contents_of(asked, replies, content)
+        found = read_replies(asked, replies, content)
         return dict(sorted(found.items(), key=lambda one: self._numbers[one[0]]))
 
 

@@ -13,10 +13,10 @@ from umbel.nodes.roster import TRAIN, Roster
 def draw(
     roster: Roster, role: str, round: int, seed: Sequence[int], size: int, max_share: float = 1.0
 ) -> NDArray[np.int64]:
-    """Draw `size` of the clients that are `present`, or all of them if they are fewer, in increasing order.
+    """Draw `size` clients (size,) of a role whose nodes can be asked, or all of them if they are fewer.
 
-    If a node's share of them is limited, fewer may be drawn: a node that has its share is skipped. In simulation it is
-    not.
+    They are counted over all nodes, in increasing order. If `max_share` limits a node's share of them, fewer may be
+    drawn: a node that has its share is skipped. In simulation it is not.
     """
     if max_share < 1 and not roster.simulated:
         return _draw_shared(roster, role, round, seed, size, max_share)
@@ -31,7 +31,10 @@ def draw(
 def draw_in_turn(
     roster: Roster, round: int, seed: Sequence[int], size: int, turns: NDArray[np.int64], most: int
 ) -> NDArray[np.int64]:
-    """Draw `size` training clients, or fewer, among those with the fewest turns, which must be below `most`."""
+    """Draw `size` training clients, or fewer, among those with the fewest turns (clients,), which must be below `most`.
+
+    If none of these clients' nodes can be asked, they are drawn among all of these.
+    """
     willing = np.flatnonzero(turns < most)
     there = np.intersect1d(willing, roster.present(TRAIN, round))
     there = there if len(there) else willing

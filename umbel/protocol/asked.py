@@ -56,7 +56,7 @@ class Asked:
     names: Names = field(default_factory=Names)
 
 
-def read(asked: Asked, replies: Iterable[Message], content: Callable[[int, Message], T | None]) -> dict[int, T]:
+def read_replies(asked: Asked, replies: Iterable[Message], content: Callable[[int, Message], T | None]) -> dict[int, T]:
     """Return the content of the first reply of each node that was asked.
 
     Errors are not read here; `umbel.nodes.exchange` logs them.

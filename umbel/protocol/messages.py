@@ -35,7 +35,8 @@ _PRIOR = "prior"
 _EVALUATION = "evaluation"
 _HOSTING = "hosting"
 _RUN = "run"
-PARTS = (HYPOTHESES, TRAINING, _EVALUATION, _VERSION, _RUN)
+TASKS = {TRAINING: TrainingSpec, _EVALUATION: EvaluationSpec}
+PARTS = (HYPOTHESES, *TASKS, _VERSION, _RUN)
 """The records that a message to a node may have, besides those of channels; a node ignores all others."""
 
 
@@ -109,7 +110,7 @@ def prior_in(content: RecordDict) -> Arrays | None:
 
 def run_names(content: RecordDict) -> set[str]:
     """Return the names of the run in a round's message, from the parts that can be read."""
-    names = (record.get(_RUN) for name, record in content.items() if name in (TRAINING, _EVALUATION))
+    names = (record.get(_RUN) for name, record in content.items() if name in TASKS)
     return {name for name in names if isinstance(name, str) and len(name) <= LONGEST_NAME}
 
 

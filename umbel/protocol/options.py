@@ -41,10 +41,7 @@ class Options:
     @classmethod
     def read(cls, text: str, key: str) -> Self:
         """Return the options in a text; errors as for `parse_options`."""
-        first, pairs = "", text
-        if cls.FIRST:
-            first, _, pairs = text.strip().partition(" ")
-        return options_of(cls, ({cls.FIRST: first} if cls.FIRST else {}) | parse_pairs(pairs, key), key)
+        return parse_options(cls, f"{cls.FIRST}={text.strip()}" if cls.FIRST else text, key)
 
 
 @dataclass(frozen=True)
@@ -125,7 +122,8 @@ def options_of(kind: type[T], given: Mapping[str, str], key: str) -> T:
         name = str(first["loc"][0]) if first["loc"] else ""
         if first["type"] == "missing":
             raise ConfigError(f"{of_key}it lacks {name}", code="config.missing-option") from None
-        got = f"{name} {fault_text(first)}, got {pairs.get(name)!r}" if name else fault_text(first)
+        what = "" if name == getattr(kind, "FIRST", "") else f"{name} "
+        got = f"{what}{fault_text(first)}, got {pairs.get(name)!r}" if name else fault_text(first)
         raise ConfigError(f"{of_key}{got}", code="config.option-value") from None
 
 

@@ -213,7 +213,7 @@ def participation(
 ) -> Release:
     """Return the release of a participation: a model of n values, trained from one of so many hypotheses.
 
-    From a single one there is no choice to hide.
+    From a single one there is no choice to hide. Without noise there is no mechanism, even if a server names one.
     """
     return Release(
         Kind.TRAIN,
@@ -221,7 +221,7 @@ def participation(
         noise_multiplier,
         clipping,
         radius if clipping is Clipping.PUBLIC else None,
-        mechanism,
+        mechanism if noise_multiplier > 0 else LAPLACE,
         hypotheses,
         choice_epsilon if hypotheses > 1 else 0.0,
     ).trained_by(rows)

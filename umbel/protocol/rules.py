@@ -155,7 +155,7 @@ def explained(
     if name not in fields:
         return raises(f"there is no {key}", code=f"{kind}.unknown-key")
     if len(first["loc"]) > 1:
-        text = f"{'.'.join(map(str, first['loc']))} {fault_text(first)}"
+        text = f"{'.'.join(map(str, (key, *first['loc'][1:])))} {fault_text(first)}"
     else:
         text = f"{key} must be {rule(fields[name])}"
     return raises(f"{text}, got {_shortly(first['input'])}", code=f"{kind}.wrong-value")

@@ -67,7 +67,7 @@ def _different(clients: tuple[int, ...]) -> bool:
 def _channel(name: Any) -> Any:
     """Return the name of a channel that a server may ask for, as a `ReleaseBy` if it is umbel's own."""
     if not isinstance(name, str) or name not in CHANNELS.keys() - IMPLIED:
-        raise ValueError(f"it is one of {', '.join(sorted(CHANNELS.keys() - IMPLIED))}, not {name!r}")
+        raise ValueError(f"it is one of {', '.join(sorted(CHANNELS.keys() - IMPLIED))}, not {name!r:.100}")
     return ReleaseBy(name) if name in {*ReleaseBy} else name
 
 
@@ -81,6 +81,7 @@ Name = Annotated[str, Field(max_length=LONGEST_NAME)]
 Noised = Annotated[NoisePer, Field(strict=False)]
 Clients = Annotated[
     tuple[ClientOnNode, ...],
+    Field(fail_fast=True),  # an error takes a thousand times the memory of what a server sends
     BeforeValidator(lambda clients: tuple(clients) if isinstance(clients, list) else clients),
     AfterValidator(_distinct),
 ]
@@ -175,9 +176,9 @@ class TrainingSpec(_Spec):
     """The server's task for the training clients of one node in one round.
 
     One object from the run config to the noise: `umbel.protocol.run_config.RunConfig.training` makes a template without
-    round and clients. The strategy replaces the fields that it decides (`HypothesisStrategy.task`).
-    `umbel.nodes.fleet` sets round and clients, and the gate releases by the task's
-    channel (`umbel.privacy.channels`). Fields without a word here are the run config's keys of the same names.
+    round and clients. `umbel.nodes.fleet` sets the round's clip norm and what the strategy decides
+    (`HypothesisStrategy.decisions`), and `umbel.nodes.asking` round and clients. The gate releases by its channel
+    (`umbel.privacy.channels`). Fields without a word here are the run config's keys of the same names.
     """
 
     FIRST_ROUND: ClassVar[int] = 1
@@ -194,7 +195,7 @@ class TrainingSpec(_Spec):
     local_steps: Whole = 0
     message_noise: NotNegative = 0.0  # sigma of the PAC paper's Eq. 3, added before the gate, which does not count it
     run: Annotated[Name, UNPRICED] = ""  # the same after it resumes: clients keep their local parameters under it
-    frozen_digest: Annotated[str, UNPRICED] = ""  # of parameters that do not travel; empty if there are none
+    frozen_digest: Annotated[Name, UNPRICED] = ""  # of parameters that do not travel; empty if there are none
     mechanism: Name = LAPLACE
     # Of randomised response, or of the noise on a site's counts; 0 for the paper's open choice.
     choice_epsilon: ChoiceEpsilon = 2.0
@@ -271,7 +272,7 @@ class EvaluationSpec(_Spec):
 
     step_size: Positive = TrainingSpec.step_size  # for the local parameters of clients that have none yet
     run: Annotated[Name, UNPRICED] = ""
-    frozen_digest: Annotated[str, UNPRICED] = ""
+    frozen_digest: Annotated[Name, UNPRICED] = ""
     # Above 0, the round's secure sum also adds up loss and metric, each clipped to lie between 0 and the bound, with
     # noise of so many diagonals of the square in which a report lies. At 0 they leave the site as its policy says.
     report_noise_multiplier: NotNegative = 0.0

@@ -21,7 +21,7 @@ from umbel.protocol.release import Clipping
 from umbel.server.callbacks import Checkpoints, Log, Released, Sites, named
 from umbel.server.history import State
 from umbel.server.report import View, render
-from umbel.server.rounds import Run, initial_hypotheses
+from umbel.server.run import Run, initial_hypotheses
 from umbel.server.run_folder import RunFolder, versions
 from umbel.server.runs import home_of_runs, run_named
 from umbel.server.setup import Saved, Setup

@@ -28,7 +28,7 @@ from umbel.protocol.plugins import import_by_name, refuse_uncalled, unknown_name
 from umbel.protocol.words import count_of, in_time
 from umbel.server.history import State, collapsed, last_rounds
 from umbel.server.report.alarms import alarms, why_collapsed
-from umbel.server.rounds import Run
+from umbel.server.run import Run
 from umbel.server.run_folder import number_of
 from umbel.server.setup import Setup
 from umbel.server.status import RunState, status_of

@@ -17,7 +17,7 @@ from typing import Any
 
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.log import log
-from umbel.server.rounds import Run
+from umbel.server.run import Run
 from umbel.server.summary import Summary
 from umbel.strategies import Callback
 

@@ -30,7 +30,7 @@ from umbel.privacy.mechanisms.randomness import streams
 from umbel.protocol.arrays import Arrays, flatten, unflatten
 from umbel.protocol.errors import DatasetError
 from umbel.protocol.run_config import RunConfig
-from umbel.server.rounds import draw_hypotheses
+from umbel.server.run import draw_hypotheses
 
 LOCAL_EPOCHS = 50  # of a client that trains alone
 PENALTIES = np.logspace(-4, 2, 13)

@@ -15,7 +15,7 @@ from umbel.protocol.run_config import RunConfig
 from umbel.server.app import conduct
 from umbel.server.callbacks import Checkpoints, named
 from umbel.server.history import State
-from umbel.server.rounds import Run, initial_hypotheses
+from umbel.server.run import Run, initial_hypotheses
 from umbel.server.run_folder import RunFolder
 from umbel.server.setup import Saved, Setup
 from umbel.simulation.grid import InProcessGrid

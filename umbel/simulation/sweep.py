@@ -46,7 +46,7 @@ from umbel.protocol.project import OWN_PATH, PACKAGE, source
 from umbel.protocol.release import Release
 from umbel.protocol.run_config import RunConfig
 from umbel.server.history import State
-from umbel.server.rounds import Run
+from umbel.server.run import Run
 from umbel.server.run_folder import RunFolder, versions
 from umbel.server.setup import Setup
 from umbel.simulation.baselines import measure
@@ -66,7 +66,7 @@ FIRST_SEED = 2000
 # Inputs of a result besides its configuration.
 _CODE = (
     "umbel/protocol", "umbel/data", "umbel/client", "umbel/models", "umbel/privacy", "umbel/strategies",
-    "umbel/nodes", "umbel/server/setup.py", "umbel/server/rounds.py", "umbel/server/history.py",
+    "umbel/nodes", "umbel/server/setup.py", "umbel/server/run.py", "umbel/server/history.py",
     "umbel/server/callbacks.py", "umbel/server/run_folder.py", "umbel/simulation/grid.py",
     "umbel/simulation/in_process.py", "umbel/simulation/sweep.py", "umbel/simulation/baselines.py",
 )  # fmt: skip
@@ -190,7 +190,7 @@ class Result:
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """One dict for each round, see `umbel.server.rounds.Round`."""
+        """One dict for each round, see `umbel.server.history.Round`."""
         lines = (self.folder / HISTORY).read_text(encoding="utf-8").splitlines()
         return [json.loads(line) for line in lines]
 

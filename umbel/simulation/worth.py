@@ -37,7 +37,7 @@ from umbel.protocol.words import count_of
 from umbel.server.history import State, diverged
 from umbel.server.report import View, render
 from umbel.server.report.alarms import why_stuck
-from umbel.server.rounds import Run, draw_hypotheses
+from umbel.server.run import Run, draw_hypotheses
 from umbel.server.run_folder import RunFolder, number_of
 from umbel.server.runs import find_run, opening
 from umbel.server.setup import Setup

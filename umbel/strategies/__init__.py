@@ -58,9 +58,9 @@ def load(name: str) -> type[HypothesisStrategy]:
         from umbel.strategies.stock import adapted
 
         return adapted(name.removeprefix(PREFIX))
-    built_in = {one: getattr(sys.modules[__name__], STRATEGIES[one]) for one in STRATEGIES}
+    built_in = {title: getattr(sys.modules[__name__], kind) for title, kind in STRATEGIES.items()}
     kind = load_class("strategy", name, built_in, HypothesisStrategy)
-    if all(getattr(kind, one) is getattr(HypothesisStrategy, one) for one in ("assign", "learn", "aggregate_train")):
+    if all(getattr(kind, key) is getattr(HypothesisStrategy, key) for key in ("assign", "learn", "aggregate_train")):
         text = f"strategy {name!r} does not say which hypothesis each release belongs to"
         fix = "define assign, or derive the class from umbel.strategies.GroupPrivacy"
         raise ConfigError(f"{text}; {fix}", code="config.no-assign")

@@ -255,17 +255,17 @@ class HypothesisStrategy(Strategy):
                     moved[j] = self._from_mean(mean_of(vectors, rows), len(rows), hypotheses[j], j)
                 else:
                     group = vectors[rows].astype(np.float64)
-                    found = np.asarray(self.combine(group, hypotheses[j].copy(), j))
-                    if found.shape != hypotheses[j].shape or found.dtype.kind not in "biuf":
+                    combined = np.asarray(self.combine(group, hypotheses[j].copy(), j))
+                    if combined.shape != hypotheses[j].shape or combined.dtype.kind not in "biuf":
                         text = f"{type(self).__name__}.combine must return {hypotheses.shape[1]} parameters"
-                        got = f"an array of {found.dtype} of shape {found.shape}"
+                        got = f"an array of {combined.dtype} of shape {combined.shape}"
                         raise ConfigError(f"{text}, not {got}", code="config.combine")
-                    moved[j] = found
+                    moved[j] = combined
                 longest[j] = distances(vectors, hypotheses[j], rows).max()
             if (task := self.asked[MessageType.TRAIN].task) is not None:
-                from umbel.nodes.differences import look  # the result of a run at umbel's nodes
+                from umbel.nodes.differences import add_releases  # only runs at umbel's nodes need it
 
-                look(self.state, vectors, labels, hypotheses, task)
+                add_releases(self.state, vectors, labels, hypotheses, task)
             moved = np.asarray(self.reshape(round, moved, hypotheses, vectors, labels))
             n, least, most = hypotheses.shape[1], 1 if self.may_resize else k, max(k, self.hypotheses)
             if moved.ndim != 2 or moved.shape[1] != n or not least <= len(moved) <= most:
@@ -288,21 +288,21 @@ class HypothesisStrategy(Strategy):
         labels : ndarray of int, shape (m,)
             From `assign`.
         """
-        return moved if self.how_many is None else self.how_many.look(self.state, round, moved, hypotheses, labels)
+        return moved if self.how_many is None else self.how_many.choose(self.state, round, moved, hypotheses, labels)
 
     # --- what was sent
 
-    def opened(self, arrays: ArrayRecord) -> Hypotheses:
+    def read_hypotheses(self, arrays: ArrayRecord) -> Hypotheses:
         """Return the hypotheses of a record, which is read once, however many methods get it."""
         # Compared by arrays: a strategy may put others into the same record.
         now = dict(arrays.items())
         if self._opened is None or [*map(id, now.values())] != [*map(id, self._opened[0].values())]:
-            self._opened = now, self.nodes.opened(arrays)
+            self._opened = now, self.nodes.read_hypotheses(arrays)
         return self._opened[1]
 
     def starts_from(self, arrays: ArrayRecord) -> None:
         """Take the hypotheses of the next exchange, however its messages are made."""
-        nobody = Asked(self.opened(arrays), np.zeros(0, np.int64), {})
+        nobody = Asked(self.read_hypotheses(arrays), np.zeros(0, np.int64), {})
         self.asked = {kind: nobody for kind in (MessageType.TRAIN, MessageType.EVALUATE)}
 
     @property
@@ -391,7 +391,7 @@ class HypothesisStrategy(Strategy):
         if not self.allows_several and number_in(arrays) > 1:
             text = "several hypotheses need umbel's own loop: call start of the strategy itself, not of a wrapper"
             raise ConfigError(f"{text}, or set foreign_loop=True", code="config.foreign-loop")
-        sent, decisions = self.opened(arrays), self.decisions(server_round)
+        sent, decisions = self.read_hypotheses(arrays), self.decisions(server_round)
         asked = self.nodes.ask_training(server_round, sent, config, grid, decisions, options=self.channel_options)
         self.asked[MessageType.TRAIN] = asked
         return asked.messages
@@ -435,16 +435,16 @@ class HypothesisStrategy(Strategy):
                 raise ConfigError(f"{text}; {name!r} is of type {kind}", code="config.state")
         self.history.append(replace(outcome, following=None))  # models may be large
         counts = {"asked": outcome.asked, "releases": len(outcome.clients), "lost-nodes": outcome.lost_nodes}
-        told = MetricRecord({**(metrics or {}), **counts, "groups": outcome.counts.tolist()})
+        record = MetricRecord({**(metrics or {}), **counts, "groups": outcome.counts.tolist()})
         if outcome.following is None:
-            return None, told
-        return self.nodes.record(outcome.following), told
+            return None, record
+        return self.nodes.record(outcome.following), record
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Ask a sample of the validation clients to score the hypotheses after so many rounds."""
-        sent, decisions = self.opened(arrays), self.report_decisions
+        sent, decisions = self.read_hypotheses(arrays), self.report_decisions
         asked = self.nodes.ask_evaluation(server_round + 1, sent, config, grid, decisions, options=self.channel_options)
         self.asked[MessageType.EVALUATE] = asked
         return asked.messages
@@ -460,10 +460,10 @@ class HypothesisStrategy(Strategy):
 
 def _declared(kind: type, name: str, methods: set[str], implied: bool) -> Any:
     """Return a class's declaration, or what a nearer class implies that overrides one of the methods."""
-    for one in kind.__mro__:
-        if name in vars(one):
-            return vars(one)[name]
-        if methods & vars(one).keys():
+    for parent in kind.__mro__:
+        if name in vars(parent):
+            return vars(parent)[name]
+        if methods & vars(parent).keys():
             return implied
     raise AttributeError(name)
 

@@ -44,7 +44,7 @@ class HowMany:
             raise ConfigError(f'hypotheses = "auto" sees no groups: {cause}; {fix}', code="config.choice-epsilon")
         return cls(max(1, run.rounds // 3))
 
-    def look(
+    def choose(
         self, state: dict[str, NDArray[Any]], round: int, moved: Matrix, hypotheses: Matrix, labels: Labels
     ) -> Matrix:
         """Return the next hypotheses (l, n): those that moved (k, n), or in the round of the choice fewer.
@@ -92,8 +92,8 @@ def merged(sums: Matrix, counts: Labels, start: Matrix) -> Labels:
         return kinds
     from scipy.cluster.hierarchy import fcluster, linkage  # the import takes a moment
 
-    found = fcluster(linkage(centres, "average"), _NEAR * way, "distance")
+    clusters = fcluster(linkage(centres, "average"), _NEAR * way, "distance")
     # Numbered in the order of their first hypotheses.
-    _, first, number = np.unique(found, return_index=True, return_inverse=True)
+    _, first, number = np.unique(clusters, return_index=True, return_inverse=True)
     kinds[used] = np.argsort(np.argsort(first))[number]
     return kinds

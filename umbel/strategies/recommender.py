@@ -32,7 +32,7 @@ class Recommender(FedAvg):
             )
         if model.decays.keys() & model.shapes.keys():
             precisions = [np.broadcast_to(model.decays.get(name, 0.0), shape) for name, shape in model.shapes.items()]
-            self._decay = run.step_size * np.concatenate([one.ravel() for one in precisions])
+            self._decay = run.step_size * np.concatenate([precision.ravel() for precision in precisions])
 
     def _from_mean(self, mean: Matrix, count: int, hypothesis: Matrix, index: int) -> Matrix:
         """Return the item vectors moved by the sum of all changes."""

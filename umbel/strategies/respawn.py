@@ -59,24 +59,24 @@ def respawned(
     counts = np.bincount(labels, minlength=k)
     used = [counts[j] >= _USED * share or _visited(j, hypotheses, releases, labels) for j in range(k)]
     idle = np.where(used, 0, state.get(_IDLE, np.zeros(k, np.int64)) + 1)
-    told = state.get(_TOLD, np.zeros((after, k)))
-    found = _sides(releases, hypotheses, labels, max(2 * _LEAST, share)) if idle.any() else {}
-    now = [-np.log(found[j].chance) if j in found else 0.0 for j in range(k)]
-    told = np.concatenate([told[1:], [now]])
+    evidence = state.get(_TOLD, np.zeros((after, k)))
+    sides = _sides(releases, hypotheses, labels, max(2 * _LEAST, share)) if idle.any() else {}
+    now = [-np.log(sides[j].chance) if j in sides else 0.0 for j in range(k)]
+    evidence = np.concatenate([evidence[1:], [now]])
     # Fisher's test: for releases of one kind, twice the sum has a chi-squared distribution.
-    clear = told.sum(axis=0) >= special.chdtri(2 * after, _FALSE) / 2
-    torn = [j for j in found if clear[j] and found[j].gap >= _GAP and len(found[j].second) >= _LEAST]
+    clear = evidence.sum(axis=0) >= special.chdtri(2 * after, _FALSE) / 2
+    torn = [j for j in sides if clear[j] and sides[j].gap >= _GAP and len(sides[j].second) >= _LEAST]
     following, labels = moved.copy(), labels.copy()
     for j, parent in zip(np.flatnonzero(idle >= after).tolist(), torn, strict=False):
-        part = found[parent].second
+        part = sides[parent].second
         log(INFO, "round %d: hypothesis %d, idle for %d rounds, respawned from %d of the %d releases of hypothesis %d",
             round, j, idle[j], len(part), counts[parent], parent)  # fmt: skip
         labels[labels == j] = _NONE
         labels[part], idle[j] = j, 0
-        told[:, [j, parent]] = 0
-        for one in (parent, j):
-            following[one] = mean_of(releases, np.flatnonzero(labels == one))
-    state[_IDLE], state[_TOLD] = idle, told
+        evidence[:, [j, parent]] = 0
+        for hypothesis in (parent, j):
+            following[hypothesis] = mean_of(releases, np.flatnonzero(labels == hypothesis))
+    state[_IDLE], state[_TOLD] = idle, evidence
     return following
 
 
@@ -105,15 +105,15 @@ class _Side(NamedTuple):
 def _sides(releases: Vectors, hypotheses: Matrix, labels: Labels, least: float) -> dict[int, _Side]:
     """Return the sides of each group of at least `least` releases, the largest group first."""
     sizes = np.bincount(labels, minlength=len(hypotheses))
-    found = {}
+    sides = dict[int, _Side]()
     for j in np.argsort(-sizes, kind="stable").tolist():
         if sizes[j] < least:
             break
-        mine = np.flatnonzero(labels == j)
-        sides = halves(releases, hypotheses[j], mine)
-        second = mine[sides.second] if len(mine) - sides.second.sum() >= _LEAST else mine[:0]
-        found[j] = _Side(second, sides.gap, by_chance(sides.gap, len(mine), sides.dimensions))
-    return found
+        rows = np.flatnonzero(labels == j)
+        both = halves(releases, hypotheses[j], rows)
+        second = rows[both.second] if len(rows) - both.second.sum() >= _LEAST else rows[:0]
+        sides[j] = _Side(second, both.gap, by_chance(both.gap, len(rows), both.dimensions))
+    return sides
 
 
 class Halves(NamedTuple):
@@ -158,7 +158,7 @@ def by_chance(gap: float, count: int, dimensions: float) -> float:
 def _gaps_of_one_kind(m: int, d: int) -> Matrix:
     generator = np.random.default_rng([m, d])
     ways = (generator.standard_normal((m, d)) for _ in range(_DRAWS))
-    return np.array([_gap(np.linalg.eigvalsh(_centred(cosines(one))).clip(min=0)) for one in ways])
+    return np.array([_gap(np.linalg.eigvalsh(_centred(cosines(drawn))).clip(min=0)) for drawn in ways])
 
 
 def cosines(vectors: Vectors, centre: Matrix | None = None, rows: Labels | None = None) -> Matrix:
@@ -173,8 +173,8 @@ def cosines(vectors: Vectors, centre: Matrix | None = None, rows: Labels | None 
         products += updates @ updates.T
     lengths = np.sqrt(products.diagonal())
     lengths = np.where(lengths > 0, lengths, 1)
-    found: Matrix = np.clip(products / lengths[:, None] / lengths, -1, 1)
-    return found
+    clipped: Matrix = np.clip(products / lengths[:, None] / lengths, -1, 1)
+    return clipped
 
 
 def _centred(alike: Matrix) -> Matrix:

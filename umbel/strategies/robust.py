@@ -53,8 +53,7 @@ class Robust(GroupPrivacy):
         share, k = self.options.hostile, self.hypotheses
         if share * k >= 1:
             text = f"strategy: hostile = {share:g} is no less than the share of each of {k} groups"
-            text += f"; set it below {1 / k:.3g}"
-            raise ConfigError(text, code="config.option-value")
+            raise ConfigError(f"{text}; set it below {1 / k:.3g}", code="config.option-value")
 
     def assign(self, releases: Vectors, hypotheses: Matrix, choices: Labels | None) -> Labels:
         """Return the cluster of each release, by Lloyd's iterations with the centres from `combine`."""
@@ -62,8 +61,8 @@ class Robust(GroupPrivacy):
         self._few = int(exact(self.options.hostile) * len(releases))
         away = np.zeros(len(releases))
         for j in np.unique(labels):
-            mine = np.flatnonzero(labels == j)
-            away[mine] = distances(releases, hypotheses[j], mine)
+            rows = np.flatnonzero(labels == j)
+            away[rows] = distances(releases, hypotheses[j], rows)
         self._reach = _REACH * float(np.median(away))
         for _ in range(_LLOYD if len(hypotheses) > 1 else 0):
             centres = hypotheses.copy()
@@ -84,7 +83,7 @@ class Robust(GroupPrivacy):
         return hypothesis + self.centre(steps, self._few)
 
     def centre(self, steps: Matrix, few: int) -> Matrix:
-        """Return the centre of points (g, n), of which `few` may be hostile."""
+        """Return the centre (n,) of points (g, n), at least one, of which `few` may be hostile."""
         raise NotImplementedError
 
 

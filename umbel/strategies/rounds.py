@@ -30,7 +30,7 @@ class Callback:
     logs: ClassVar[bool] = False
     """Whether it tells the log about the rounds itself."""
     run: Any = None
-    """In umbel's ServerApp, the `umbel.server.rounds.Run`: its config, nodes, state and folder."""
+    """In umbel's ServerApp, the `umbel.server.run.Run`: its config, nodes, state and folder."""
 
     def begin(self) -> None:
         """Prepare, once the nodes are connected; raise `ConfigError` if the run cannot be watched."""
@@ -55,7 +55,7 @@ class Callback:
         """Look at the hypotheses after a round of training, and at its counts."""
 
     def after_exchange(self, round: int, stages: dict[str, float]) -> str | None:
-        """Look back at a whole exchange, and its stages in seconds; the last one of a run may only evaluate."""
+        """Look back at an exchange, and the seconds of its stages by name; the last one of a run may only evaluate."""
 
     def on_stop(self, reason: str) -> None:
         """Notice why the run ends with this round, before its last one."""

@@ -9,7 +9,7 @@ from flwr.app import MessageType
 from pydantic import Field
 
 from umbel.models.model import Model
-from umbel.nodes.differences import look_at_sums
+from umbel.nodes.differences import add_sums
 from umbel.privacy.mechanisms.discrete_gaussian import DiscreteGaussian
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import ReleaseBy
@@ -68,12 +68,12 @@ class SecureAverage(SiteAverage):
             text = f"with colluding={self.options.colluding}, at least {self.options.colluding + 2} sites are needed"
             raise ConfigError(f"{text}; set least", code="config.least")
         if self.reports.summed:
-            for what, wrong, instead in (
+            for what, misfits, instead in (
                 ("random initial sets, which clients score one by one", run.restarts > 1, "restarts = 1"),
                 ("medians", run.validation.by != "mean", 'validation = "by=mean"'),
                 ("runs without noise", not run.noise_multiplier > 0, "noise-multiplier, or leave report-noise out"),
             ):
-                if wrong:
+                if misfits:
                     text = f"report-noise adds up losses, which does not work with {what}: set {instead}"
                     raise ConfigError(text, code="config.report-noise")
 
@@ -103,8 +103,8 @@ class SecureAverage(SiteAverage):
         """Options of the sums."""
         return {"colluding": self.options.colluding, "least": self.options.least, "reports": self.reports}
 
-    def learn_sums(self, round: int, found: Sums) -> Outcome:
+    def learn_sums(self, round: int, sums: Sums) -> Outcome:
         """Move each hypothesis, and learn from second moments how clients differ."""
-        if found.moments is not None and len(found.clients):
-            look_at_sums(self.state, found, self.asked[MessageType.TRAIN].task)
-        return super().learn_sums(round, found)
+        if sums.moments is not None and len(sums.clients):
+            add_sums(self.state, sums, self.asked[MessageType.TRAIN].task)
+        return super().learn_sums(round, sums)

@@ -73,22 +73,22 @@ class SiteAverage(HypothesisStrategy):
         """Return the next hypotheses and the round's counts, from the sums in the replies."""
         return self.conclude(self.learn_sums(server_round, self.nodes.read(self.asked[MessageType.TRAIN], replies)))
 
-    def learn_sums(self, round: int, found: Sums) -> Outcome:
+    def learn_sums(self, round: int, sums: Sums) -> Outcome:
         """Move each hypothesis by the mean of its clients' updates; one with (nearly) no clients stays unchanged."""
         sent, shares, following = self.sent, np.zeros(self.hypotheses), None
-        if len(found.clients) >= max(1, self.min_releases):
-            shares = self.shares(found)
+        if len(sums.clients) >= max(1, self.min_releases):
+            shares = self.shares(sums)
             moved = flatten(sent)
-            for j in np.flatnonzero(shares >= self.least(len(found.counts))).tolist():
-                moved[j] += found.sums[:, j].sum(axis=0, dtype=np.float64) / shares[j]
+            for j in np.flatnonzero(shares >= self.least(len(sums.counts))).tolist():
+                moved[j] += sums.sums[:, j].sum(axis=0, dtype=np.float64) / shares[j]
             following = moved_to(moved, sent, round)
-        groups = np.full(len(found.clients), -1, np.int64)
-        return Outcome(round, found.clients, groups, _whole(shares), None, found.asked, found.lost_nodes, following)
+        groups = np.full(len(sums.clients), -1, np.int64)
+        return Outcome(round, sums.clients, groups, _whole(shares), None, sums.asked, sums.lost_nodes, following)
 
-    def shares(self, found: Sums) -> Matrix:
+    def shares(self, sums: Sums) -> Matrix:
         """Return about how many of the participating clients trained each hypothesis (k,); they add up to all."""
-        counts = found.counts.sum(axis=0)
-        total, clients = float(counts.sum()), len(found.clients)
+        counts = sums.counts.sum(axis=0)
+        total, clients = float(counts.sum()), len(sums.clients)
         # A total near 0 is noise, and too small to divide by.
         return counts / total * clients if total >= 1 else np.full(self.hypotheses, clients / self.hypotheses)
 

@@ -86,8 +86,8 @@ class Stock(GroupPrivacy):
         """Return this cluster's result from its strategy, or the hypothesis if there is none."""
         prefix = f"{index}/"
         if index not in self._running:
-            own = {name.removeprefix(prefix): kept for name, kept in self.state.items() if name.startswith(prefix)}
-            self._running[index] = _with_state(self._new(), own)
+            state = {name.removeprefix(prefix): kept for name, kept in self.state.items() if name.startswith(prefix)}
+            self._running[index] = _with_state(self._new(), state)
         strategy = self._running[index]
         following = _aggregate(strategy, self._round, group, hypothesis, self.sent)
         self.state |= {prefix + name: kept for name, kept in _to_state(strategy, self._new()).items()}
@@ -99,27 +99,27 @@ class Stock(GroupPrivacy):
 
 def adapted(name: str) -> type[Stock]:
     """Return the strategy for a class in ``flwr.serverapp.strategy``, or ``package.module:Class``."""
-    found = import_by_name(name) if ":" in name else getattr(flower, name, None)
-    if not (isinstance(found, type) and issubclass(found, Strategy)) or inspect.isabstract(found):
-        known = {one: getattr(flower, one) for one in flower.__all__ if one not in _UNFIT}
-        fit = ", ".join(one for one, kind in known.items() if issubclass(kind, flower.FedAvg))
+    chosen = import_by_name(name) if ":" in name else getattr(flower, name, None)
+    if not (isinstance(chosen, type) and issubclass(chosen, Strategy)) or inspect.isabstract(chosen):
+        known = {title: getattr(flower, title) for title in flower.__all__ if title not in _UNFIT}
+        fit = ", ".join(title for title, kind in known.items() if issubclass(kind, flower.FedAvg))
         text = f"strategy {PREFIX + name!r} is not a strategy of Flower's; choose from {fit}"
         raise ConfigError(text, code="config.unknown-name")
     if name in _UNFIT:
         raise _unfit(f"strategy {PREFIX + name!r} does not work here: {_UNFIT[name]}")
     fields = []
-    hints = _hints(found.__init__)
-    for own, parameter in inspect.signature(found).parameters.items():
-        if own.startswith(_OURS[:2]) or own.endswith(_OURS[2:]) or parameter.kind in _REST:
+    hints = _hints(chosen.__init__)
+    for option, parameter in inspect.signature(chosen).parameters.items():
+        if option.startswith(_OURS[:2]) or option.endswith(_OURS[2:]) or parameter.kind in _REST:
             continue
-        simple, required = hints.get(own) in _SIMPLE.values(), parameter.default is parameter.empty
+        simple, required = hints.get(option) in _SIMPLE.values(), parameter.default is parameter.empty
         if not simple and required:
-            raise _unfit(f"strategy {PREFIX + name!r} needs {own}, which a run config cannot express")
+            raise _unfit(f"strategy {PREFIX + name!r} needs {option}, which a run config cannot express")
         if simple:
             default = dataclasses.MISSING if required else parameter.default
-            fields.append((own, hints[own], dataclasses.field(default=default)))
+            fields.append((option, hints[option], dataclasses.field(default=default)))
     options = dataclasses.make_dataclass("Options", fields, frozen=True, kw_only=True)
-    return type(name.rpartition(":")[2], (Stock,), {"stock": found, "Options": options})
+    return type(name.rpartition(":")[2], (Stock,), {"stock": chosen, "Options": options})
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
@@ -204,7 +204,7 @@ def _to_state(strategy: Strategy, new: Strategy) -> Arrays:
     """Return a strategy's state beyond that of a new one as arrays: its attributes in a tree, and the tree's form."""
     arrays: Arrays = {}
     form = {
-        name: _leave(value, name, arrays)
+        name: _store(value, name, arrays)
         for name, value in vars(strategy).items()
         if name not in vars(new) or not _same(value, vars(new)[name])
     }
@@ -216,7 +216,7 @@ def _with_state(strategy: Strategy, kept: Arrays) -> Strategy:
     if kept:
         form = json.loads(kept["form"].tobytes())
         for name, value in form.items():
-            setattr(strategy, name, _found(value, kept))
+            setattr(strategy, name, _restore(value, kept))
     return strategy
 
 
@@ -226,7 +226,7 @@ def _same(value: Any, other: Any) -> bool:
     return value is None and other is None
 
 
-def _leave(value: Any, name: str, arrays: Arrays) -> Any:
+def _store(value: Any, name: str, arrays: Arrays) -> Any:
     """Store the arrays of a value under their names, and return the rest as JSON."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return {"value": value}
@@ -234,23 +234,23 @@ def _leave(value: Any, name: str, arrays: Arrays) -> Any:
         arrays[name] = np.array(value)
         return {"array": name}
     if isinstance(value, ArrayRecord):
-        return {"record": {key: _leave(one.numpy(), f"{name}/{key}", arrays) for key, one in value.items()}}
+        return {"record": {key: _store(one.numpy(), f"{name}/{key}", arrays) for key, one in value.items()}}
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return {"dict": {key: _leave(one, f"{name}/{key}", arrays) for key, one in value.items()}}
+        return {"dict": {key: _store(one, f"{name}/{key}", arrays) for key, one in value.items()}}
     if isinstance(value, (list, tuple)):
-        return {"list": [_leave(one, f"{name}/{i}", arrays) for i, one in enumerate(value)]}
+        return {"list": [_store(one, f"{name}/{i}", arrays) for i, one in enumerate(value)]}
     raise _unfit(f"keeps a {type(value).__name__} as {name}, which a run cannot save")
 
 
-def _found(form: Any, arrays: Arrays) -> Any:
-    """Return the value whose form `_leave` kept."""
+def _restore(form: Any, arrays: Arrays) -> Any:
+    """Return the value whose form `_store` kept."""
     ((kind, inner),) = form.items()
     if kind == "value":
         return inner
     if kind == "array":
         return arrays[inner]
     if kind == "record":
-        return ArrayRecord({key: Array(_found(one, arrays)) for key, one in inner.items()})
+        return ArrayRecord({key: Array(_restore(one, arrays)) for key, one in inner.items()})
     if kind == "dict":
-        return {key: _found(one, arrays) for key, one in inner.items()}
-    return [_found(one, arrays) for one in inner]
+        return {key: _restore(one, arrays) for key, one in inner.items()}
+    return [_restore(one, arrays) for one in inner]

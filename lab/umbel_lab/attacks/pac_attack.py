@@ -39,7 +39,7 @@ from umbel.protocol.releases import Releases
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.simulated import in_process
 from umbel.protocol.tasks import TrainingSpec
-from umbel.server.rounds import Run
+from umbel.server.run import Run
 from umbel.simulation.grid import InProcessGrid
 from umbel.strategies import Callback
 from umbel.strategies.base import Outcome
@@ -267,7 +267,7 @@ class PacAttack(Recommender, Callback):
             else:
                 task = replace(task, local_steps=1) if task.local_steps else replace(task, local_epochs=1)
             arrays = to_array_record({name: self._sent(value, server_round) for name, value in self._honest.items()})
-        sent = self.opened(arrays)
+        sent = self.read_hypotheses(arrays)
         self.asked["train"] = self.nodes.ask_training(server_round, sent, task, grid, clients=self._victims)
         return self.asked["train"].messages
 

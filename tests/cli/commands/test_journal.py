@@ -1,4 +1,4 @@
-"""The site commands of `umbel` as a user types them: plan, site journal, site log."""
+"""The site commands of `umbel` as a user types them: price, site journal, site log."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from umbel.privacy.gate.runs import Runs, digest_of
 from umbel.protocol.errors import Refused
 from umbel.protocol.release import Clipping, Kind, Release, RowPrivacy
 
-PLAN = "plan parameters=11 noise-multiplier=3 hypotheses=5 clients=2062 clients-per-round=100 rounds=100"
+PRICE = "price parameters=11 noise-multiplier=3 hypotheses=5 clients=2062 clients-per-round=100 rounds=100"
 
-BACKWARDS = "plan parameters=11 hypotheses=5 clients=2062 clients-per-round=100 target-epsilon=8 participations=4"
+BACKWARDS = "price parameters=11 hypotheses=5 clients=2062 clients-per-round=100 target-epsilon=8 participations=4"
 
 
 def run(command: str, *more: str) -> tuple[int, str]:
@@ -46,24 +46,24 @@ def ledger(tmp_path: Path) -> Path:
     ("command", "lines"),
     [
         # An open choice has no guarantee.
-        (PLAN, ("median 5, most 18", "median none, most none", "the choice among 5 hypotheses is open", "heuristic")),
+        (PRICE, ("median 5, most 18", "median none, most none", "the choice among 5 hypotheses is open", "heuristic")),
         # One participation costs 2 * 11/3 + 1 = 8.333, five of them 41.67, and eighteen 150.
         (
-            PLAN + " choice-epsilon=1",
+            PRICE + " choice-epsilon=1",
             ("median 41.67, most 150", "between any two data sets of a client", "step size x curvature"),
         ),
         (BACKWARDS, ("median 4, most 4", "epsilon at delta 1e-05", "choice-epsilon")),
     ],
 )
-def test_plan_tells_the_guarantee_or_works_out_its_noise(command: str, lines: tuple[str, ...]) -> None:
+def test_price_tells_the_guarantee_or_works_out_its_noise(command: str, lines: tuple[str, ...]) -> None:
     code, output = run(command)
     assert code == 0
     for line in lines:
         assert line in output
 
 
-def test_plan_names_a_figure_that_cannot_be() -> None:
-    code, output = run(PLAN.replace("noise-multiplier=3", "noise-multiplier=0"))
+def test_price_names_a_figure_that_cannot_be() -> None:
+    code, output = run(PRICE.replace("noise-multiplier=3", "noise-multiplier=0"))
     assert code == 2
     assert "noise-multiplier" in output
     assert "[config.impossible-figure]" in output

@@ -15,7 +15,7 @@ import umbel
 from tests.helpers.errors import ended, raises
 from tests.helpers.learnt import learnt
 from umbel.cli.main import app
-from umbel.nodes.differences import look
+from umbel.nodes.differences import add_releases
 from umbel.privacy.gate.policy import Personal
 from umbel.protocol.errors import ConfigError, DatasetError
 from umbel.protocol.tasks import TrainingSpec
@@ -134,7 +134,7 @@ def test_bayes_knows_what_the_server_read_off_the_releases(run: Path, tmp_path: 
     """Clients differ in the first parameter alone, so a new one's label moves that one more than without a prior."""
     kept: dict[str, Any] = {}
     releases = np.stack([np.random.default_rng(2000).normal(size=100), np.zeros(100)], 1).astype(np.float32)
-    look(kept, releases, np.arange(100) % 2, BEST["weight"][:, 0], TrainingSpec())
+    add_releases(kept, releases, np.arange(100) % 2, BEST["weight"][:, 0], TrainingSpec())
     knows = umbel.load(learnt(tmp_path / "knows", "", "", BEST, "stays", kept=kept))
     assert umbel.load(run).prior is None
     assert knows.prior is not None

@@ -19,7 +19,7 @@ from umbel.models.losses import LOSSES, METRICS
 from umbel.models.model import Model, Parameters
 from umbel.server.callbacks import named
 from umbel.server.history import State
-from umbel.server.rounds import Run, initial_hypotheses
+from umbel.server.run import Run, initial_hypotheses
 from umbel.server.run_folder import RunFolder
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid

@@ -242,9 +242,9 @@ def counts_without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def draws_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a client draws is the same in each round."""
-    noise = randomness.noise
+    sources = randomness.noise_sources
     for module in (randomness, client):
-        monkeypatch.setattr(module, "noise", lambda seed, round, *args: noise(seed, 1, *args))
+        monkeypatch.setattr(module, "noise_sources", lambda seed, round, *args: sources(seed, 1, *args))
 
 
 def forget() -> None:

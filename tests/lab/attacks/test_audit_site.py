@@ -6,6 +6,7 @@ seed.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -38,6 +39,14 @@ def fixed_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(randomness.secrets, "token_bytes", keys.bytes)
 
 
+def replace_noise(monkeypatch: pytest.MonkeyPatch, sources: Callable[..., Iterator[NoiseSource]]) -> None:
+    """Let all of umbel draw from other sources: modules have imported the function by its name, or will."""
+    known = randomness.noise_sources
+    for name, module in list(sys.modules.items()):
+        if name.startswith("umbel.") and vars(module).get("noise_sources") is known:
+            monkeypatch.setattr(module, "noise_sources", sources)
+
+
 # --- what is audited is what is deployed
 
 
@@ -46,7 +55,7 @@ def test_a_deployed_site_answers_by_its_executor_with_a_ledger_and_noise_without
 ) -> None:
     answers: list[RecordDict] = []
     kinds, seeds, sites = [], [], []
-    load, noise, answer = executor.load, randomness.noise, canaries.answer
+    load, noise, answer = executor.load, randomness.noise_sources, canaries.answer
 
     def loaded(kind: str, bundle: bytes) -> Any:
         kinds.append(kind)
@@ -62,7 +71,7 @@ def test_a_deployed_site_answers_by_its_executor_with_a_ledger_and_noise_without
         return answers[-1]
 
     monkeypatch.setattr("umbel_lab.attacks.audit.site.load", loaded)
-    monkeypatch.setattr(randomness, "noise", drawn)
+    replace_noise(monkeypatch, drawn)
     monkeypatch.setattr(canaries, "answer", answered)
     seen = watch(JOINT, 10, 3, SiteHerd)
     assert kinds == ["flwr-clientapp"] * 2
@@ -102,7 +111,7 @@ Fault = Callable[[pytest.MonkeyPatch], None]
 
 def noise_that_all_clients_of_a_message_share(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is no seed, each client's key stream begins with the same key."""
-    noise = randomness.noise
+    noise = randomness.noise_sources
 
     def shared(seed: int | None, round: int, clients: Iterable[int], *purpose: str) -> Iterator[NoiseSource]:
         sources = noise(seed, round, clients, *purpose)
@@ -113,7 +122,7 @@ def noise_that_all_clients_of_a_message_share(monkeypatch: pytest.MonkeyPatch) -
                 sources = iter(list(sources))
         yield from sources
 
-    monkeypatch.setattr(randomness, "noise", shared)
+    replace_noise(monkeypatch, shared)
 
 
 def lengths_a_fifth_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,14 +161,14 @@ def test_clients_that_share_noise_are_told_apart_beside_a_choice(monkeypatch: py
 
 def test_a_site_that_draws_the_same_in_each_round_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that is restored from a snapshot may have the same entropy again."""
-    noise = randomness.noise
+    noise = randomness.noise_sources
 
     def restored(*asked: Any) -> Iterator[NoiseSource]:
         keys = np.random.default_rng(13)
         monkeypatch.setattr(randomness.secrets, "token_bytes", keys.bytes)
         yield from noise(*asked)
 
-    monkeypatch.setattr(randomness, "noise", restored)
+    replace_noise(monkeypatch, restored)
     assert audit(Setting("twice", training(1, 2.0), times=2), 1500, 2, as_site=True).verdict is Verdict.EXCEEDS
 
 

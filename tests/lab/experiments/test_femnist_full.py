@@ -17,7 +17,7 @@ import umbel.simulation.sweep
 from tests.helpers.datasets import manifest
 from tests.lab.experiments.conftest import read_csv
 from umbel.data import offsets_of, write_dataset
-from umbel.server.rounds import Run
+from umbel.server.run import Run
 from umbel.simulation.in_process import run_config
 from umbel.simulation.sweep import Result
 from umbel_lab.experiments import femnist_full

@@ -60,9 +60,31 @@ def test_a_run_learns_through_a_channel_that_it_did_not_know() -> None:
 @pytest.mark.usefixtures("registered")
 def test_the_gate_charges_what_the_channel_says_before_anything_leaves() -> None:
     context, task = of_node({"partition-id": 0, "num-partitions": 1}), task_of((0, 1), **TASK | {"noise_multiplier": 3})
-    clients = Behind(lambda *_: [np.zeros(2, np.int64), np.ones((2, 2), np.float32)])
+    clients = Behind(lambda *_: [np.zeros(2, np.int64), np.array([[1, 1], [np.nan, 1]], np.float32)])
     reply = arrived(through_gate(asked(START, task), context, clients))
     assert {*reply.content} == {toy.NAME, "released"}
+    assert np.isfinite(reply.content.metric_records[toy.NAME]["update"]).all(), "nothing tells who diverged"
     assert dict(ledger_of(context).account(0)) == {priced(released_by(toy.NAME, task.release(2, 1, 1.0))): 1}
     alone = asked(START, task_of((0,), **TASK))
     assert refused(through_gate(alone, context, Behind(lambda *_: pytest.fail("it trains"))))
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_channel_that_charges_for_a_hidden_choice_has_it_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Plain(channels.Sanitiser):
+        release = task_of(**TASK | {"release_by": "client", "choice_epsilon": 1e-9}).release(2, 3, 1.0)
+
+        def leave(self, clients: Any, results: Any, chosen: Any, paid: Any) -> channels.Outgoing:
+            return channels.Outgoing(paid)
+
+    monkeypatch.setattr(Plain, "of", lambda *_: Plain())
+    monkeypatch.setattr(toy.Means, "sanitiser", Plain)
+    seen: list[int] = []
+
+    def train(task: Any, assigned: Any) -> Any:
+        seen.extend(assigned.tolist())
+        return [np.maximum(assigned, 0), np.ones((len(assigned), 2), np.float32)]
+
+    start, task = stacked(np.zeros((3, 2)), {"weight": (2,)}), task_of(tuple(range(50)), **TASK)
+    through_gate(asked(start, task), of_node({"partition-id": 0, "num-partitions": 1}), train)
+    assert {*seen} == {0, 1, 2}, "each is told what to train, almost surely"

@@ -47,7 +47,7 @@ from umbel.privacy.gate.totals import Totals
 from umbel.privacy.mechanisms import Laplace
 from umbel.privacy.mechanisms.base import Matrix, Mechanism
 from umbel.privacy.mechanisms.gaussian import GaussianLoss
-from umbel.privacy.mechanisms.randomness import noise
+from umbel.privacy.mechanisms.randomness import noise_sources
 from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.errors import ProtocolError, Refused
 from umbel.protocol.home import umbel_home
@@ -385,7 +385,7 @@ def cells(world: int, rounds: int, mechanism: str, k: int, nu: float) -> NDArray
     chosen = np.array([world if k > 1 else 0, 0])
     rows = []
     for round in range(1, rounds + 1):
-        sums, counts = made.sanitised(trained, chosen, noise(world, round, [0], "site"))
+        sums, counts = made.sanitised(trained, chosen, noise_sources(world, round, [0], "site"))
         rows.append([*sums["weight"].ravel().tolist(), *(counts if k > 1 else [])])
     return np.array(rows)
 
@@ -456,7 +456,7 @@ def test_the_gate_releases_what_is_counted_here() -> None:
     made = sanitiser(2, 1)
     trained, chosen = stacked(np.array([[1.0], [0.3]]), ONE), np.array([0, 0])
     for round in (1, 2, 3):
-        sums, counts = made.sanitised(trained, chosen, noise(3, round, [0], "site"))
+        sums, counts = made.sanitised(trained, chosen, noise_sources(3, round, [0], "site"))
         content = request(np.zeros((2, 1)), 2, round=round, choice_epsilon=0.5)
         reply = through_gate(content, of_node(SIMULATED), hands_over(np.zeros((2, 1)), [[1.0], [0.3]], [0, 0]))
         left = what_left(reply, 2, 2, 1)

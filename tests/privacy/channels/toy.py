@@ -12,14 +12,14 @@ from typing import Any, ClassVar
 import numpy as np
 from flwr.app import Message, MetricRecord
 
-from umbel.privacy import channels
+from umbel.privacy import channels, mechanisms
 from umbel.privacy.accounting.guarantee import site_release
-from umbel.privacy.channels import Flags, Ids, Left, flags_in, released_record
-from umbel.privacy.mechanisms.gaussian import Gaussian
-from umbel.privacy.mechanisms.randomness import noise
+from umbel.privacy.channels import Flags, Ids, Outgoing, flags_in, released_record
+from umbel.privacy.channels.client import updates_in
+from umbel.privacy.mechanisms.randomness import noise_sources
 from umbel.privacy.mechanisms.sanitise import clip
 from umbel.protocol.arrays import Arrays, Labels, flatten
-from umbel.protocol.asked import Asked, read
+from umbel.protocol.asked import Asked, read_replies
 from umbel.protocol.release import Release
 from umbel.protocol.releases import Sums
 from umbel.protocol.tasks import TrainingSpec
@@ -29,7 +29,7 @@ NAME = "mean"
 
 
 @dataclass(frozen=True)
-class Mean(Left):
+class Mean(Outgoing):
     """The mean update of a site's clients."""
 
     mean: Any = None
@@ -56,11 +56,13 @@ class MeanSanitiser:
         return Means.price(self.task.release(self.start.size, 1, self.task.clip_norm))
 
     def leave(self, clients: Ids, results: Arrays, chosen: Labels, paid: Flags) -> Mean:
-        total = clip(flatten(results) - self.start, self.task.clip_norm).sum(axis=0)
+        updates = updates_in(results, slice(None), self.start[chosen])
+        total = clip(updates, self.task.clip_norm).sum(axis=0)
         if self.task.noise_multiplier:
-            [source] = noise(self.place.seed, self.task.round, [self.place.site.first], NAME)
+            [source] = noise_sources(self.place.seed, self.task.round, [self.place.site.first], NAME)
             radius = np.array([[self.task.clip_norm]])
-            total += Gaussian(self.task.noise_multiplier).noise([total.size], radius, iter([source]))[0]
+            mechanism = mechanisms.load(self.task.mechanism)(self.task.noise_multiplier)
+            total += mechanism.noise([total.size], radius, iter([source]))[0]
         return Mean(paid, mean=total / len(clients))
 
 
@@ -81,7 +83,7 @@ class Means(channels.Channel):
             mine = asked.positions[node]
             return mean.reshape(asked.hypotheses.matrix.shape), mine[flags_in(reply.content, len(mine))]
 
-        found = read(asked, replies, part)
+        found = read_replies(asked, replies, part)
         counts = np.array([[float(len(mine))] for _, mine in found.values()])
         sums = np.array([mean * len(mine) for mean, mine in found.values()])
         clients = np.sort(np.concatenate([mine for _, mine in found.values()]))

@@ -24,8 +24,9 @@ from umbel.privacy.gate.journal import Journal
 from umbel.privacy.gate.refusals import guard
 from umbel.privacy.gate.site import Site
 from umbel.protocol.errors import DatasetError, LedgerError, ProtocolError, Refused, SiteError
-from umbel.protocol.messages import keep_request, query
+from umbel.protocol.messages import PARTS, keep_request, query
 from umbel.protocol.records import pack
+from umbel.protocol.release import CHANNELS
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 
 SECRET = "diagnosis-of-patient-17"
@@ -183,9 +184,11 @@ ODD = RecordDict(
 
 EMOJI = ConfigRecord(dict.fromkeys(task_of().to_record(), "\U0001f600" * 300))
 FULL = RecordDict({name: EMOJI for name in ("training", "evaluation")})
+CONTROL = ConfigRecord(dict.fromkeys(task_of().to_record(), "\x01" * 300))
+ALL = RecordDict({name: CONTROL for name in (*PARTS, *CHANNELS)})
 
 
-@pytest.mark.parametrize("content", [HUGE, ODD, FULL], ids=["huge", "odd", "full"])
+@pytest.mark.parametrize("content", [HUGE, ODD, FULL, ALL], ids=["huge", "odd", "full", "all"])
 def test_a_server_cannot_make_a_line_long(content: RecordDict, ledger: Path, own: dict[str, Any]) -> None:
     through_gate(content, of_node(own), CLIENTS)
     [line] = Journal(ledger).messages()

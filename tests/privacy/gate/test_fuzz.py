@@ -37,9 +37,9 @@ from umbel.privacy.gate.journal import Journal
 from umbel.privacy.mechanisms import Mechanism
 from umbel.privacy.mechanisms import sanitise as mechanism
 from umbel.protocol.errors import ProtocolError
-from umbel.protocol.messages import keep_request
+from umbel.protocol.messages import PARTS, keep_request
 from umbel.protocol.records import pack, unpack
-from umbel.protocol.release import Clipping
+from umbel.protocol.release import CHANNELS, Clipping
 from umbel.protocol.tasks import VERSION, EvaluationSpec, TrainingSpec
 from umbel.simulation.grid import InProcessGrid
 
@@ -48,7 +48,7 @@ SEED = int(os.environ.get("FUZZ_SEED", "1"))
 BLOCK = 80  # messages to a site before another takes its place: a ledger is read whole each time
 CLIENTS, TRAIN = 6, 4
 SECRET = "patient-17"  # in every path and every text of the site's own
-RECORDS = ("training", "evaluation", "hypotheses", "run", "version", "local", "arrays", "released", "")
+RECORDS = (*PARTS, *CHANNELS, "arrays", "released", "")
 
 SITES: dict[str, dict[str, Any]] = {
     "default": {},
@@ -141,7 +141,7 @@ class Watched:
         if reply.has_error():
             assert not reply.has_content()
             assert not self.noised or kind in ("train", "evaluate"), "only what fails after the charge draws noise"
-            if kind not in ("query", "query.keep", "train", "evaluate"):
+            if kind not in ("query", "query.channel", "query.keep", "train", "evaluate"):
                 return "unknown"
             assert refused(reply), reply.error.reason
             return "refused"
@@ -246,7 +246,7 @@ class Attacker:
         if self._before and self.random.random() < 0.1:
             return self.random.choice(self._before)
         kind = self.random.choices(
-            ["train", "evaluate", "query.keep", "query", "train.steal", "query.local", "evaluate.all"],
+            ["train", "evaluate", "query.keep", "query", "train.steal", "query.channel", "evaluate.all"],
             [50, 25, 8, 5, 1, 1, 1],
         )[0]
         content = self._honest(kind, site)

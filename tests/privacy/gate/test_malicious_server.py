@@ -160,7 +160,7 @@ def test_a_seed_that_the_server_knows_does_not_predict_the_noise(site: Site) -> 
     assert (first != second).any(axis=1).all()  # single numbers may coincide, on the grid they are rounded to
     assert site.spent() == [2 * PRICE, 2 * PRICE, 0, 0]
     seed = int(site.run_config["seed"])
-    streams = randomness.noise(seed, HONEST.round, list(HONEST.clients))
+    streams = randomness.noise_sources(seed, HONEST.round, list(HONEST.clients))
     expected = [generator.standard_normal(2) for generator in streams]
     trained = THETA["weight"].reshape(2, 2)
     for release, noise in zip(first, expected, strict=True):

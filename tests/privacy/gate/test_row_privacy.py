@@ -111,6 +111,13 @@ def test_the_text_of_a_release_says_how_rows_are_hidden_only_where_they_are() ->
     )
 
 
+def test_no_ledger_keeps_what_a_server_calls_a_mechanism_that_adds_nothing() -> None:
+    """A journal's witness has room for a price of each mechanism that a site accepts, and for no others."""
+    task = replace(ALONE, mechanism="\U0001f600" * 200)
+    own(**SITE).policy.check(task, 1)
+    assert task.release(2, 1) == release()
+
+
 def test_a_client_may_release_until_its_rows_have_spent_their_budget() -> None:
     limits, account = own(**SITE).limits, {}
     assert limits.any

@@ -252,7 +252,7 @@ def test_a_budget_is_kept_exactly() -> None:
         ({"clipping": "public floor=0.0"}, "not-positive", "above 0"), ({"budget": -1}, "wrong-value", "at least 0"),
         ({"budget": True}, "wrong-value", "a number"), ({"budget": "1e400"}, "wrong-value", '"inf"'),
         ({"budget": math.inf}, "wrong-value", '"inf"'), ({"max-participations": "infinity"}, "wrong-value", '"inf"'),
-        ({"max-participations": 1.5}, "wrong-value", "whole"),
+        ({"max-participations": 1.5}, "wrong-value", "whole"), ({"budget": "8 epsilon=inf"}, "wrong-value", "once"),
         ({"max-participations": 10**400}, "wrong-value", "at least 0"),
         ({"max-work": "epochs=0"}, "wrong-value", "at least 1"), ({"max-work": "steps=2.5"}, "wrong-value", "whole"),
         ({"max-seconds": 0}, "wrong-value", "above 0"), ({"max-hypotheses": 1.5}, "wrong-value", "whole"),

@@ -108,21 +108,22 @@ def _show(books: Books) -> None:
         "row_epsilon_to_date": "a row's epsilon to date", "paper": "paper's budget",
     }  # fmt: skip
     clients = sorted(books.clients, key=lambda one: one.number)
-    shown = [name for name in columns if not clients or getattr(clients[0], name) != ""]
-    table = Table(*map(columns.__getitem__, shown), title=Text(printable(str(books.ledger))))
-    for one in clients:
-        table.add_row(*(str(getattr(one, name)) for name in shown))
     charges, head = sum(one.releases for one in books.clients), books.opened.head
     typer.echo(f"{books.ledger} is an intact journal of {count_of(head.number, 'line')}; its last hash is {head.hash}")
     typer.echo(f"It records {count_of(charges, 'charge')}, in {count_of(len(books.lines), 'message')}")
-    terminal = console()
-    terminal.print(table)
-    notes = [
-        "epsilon: the guarantee between any two data sets of a client, over all its releases, for tasks fixed in "
-        "advance. Gaussian noise has an epsilon only at a delta. A client has no guarantee after a release without a "
-        "public clip norm, or with an open choice. "
-        "paper's budget: the sum of n/nu, a heuristic that guarantees nothing.",
-    ]
+    terminal, notes = console(), []
+    if clients:
+        shown = [name for name in columns if getattr(clients[0], name) != ""]
+        table = Table(*map(columns.__getitem__, shown), title=Text(printable(str(books.ledger))))
+        for one in clients:
+            table.add_row(*(str(getattr(one, name)) for name in shown))
+        terminal.print(table)
+        notes.append(
+            "epsilon: the guarantee between any two data sets of a client, over all its releases, for tasks fixed in "
+            "advance. Gaussian noise has an epsilon only at a delta. A client has no guarantee after a release without "
+            "a public clip norm, or with an open choice. paper's budget: the sum of n/nu, a heuristic that guarantees "
+            "nothing."
+        )
     if books.hides_rows:
         notes.append(
             "a row's epsilon: the guarantee between two data sets of a client that differ by one row, added or "

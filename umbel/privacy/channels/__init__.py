@@ -24,6 +24,7 @@ import numpy as np
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
+from umbel.privacy.mechanisms.choice import keep_probability
 from umbel.protocol.arrays import Arrays, Labels, Matrix
 from umbel.protocol.asked import Asked
 from umbel.protocol.clients import ClientInDataset
@@ -31,7 +32,7 @@ from umbel.protocol.errors import ProtocolError, Refused
 from umbel.protocol.flower import filled
 from umbel.protocol.plugins import import_by_name
 from umbel.protocol.records import record_in
-from umbel.protocol.release import CHANNELS, Release
+from umbel.protocol.release import CHANNELS, Kind, Release
 from umbel.protocol.releases import Releases, Scores, Sums
 from umbel.protocol.tasks import TrainingSpec
 
@@ -62,7 +63,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Left:
+class Outgoing:
     """The part of a task's results that leaves; nothing, if it leaves later (`AtSite.rest`).
 
     Attributes
@@ -93,26 +94,31 @@ class Sanitiser:
         The release with which each client is charged; None for a report that has no price.
     fewest : int
         Number of charged clients below which nothing leaves.
-    explore : float
-        Share of clients that train a hypothesis drawn at random.
     """
 
     release: Any
     fewest: Any = 1
-    explore: Any = 0.0
+
+    @property
+    def explore(self) -> float:
+        """Share of clients that train a hypothesis drawn at random: randomised response, as a price of single clients
+        with a choice-epsilon says."""
+        epsilon = self.release.choice_epsilon if self.release.kind is Kind.TRAIN else 0.0
+        return 1 - keep_probability(epsilon, self.release.hypotheses) if epsilon > 0 else 0.0
 
     @classmethod
     def of(cls, place: Place, hypotheses: Arrays, task: Any) -> Any:
         """Return the sanitiser of a task; raise `Refused` if the task permits no release."""
         raise NotImplementedError
 
-    def leave(self, clients: Ids, results: Any, chosen: Labels, paid: Flags) -> Left:
+    def leave(self, clients: Ids, results: Any, chosen: Labels, paid: Flags) -> Outgoing:
         r"""Return what leaves of charged clients.
 
         Parameters
         ----------
         results : dict of ndarray, each (clients, \*shape), or ndarray, shape (clients, 2)
-            The model that each trained, or its loss and metric.
+            The model that each trained, or its loss and metric. Where they are not finite, training failed or diverged:
+            that counts as no update (`umbel.privacy.channels.client.updates_in`), since what leaves must not tell.
         chosen : ndarray of int, shape (clients,)
             The hypothesis that each trained.
         """

@@ -21,10 +21,9 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from umbel.privacy import channels, mechanisms
-from umbel.privacy.channels import Flags, Ids, Left, Place, Sanitiser, answers_training, flags_in, released_record
+from umbel.privacy.channels import Flags, Ids, Outgoing, Place, Sanitiser, answers_training, flags_in, released_record
 from umbel.privacy.mechanisms.base import Matrix, Mechanism, NoiseSource
-from umbel.privacy.mechanisms.choice import keep_probability
-from umbel.privacy.mechanisms.randomness import noise
+from umbel.privacy.mechanisms.randomness import noise_sources
 from umbel.privacy.mechanisms.sanitise import (
     LARGEST,
     NOISE_STEPS,
@@ -36,8 +35,7 @@ from umbel.privacy.mechanisms.sanitise import (
     resolution,
 )
 from umbel.protocol.arrays import Arrays, Labels, Packed, Vectors, all_finite, as_matrix, flatten, in_blocks
-from umbel.protocol.asked import Asked
-from umbel.protocol.asked import read as contents
+from umbel.protocol.asked import Asked, read_replies
 from umbel.protocol.cores import cores
 from umbel.protocol.errors import ProtocolError, Refused
 from umbel.protocol.hypotheses import Hypotheses
@@ -60,7 +58,7 @@ _FAR = 40.0  # in standard deviations; a number is farther away with a probabili
 
 
 @dataclass(frozen=True)
-class Released(Left):
+class Released(Outgoing):
     r"""The models of the charged clients, each (m, \*shape), in the order asked.
 
     Attributes
@@ -155,17 +153,11 @@ class ClientSanitiser(Sanitiser):
         k, n = self.hypotheses.shape
         return self.task.release(n, k, self.radius)
 
-    @property
-    def explore(self) -> float:
-        """Share of clients that train a hypothesis drawn at random: randomised response hides each choice."""
-        epsilon = self.release.choice_epsilon
-        return 1 - keep_probability(epsilon, len(self.hypotheses)) if epsilon > 0 else 0.0
-
     def leave(self, clients: Ids, results: Arrays, chosen: Labels, paid: Flags) -> Released:
         """Return what leaves of charged clients; without a seed the operating system draws the noise."""
         # A seed's sources share one generator, so only one client at a time can draw.
         seed = self.place.seed
-        threads, sources = cores() if seed is None else 1, noise(seed, self.task.round, clients)
+        threads, sources = cores() if seed is None else 1, noise_sources(seed, self.task.round, clients)
         releases = self.sanitised(results, chosen, sources, threads)
         choices = chosen.tolist() if self.task.disclose_choice else None
         # Quantise only when the release crosses a network.
@@ -375,7 +367,7 @@ class Client(channels.Channel):
 
         With several replies, each drops its arrays once they are copied.
         """
-        taken = list(contents(asked, replies, partial(_releases_in, asked)).values())
+        taken = list(read_replies(asked, replies, partial(_releases_in, asked)).values())
         sent, outside = flatten(asked.hypotheses), []
         reach = furthest(asked.task, asked.hypotheses.matrix, self.nodes.run.per_node.update_norm)
         for one in taken:

@@ -17,14 +17,13 @@ from numpy.typing import NDArray
 
 from umbel.privacy import channels
 from umbel.privacy.accounting.guarantee import report_deviation
-from umbel.privacy.channels import Flags, Ids, Left, Place, Sanitiser
+from umbel.privacy.channels import Flags, Ids, Outgoing, Place, Sanitiser
 from umbel.privacy.mechanisms.base import Matrix
 from umbel.privacy.mechanisms.laplace import Laplace
-from umbel.privacy.mechanisms.randomness import noise
-from umbel.privacy.mechanisms.sanitise import check_noise, round_to_grid, sanitise
+from umbel.privacy.mechanisms.randomness import noise_sources
+from umbel.privacy.mechanisms.sanitise import LARGEST, check_noise, round_to_grid, sanitise
 from umbel.protocol.arrays import Arrays, Labels
-from umbel.protocol.asked import Asked
-from umbel.protocol.asked import read as contents
+from umbel.protocol.asked import Asked, read_replies
 from umbel.protocol.flower import filled
 from umbel.protocol.records import record_in
 from umbel.protocol.release import Clipping, Release, report_release
@@ -32,7 +31,6 @@ from umbel.protocol.releases import SPREAD, Scores
 from umbel.protocol.tasks import EvaluationSpec
 
 _SCORES, _NOISE, _BOUND = "scores", "noise-multiplier", "bound"
-_LARGEST = float(np.finfo(np.float32).max)  # squares are finite
 _FAR = 10.0  # times the spread of most losses
 _SHARE = 0.2  # share of clients that may report arbitrary values
 
@@ -40,7 +38,7 @@ _SHARE = 0.2  # share of clients that may report arbitrary values
 
 
 @dataclass(frozen=True)
-class Reported(Left):
+class Reported(Outgoing):
     """Loss and metric, with nu of their noise, and their bound before it."""
 
     noise_multiplier: float = 0.0
@@ -97,11 +95,11 @@ class ReportSanitiser(Sanitiser):
         bound, many = site.policy.reports.bound, 1
         clipped = np.clip(np.nan_to_num(scores, nan=bound), 0, bound)
         if site.policy.trainers_report:
-            sources = noise(seed, self.round, clients, "report")
+            sources = noise_sources(seed, self.round, clients, "report")
             # Centred, because the mechanism clips to the radius around 0.
             noisy = sanitise(self.mechanism, clipped - bound / 2, self.radius, Clipping.PUBLIC, sources) + bound / 2
         else:
-            sources, many = noise(seed, self.round, [site.first], "mean report"), len(clipped)
+            sources, many = noise_sources(seed, self.round, [site.first], "mean report"), len(clipped)
             noisy = clipped.sum(axis=0) + self.mechanism.noise([2], np.array([[self.radius]]), sources)
         finest = float(np.spacing(np.float32(bound * many)))
         rounded = round_to_grid(noisy, self.mechanism.deviation(2) * self.radius, finest) / many
@@ -126,7 +124,7 @@ def _scores_in(asked: Asked, node: int, reply: Message) -> tuple[NDArray[np.floa
         return None
     record = record_in(reply.content, _SCORES, MetricRecord)
     found = [record.get(name, 0.0) for name in (_NOISE, _BOUND)]
-    nu, bound = (float(one) if isinstance(one, int | float) and 0 <= one <= _LARGEST else 0.0 for one in found)
+    nu, bound = (float(one) if isinstance(one, int | float) and 0 <= one <= LARGEST else 0.0 for one in found)
     return values, not record.get(_NOISE), nu, bound
 
 
@@ -177,7 +175,7 @@ class Reports(channels.Channel):
         """
         scores, exact = np.full((2, len(asked.clients)), np.nan), np.zeros(len(asked.clients), bool)
         variance, bounds = 0.0, [0.0]
-        found = contents(asked, replies, partial(_scores_in, asked))
+        found = read_replies(asked, replies, partial(_scores_in, asked))
         for node, (values, exactly, nu, bound) in found.items():
             positions = asked.positions[node]
             scores[:, positions], exact[positions] = values, exactly
@@ -190,7 +188,7 @@ class Reports(channels.Channel):
         answered = ~np.isnan(scores).any(axis=0)
         # An infinite loss counts as the largest finite one: if it were left out, a model that diverged for most clients
         # would be the best for the rest. A loss that no model has would make the mean infinite.
-        scores = np.clip(scores, -_LARGEST, _LARGEST)
+        scores = np.clip(scores, -LARGEST, LARGEST)
         if self.nodes.metric_is_share:
             scores[1] = np.clip(scores[1], 0, 1)
         if not answered.any():

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from umbel.privacy import channels, mechanisms
 from umbel.privacy.accounting.guarantee import site_release
-from umbel.privacy.channels import Flags, Ids, Left, Place, Sanitiser, answers_training, flags_in, released_record
+from umbel.privacy.channels import Flags, Ids, Outgoing, Place, Sanitiser, answers_training, flags_in, released_record
 from umbel.privacy.channels.client import (
     RARE,
     ClientSanitiser,
@@ -32,19 +32,18 @@ from umbel.privacy.channels.client import (
     updates_in,
 )
 from umbel.privacy.mechanisms.base import Matrix, Mechanism, NoiseSource
-from umbel.privacy.mechanisms.randomness import noise
+from umbel.privacy.mechanisms.randomness import noise_sources
 from umbel.privacy.mechanisms.sanitise import (
     LARGEST,
     NOISE_STEPS,
     check_noise,
-    noise_of,
+    draw_noise,
     resolution,
     round_to_grid,
     within,
 )
 from umbel.protocol.arrays import Arrays, Labels, Vectors, distances, flatten, unflatten
-from umbel.protocol.asked import Asked
-from umbel.protocol.asked import read as contents
+from umbel.protocol.asked import Asked, read_replies
 from umbel.protocol.errors import ProtocolError, Refused
 from umbel.protocol.log import log
 from umbel.protocol.records import pack, record_in, unpack
@@ -56,7 +55,7 @@ from umbel.protocol.tasks import TrainingSpec
 
 
 @dataclass(frozen=True)
-class SiteReleased(Left):
+class SiteReleased(Outgoing):
     r"""The sums of charged clients' updates by hypothesis, each (k, \*shape), and how many trained each."""
 
     counts: Sequence[float] = field(default_factory=list)
@@ -122,7 +121,7 @@ class SiteSanitiser(Sanitiser):
 
     def leave(self, clients: Ids, results: Arrays, chosen: Labels, paid: Flags) -> SiteReleased:
         """Return what leaves of charged clients together."""
-        sources = noise(self.place.seed, self.task.round, [self.place.site.first], "site")
+        sources = noise_sources(self.place.seed, self.task.round, [self.place.site.first], "site")
         sums, counts = self.sanitised(results, chosen, sources)
         return SiteReleased(paid, sums, counts=counts)
 
@@ -136,7 +135,7 @@ class SiteSanitiser(Sanitiser):
         if self.mechanism is not None:
             counted = k if self.count_radius else 0
             radii = np.array([[self.radius] * k + [self.count_radius] * counted])
-            drawn = noise_of(self.mechanism, [n] * k + [1] * counted, radii, sources)[0]
+            drawn = draw_noise(self.mechanism, [n] * k + [1] * counted, radii, sources)[0]
             if next(sources, None) is not None:
                 raise ValueError("a site's release has one source of noise")
             (of_sums, finest), (of_counts, finest_count) = self._deviations(self.mechanism)
@@ -253,7 +252,7 @@ class SiteSums(channels.Channel):
 
     def read(self, asked: Asked, replies: Iterable[Message]) -> Sums:
         """Return the sums in nodes' replies, in the order of sites' first clients, except those that are too long."""
-        found = contents(asked, replies, partial(_checked, asked))
+        found = read_replies(asked, replies, partial(_checked, asked))
         k, n = asked.hypotheses.matrix.shape
         sums, counts, inside, outside = [], [], [], []
         for node in sorted(found, key=lambda node: int(asked.positions[node][0])):

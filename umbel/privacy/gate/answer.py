@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from umbel.privacy import channels
 from umbel.privacy.accounting.guarantee import amount, pure_cost
-from umbel.privacy.channels import AtSite, Flags, Left, Place, Sanitiser
+from umbel.privacy.channels import AtSite, Flags, Outgoing, Place, Sanitiser
 from umbel.privacy.gate.charges import Charge
 from umbel.privacy.gate.entry import Entry
 from umbel.privacy.gate.journal import Journal
@@ -113,7 +113,7 @@ class Incoming:
         """The totals of what clients were charged, opened once."""
         return Totals(self.state) if self.site.ledger_path is None else Journal.of(self.site)
 
-    def opened(self, channel: str, content: RecordDict | None = None) -> AtSite:
+    def open_channel(self, channel: str, content: RecordDict | None = None) -> AtSite:
         """Return a channel for this message, or for its content; raise `Refused` if it takes no part in it."""
         place = place_of(self.site, self.seed, self.state)
         found = channels.load(channel)
@@ -125,7 +125,7 @@ def place_of(site: Site, seed: int | None, state: RecordDict) -> Place:
     return Place(site, seed, state, lambda digest, use: Runs.of(site).first_of(digest, use))
 
 
-def train(message: Incoming, task: TrainingSpec, channel: AtSite | None = None) -> Left:
+def train(message: Incoming, task: TrainingSpec, channel: AtSite | None = None) -> Outgoing:
     """Return what the asked training clients release by a channel, by default one opened for this task alone.
 
     Nothing is drawn before the charge: a crash may waste budget, but never hides a release.
@@ -138,10 +138,10 @@ def train(message: Incoming, task: TrainingSpec, channel: AtSite | None = None) 
     site, hypotheses, seed = message.site, message.hypotheses, message.seed
     k = len(next(iter(hypotheses.values())))
     site.policy.check(task, k)
-    sanitiser: Sanitiser = (channel or message.opened(task.channel)).sanitiser(task)
+    sanitiser: Sanitiser = (channel or message.open_channel(task.channel)).sanitiser(task)
     site.check_priced(sanitiser.release)
     numbers = message.clients.check(task, hypotheses)
-    paid, asked, ids = _charged(message, "train", sanitiser, task, numbers, message.most, sanitiser.fewest)
+    paid, asked, ids = _charge_clients(message, "train", sanitiser, task, numbers, message.most, sanitiser.fewest)
     if not paid.any():
         raise _over_budget(sanitiser.release, sanitiser.fewest)
     if site.insecure_seed:
@@ -150,12 +150,12 @@ def train(message: Incoming, task: TrainingSpec, channel: AtSite | None = None) 
         log(INFO, "the operating system draws the noise; the run's seed does not affect it")
     assigned = np.full(len(ids), choice.OWN, np.int64)
     if sanitiser.explore:
-        assigned = choice.at_random(sanitiser.explore, k, randomness.noise(seed, task.round, ids, "choice"))
-    chosen, *arrays = _trained(message, asked, assigned)
+        assigned = choice.at_random(sanitiser.explore, k, randomness.noise_sources(seed, task.round, ids, "choice"))
+    chosen, *arrays = _train_clients(message, asked, assigned)
     return sanitiser.leave(ids, dict(zip(hypotheses, arrays, strict=True)), chosen, paid)
 
 
-def report(message: Incoming, task: EvaluationSpec, channel: AtSite | None = None) -> Left:
+def report(message: Incoming, task: EvaluationSpec, channel: AtSite | None = None) -> Outgoing:
     """Return the loss and metric that the asked clients report, by a channel as in `train`.
 
     Raises
@@ -171,8 +171,8 @@ def report(message: Incoming, task: EvaluationSpec, channel: AtSite | None = Non
     if policy.role is Role.TRAIN and not policy.trainers_report:
         text = "training clients of this site do not report; give reports a noise to let them"
         raise Refused(text, code="refused.no-reports")
-    sanitiser: Sanitiser = (channel or message.opened(task.channel)).sanitiser(task)
-    paid, asked, ids = _charged(message, "evaluate", sanitiser, task, numbers, message.most_reports)
+    sanitiser: Sanitiser = (channel or message.open_channel(task.channel)).sanitiser(task)
+    paid, asked, ids = _charge_clients(message, "evaluate", sanitiser, task, numbers, message.most_reports)
     scores = np.zeros((0, 2))
     if ids:
         work, hides = message.clients.score(asked, hypotheses), policy.report_noise > 0
@@ -180,7 +180,7 @@ def report(message: Incoming, task: EvaluationSpec, channel: AtSite | None = Non
     return sanitiser.leave(ids, scores, np.zeros(0, np.int64), paid)
 
 
-def _charged(
+def _charge_clients(
     message: Incoming,
     what: str,
     sanitiser: Sanitiser,
@@ -216,7 +216,7 @@ def _charged(
     return paid, task, list(compress(ids, paid))
 
 
-def _trained(message: Incoming, task: TrainingSpec, assigned: NDArray[np.int64]) -> Results:
+def _train_clients(message: Incoming, task: TrainingSpec, assigned: NDArray[np.int64]) -> Results:
     """Let charged clients train; return the hypothesis that each started from, and what it trained."""
     hypotheses = message.hypotheses
     k, work = len(next(iter(hypotheses.values()))), message.clients.train(task, hypotheses, assigned)

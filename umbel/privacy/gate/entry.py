@@ -15,14 +15,15 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ConfigError, DiskError, LedgerError, ProtocolError, Refused, SiteError
-from umbel.protocol.messages import PARTS
+from umbel.protocol.messages import PARTS, TASKS
 from umbel.protocol.records import unpack
 from umbel.protocol.release import CHANNELS
 from umbel.protocol.tasks import LONGEST_NAME, EvaluationSpec, TrainingSpec
 
 _LONGEST_TEXT = 300  # of a text whose length a server or a path decides
 _LONGEST_ENTRY = LONGEST_NAME  # of a task
-_KEYS = {"version"} | {entry.name for kind in (TrainingSpec, EvaluationSpec) for entry in fields(kind)}
+_KEYS = {name: {entry.name for entry in fields(kind)} for name, kind in TASKS.items()}
+_KEYS_OF_OTHERS = {"version", "run", "round"}
 # The text of these concerns the message or the site's set-up; the text of other errors may contain data.
 _TOLD = (Refused, ProtocolError, ConfigError, SiteError, LedgerError, DiskError)
 
@@ -65,8 +66,8 @@ class Entry:
 
     def asks(self, task: TrainingSpec | EvaluationSpec, hypotheses: Arrays | None = None) -> None:
         """Note the request of a message whose records are not those of `umbel.protocol.messages`."""
-        name = "training" if isinstance(task, TrainingSpec) else "evaluation"
-        self.asked = {name: _scalars(task.to_record())}
+        [name] = (name for name, kind in TASKS.items() if isinstance(task, kind))
+        self.asked = {name: _scalars(name, task.to_record())}
         if hypotheses:
             self.asked["hypotheses"] = _sizes(hypotheses)
 
@@ -103,7 +104,7 @@ def outline(content: RecordDict) -> dict[str, Any]:
     for name in (*PARTS, *CHANNELS):
         record = content.get(name)
         if isinstance(record, ConfigRecord):
-            asked[name] = _scalars(record)
+            asked[name] = _scalars(name, record)
         elif isinstance(record, ArrayRecord):
             asked[name] = {}
             with suppress(ProtocolError):
@@ -113,9 +114,9 @@ def outline(content: RecordDict) -> dict[str, Any]:
     return asked
 
 
-def _scalars(record: ConfigRecord) -> dict[str, Any]:
-    """Return the known entries of a record; for a list its length."""
-    known = {key: value for key, value in record.items() if key in _KEYS}
+def _scalars(name: str, record: ConfigRecord) -> dict[str, Any]:
+    """Return the known entries of a record of that name; for a list its length."""
+    known = {key: value for key, value in record.items() if key in _KEYS.get(name, _KEYS_OF_OTHERS)}
     return {key: len(value) if isinstance(value, list) else _scalar(value) for key, value in known.items()}
 
 
@@ -130,8 +131,9 @@ def _sizes(arrays: Arrays) -> dict[str, Any]:
 def _scalar(value: Any) -> Any:
     if isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
-    # As ASCII, since other characters take up to twelve times as much space in a line.
-    return shortened(value if str(value).isascii() else ascii(value), _LONGEST_ENTRY)
+    # In printable ASCII, since other characters take up to twelve times as much space in a line.
+    plain = (text := str(value)).isascii() and text.isprintable()
+    return shortened(text if plain else ascii(value), _LONGEST_ENTRY)
 
 
 def shortened(value: Any, longest: int = _LONGEST_TEXT) -> str:

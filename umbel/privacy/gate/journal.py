@@ -46,7 +46,7 @@ INDEX = ".index"
 _FIRST = b'{"number":1,"kind":"begin","version":'
 _END = b',"hash":"'
 _ROOM = 1 << 16
-"""Bytes for the outcome of a message that was charged: several times the longest one."""
+"""Bytes for the outcome of a message that was charged: more than the longest one."""
 _MOST_ROOM = 16 * _ROOM  # processes that were killed leave some
 _WAITS = {"status": "waiting", "decided": "", "person": "", "reason": ""}
 # The errors that Python raises for odd values in lines.
@@ -137,7 +137,7 @@ class Journal:
             able = [client for client, times in zip(clients, taken, strict=True) if times < most]
             paid = {*compress(able, limits.paying(able, state.spent, state.account, charge.release, at_least))}
             if paid:
-                self._add(file, _charged(charge, paid, limited=most < math.inf), room=_ROOM)
+                self._add(file, _charge_line(charge, paid, limited=most < math.inf), room=_ROOM)
         return [client in paid for client in clients]
 
     def accounts(self) -> dict[ClientInDataset, Account]:
@@ -262,7 +262,8 @@ class Journal:
                 did += f"; {len(again)} approved requests wait again"
             entry = Entry(message="ledger", reasons=[did + (f"; damaged lines are in {aside.name}" if aside else "")])
             added = [
-                _charged(Charge("", 0, policy.dearest(release)), everybody, times) for release, times in lost.items()
+                _charge_line(Charge("", 0, policy.dearest(release)), everybody, times)
+                for release, times in lost.items()
             ]
             _states[self._key] = state
             self._add(
@@ -507,7 +508,7 @@ def _begin() -> Line:
     return {"kind": "begin", "version": VERSION}
 
 
-def _charged(charge: Charge, clients: Iterable[int], times: int = 1, limited: bool = False) -> Line:
+def _charge_line(charge: Charge, clients: Iterable[int], times: int = 1, limited: bool = False) -> Line:
     """Return the line of a charge; only one with a limit on a run's releases is counted by run."""
     release = {"release": written(charge.release), "clip_norm": charge.release.radius}
     about = {"run": charge.run, "round": charge.round, "limited": limited, "times": times}

@@ -62,7 +62,7 @@ def guard(msg: Message, context: Context, call_next: ClientAppCallable) -> Messa
             raise Refused("the handler replied with an error", code="refused.handler")
         return reply
 
-    return answered(msg, context, answer)
+    return answer_or_refuse(msg, context, answer)
 
 
 def refuse(msg: Message, context: Context, error: Exception) -> Message:
@@ -71,10 +71,10 @@ def refuse(msg: Message, context: Context, error: Exception) -> Message:
     def answer(_site: Site, _entry: Entry) -> Message:
         raise error
 
-    return answered(msg, context, answer)
+    return answer_or_refuse(msg, context, answer)
 
 
-def answered(
+def answer_or_refuse(
     msg: Message, context: Context, answer: Callable[[Site, Entry], Message], own_data: bool = True
 ) -> Message:
     """Return the reply that `answer` makes to a message, once it is on record, or "refused" if anything goes wrong.

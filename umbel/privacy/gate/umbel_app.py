@@ -17,7 +17,7 @@ from umbel.privacy import channels
 from umbel.privacy.gate.answer import Clients, Incoming, place_of, report, train
 from umbel.privacy.gate.consent import check_admitted, most_participations, most_reports
 from umbel.privacy.gate.entry import Entry
-from umbel.privacy.gate.refusals import answered, explain, refusal
+from umbel.privacy.gate.refusals import answer_or_refuse, explain, refusal
 from umbel.privacy.gate.runs import digest_of
 from umbel.privacy.gate.site import Site
 from umbel.protocol import logs
@@ -48,7 +48,7 @@ def answer_round(msg: Message, context: Context, find: Find) -> Message:
             entry.sent = [(name, digest_of(hypotheses)) for name in run_names(msg.content)]
         return _reply(message, msg)
 
-    return answered(msg, context, answer)
+    return answer_or_refuse(msg, context, answer)
 
 
 def answer_stage(msg: Message, site: Site, seed: int | None, state: RecordDict) -> Message:
@@ -64,7 +64,7 @@ def _reply(message: Incoming, msg: Message) -> Message:
     content: dict[str, Any] = {}
     first: Exception | None = None
     try:  # a message's record about a channel is named after it
-        opened = {name: message.opened(name, msg.content) for name in msg.content if name in CHANNELS}
+        opened = {name: message.open_channel(name, msg.content) for name in msg.content if name in CHANNELS}
     except Exception as error:
         explain("train", error, message.entry)
         return refusal(msg, error)
@@ -74,7 +74,7 @@ def _reply(message: Incoming, msg: Message) -> Message:
             if (task := read(msg.content)) is not None:
                 logs.about(round=task.round)
                 if task.channel not in opened:
-                    opened[task.channel] = message.opened(task.channel, msg.content)
+                    opened[task.channel] = message.open_channel(task.channel, msg.content)
                 content.update(answer(message, task, opened[task.channel]).records())
         except Exception as error:  # fail closed for any error
             explain(what, error, message.entry)

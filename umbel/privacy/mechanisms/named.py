@@ -1,4 +1,4 @@
-"""The built-in mechanisms, and how one is found by its name."""
+"""The built-in mechanisms by name, and the import of any other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from umbel.privacy.mechanisms.gaussian import Gaussian
 from umbel.privacy.mechanisms.laplace import Laplace
 from umbel.protocol.plugins import load_class, refuse_uncalled
 
-MECHANISMS: dict[str, type[Mechanism]] = {one.name: one for one in (Laplace, Gaussian, DiscreteGaussian)}
+MECHANISMS: dict[str, type[Mechanism]] = {kind.name: kind for kind in (Laplace, Gaussian, DiscreteGaussian)}
 
 
 def load(name: str) -> type[Mechanism]:

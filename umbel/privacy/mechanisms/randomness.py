@@ -28,7 +28,9 @@ _BLOCK = 1 << 16
 _SUMMED = 1000.0  # a gamma variate of a larger shape is not summed: rejection is faster
 
 
-def noise(seed: int | None, round: int, clients: Iterable[int], purpose: str = "noise") -> Iterator[NoiseSource]:
+def noise_sources(
+    seed: int | None, round: int, clients: Iterable[int], purpose: str = "noise"
+) -> Iterator[NoiseSource]:
     """Yield the source of each client's noise; each is valid until the next is taken.
 
     Without a seed each is a `SecureGenerator`.
@@ -137,7 +139,7 @@ class SecureGenerator:
 
 
 def streams(seed: int | None, purpose: str, round: int, clients: Iterable[int]) -> Sequence[np.random.Generator]:
-    """Return a generator for each client, numbered over the whole dataset; for noise, see `noise` instead.
+    """Return a generator for each client, numbered over the whole dataset; for noise, see `noise_sources` instead.
 
     Draws for different purposes are independent. Without a seed they come from the operating system's entropy.
     """

@@ -135,7 +135,7 @@ def sanitise_in_place(
             radii[:, i] = np.maximum(np.sqrt(np.einsum("ij,ij->i", part, part)), radius)
     if mechanism is not None:
         generators = iter(sources)
-        sanitised += noise_of(mechanism, [own.stop - own.start for own in columns], radii, generators)
+        sanitised += draw_noise(mechanism, [own.stop - own.start for own in columns], radii, generators)
         if next(generators, None) is not None:
             raise ValueError("there are more generators than clients")
 
@@ -168,7 +168,7 @@ def within(mechanism: Mechanism | None, updates: Matrix, radius: float) -> Matri
     return _of_shape(updates.shape, mechanism.constrain(updates, radius), mechanism, "constrain")
 
 
-def noise_of(mechanism: Mechanism, sizes: Sequence[int], radii: Matrix, sources: Iterator[NoiseSource]) -> Matrix:
+def draw_noise(mechanism: Mechanism, sizes: Sequence[int], radii: Matrix, sources: Iterator[NoiseSource]) -> Matrix:
     """Return a mechanism's noise, (m, sum(sizes)); for the arguments see `Mechanism.noise`."""
     return _of_shape((len(radii), sum(sizes)), mechanism.noise(sizes, radii, sources), mechanism, "noise")
 

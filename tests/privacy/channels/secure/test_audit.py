@@ -19,7 +19,7 @@ from umbel.privacy.accounting.guarantee import DELTA, guarantee
 from umbel.privacy.channels.secure import party, sums
 from umbel.privacy.gate.journal import Journal
 from umbel.protocol.arrays import flatten
-from umbel.server.rounds import draw_hypotheses
+from umbel.server.run import draw_hypotheses
 from umbel.simulation.in_process import play, run_config
 from umbel_lab.attacks.audit.bounds import best_guesses, count_right, lower_bound
 

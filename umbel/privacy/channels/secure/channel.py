@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from umbel.privacy import channels
 from umbel.privacy.accounting.guarantee import secure_release, secure_report
-from umbel.privacy.channels import Channel, Flags, Ids, Left, Place, Sanitiser
+from umbel.privacy.channels import Channel, Flags, Ids, Outgoing, Place, Sanitiser
 from umbel.privacy.channels.client import ClientSanitiser, blocks, updates_in
 from umbel.privacy.channels.secure.layout import REPORTS, Layout, Steps
 from umbel.privacy.channels.secure.party import Party, Turn
@@ -39,7 +39,7 @@ from umbel.privacy.channels.secure.wire import (
 )
 from umbel.privacy.mechanisms.base import Matrix
 from umbel.privacy.mechanisms.discrete_gaussian import DiscreteGaussian, to_grid
-from umbel.privacy.mechanisms.randomness import noise
+from umbel.privacy.mechanisms.randomness import noise_sources
 from umbel.protocol.arrays import Arrays, Labels, flatten
 from umbel.protocol.errors import Refused, SiteError
 from umbel.protocol.flower import filled
@@ -119,10 +119,10 @@ class SecureSanitiser(Sanitiser):
         """See `umbel.privacy.channels.site.SiteSanitiser.explore`."""
         return self.task.explore
 
-    def leave(self, clients: Ids, results: Arrays, chosen: Labels, paid: Flags) -> Left:
+    def leave(self, clients: Ids, results: Arrays, chosen: Labels, paid: Flags) -> Outgoing:
         """Add the updates of charged clients to the sum, in which alone they leave."""
         self.part.numbers[:], self.part.paid = self.summed(results, chosen), paid
-        return Left(paid)
+        return Outgoing(paid)
 
     def summed(self, trained: Arrays, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the clients' sums by hypothesis, without reports, in steps (`Layout`)."""
@@ -169,10 +169,10 @@ class SecureReports(Sanitiser):
         """The release with which each reporting client is charged."""
         return secure_report(self.task.report_noise_multiplier, self.task.report_bound)
 
-    def leave(self, clients: Ids, results: Matrix, chosen: Labels, paid: Flags) -> Left:
+    def leave(self, clients: Ids, results: Matrix, chosen: Labels, paid: Flags) -> Outgoing:
         """Add the loss and metric (m, 2) of charged clients to the sum, in which alone they leave."""
         self.part.numbers[:], self.part.paid = self.summed(results.T), paid
-        return Left(paid)
+        return Outgoing(paid)
 
     def summed(self, scores: NDArray[np.float64]) -> NDArray[np.int64]:
         """Return the sums (2,) of clients' loss and metric (2, clients), in steps.
@@ -304,7 +304,7 @@ def _random(place: Place, round: int) -> Callable[[int], bytes]:
     With `insecure-seed` too, a site draws its secrets from the operating system: others rely on its share of the noise.
     """
     seed = place.seed if place.site.simulated else None
-    return next(noise(seed, round, [place.site.first], "secure sum")).bytes
+    return next(noise_sources(seed, round, [place.site.first], "secure sum")).bytes
 
 
 def _identity(place: Place) -> tuple[str, Mapping[str, PublicKey], Callable[[bytes], bytes]]:

@@ -33,8 +33,7 @@ from umbel.privacy.channels.secure.wire import (
 )
 from umbel.privacy.mechanisms.discrete_gaussian import FINE, DiscreteGaussian, check_fine
 from umbel.protocol.arrays import Arrays
-from umbel.protocol.asked import Asked
-from umbel.protocol.asked import read as contents
+from umbel.protocol.asked import Asked, read_replies
 from umbel.protocol.errors import FleetError, ProtocolError
 from umbel.protocol.flower import filled
 from umbel.protocol.log import log
@@ -309,7 +308,7 @@ def summed(together: Together, joint: Round, replies: Iterable[Message]) -> tupl
     asked, task, reports = joint.training, joint.training.task, joint.reports
     k, n = asked.hypotheses.matrix.shape
     everyone = replace(asked, positions=dict.fromkeys(joint.nodes, NOBODY))
-    parts = contents(everyone, replies, partial(_part_in, joint))
+    parts = read_replies(everyone, replies, partial(_part_in, joint))
     inside: list[int] = []
     sums, counts, scores, moments = np.zeros((0, k, n)), np.zeros((0, k)), None, None
     layout = Layout.of(asked.hypotheses, task.moments)

@@ -22,7 +22,7 @@ from umbel.protocol.messages import hosting_reply, hypotheses_in
 from umbel.protocol.records import to_array_record
 from umbel.protocol.tasks import Hosting
 from umbel.server.history import Round, State
-from umbel.server.rounds import _median, distances, draw_hypotheses, initial_hypotheses, ratios
+from umbel.server.run import _median, distances, draw_hypotheses, initial_hypotheses, ratios
 from umbel.simulation import in_process
 from umbel.strategies import Callback, GroupPrivacy
 

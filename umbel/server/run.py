@@ -1,7 +1,7 @@
-"""The rounds of a run: train, evaluate, keep the best, until all are done or a callback stops it.
+"""A run in progress: its first hypotheses, and the callback that keeps its state and its best hypotheses.
 
-The strategy (`umbel.strategies.base`) says what to ask and makes the next hypotheses of the replies.
-`umbel.nodes.fleet` draws the clients, and sends and reads the messages.
+The loop of its rounds is in `umbel.strategies.rounds`. The strategy (`umbel.strategies.base`) says what to ask and
+makes the next hypotheses of the replies. `umbel.nodes.fleet` draws the clients, and sends and reads the messages.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class Run(Callback):
     def after_train(self, round: int, arrays: ArrayRecord, metrics: MetricRecord | None) -> None:
         """Take the round's outcome from the strategy; of one that keeps none, from what it returned."""
         known, counts = self.strategy.history, cast(dict[str, Any], metrics or {})
-        following = None if arrays is self._begun else self.strategy.opened(arrays)
+        following = None if arrays is self._begun else self.strategy.read_hypotheses(arrays)
         if known and known[-1].round == round:
             self.outcome = replace(known[-1], following=following)
             return
