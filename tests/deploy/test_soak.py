@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import gc
 import json
+import logging
 import os
 import shutil
 from collections import Counter
@@ -118,6 +119,7 @@ def full_disk() -> Iterator[None]:
 
 def test_a_year_loses_no_charge_and_leaves_no_site_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UMBEL_HOME", str(tmp_path / "server"))
+    monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)  # pytest would keep a year's lines in memory
     rng, year = np.random.default_rng(SEED), Year()
 
     class Clock(datetime):

@@ -21,7 +21,7 @@ from tests.helpers.errors import raises
 from tests.helpers.forks import forks
 from tests.helpers.ledgers import forget, spent
 from umbel.privacy.site import journal as module
-from umbel.privacy.site.charges import Charge, Limits
+from umbel.privacy.site.charges import Charge, Limits, read, written
 from umbel.privacy.site.config import Site
 from umbel.privacy.site.entry import Entry
 from umbel.privacy.site.journal import Journal, Names
@@ -124,6 +124,16 @@ def test_what_a_client_spent_is_told_by_release_whatever_its_radius(path: Path) 
     ledger.charge(TRAIN, [1])
     assert ledger.accounts() == {0: {public: 3, report: 1}, 1: {report: 1, TRAIN.release: 1}}
     assert list(ledger.account(1)) == [report, TRAIN.release], "in the order in which they came first"
+
+
+def test_releases_that_are_equal_are_one_in_every_process(path: Path) -> None:
+    for epsilon, noise, radius in ((0.0, 3.0, None), (-0.0, 3.0, 0.5), (0, 3, 0.5)):
+        release = replace(TRAIN.release, choice_epsilon=epsilon, noise_multiplier=noise, radius=radius)
+        Journal(path).charge(replace(TRAIN, release=release), [0])
+        written.cache_clear()
+        read.cache_clear()
+    forget()
+    assert Journal(path).accounts() == {0: {TRAIN.release: 3}}
 
 
 def test_every_charge_is_a_row(path: Path) -> None:

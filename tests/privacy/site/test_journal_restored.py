@@ -185,6 +185,19 @@ def test_a_repaired_journal_has_requests_decisions_signatures_and_counts_again(b
             use()
 
 
+def test_an_older_copy_is_refused_by_whatever_name(books: Books, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    other = tmp_path / "folder" / "other.jsonl"
+    other.symlink_to(books.path)
+    answer(other, TRAIN, CLIENTS)
+    answer(books.path, TRAIN, CLIENTS)
+    books.path.write_bytes(books.times[3][0])
+    forget()
+    with raises(LedgerError, "ledger.behind", other):
+        Journal(other)
+    assert [file.name for file in other.parent.iterdir()] == [other.name]
+
+
 def test_a_process_that_has_read_more_refuses_an_older_copy(books: Books) -> None:
     journal = Journal(books.path)
     for file, content in zip(books.files, books.times[0], strict=True):

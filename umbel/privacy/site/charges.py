@@ -166,6 +166,7 @@ def dearer(one: Release, other: Release) -> Release:
 
 
 _WRITTEN = "kind", "n", "noise_multiplier", "clipping", "mechanism", "hypotheses", "choice_epsilon"
+_FLOATS = "noise_multiplier", "choice_epsilon", "row_noise_multiplier", "row_rate"
 OF_ROWS = "row_noise_multiplier", "row_rate", "row_steps"
 """Fields of a release that are written only where rows are protected."""
 
@@ -174,7 +175,9 @@ OF_ROWS = "row_noise_multiplier", "row_rate", "row_steps"
 def written(release: Release) -> str:
     """Return the text of a release in ledgers, without its clip norm."""
     names = (*_WRITTEN, *(OF_ROWS if release.by_rows else ()))
-    return json.dumps({name: getattr(release, name) for name in names}, separators=(",", ":"))
+    # Equal releases have one text: 3 is 3.0, and -0.0 is 0.0.
+    values = {name: getattr(release, name) + 0.0 if name in _FLOATS else getattr(release, name) for name in names}
+    return json.dumps(values, separators=(",", ":"))
 
 
 @lru_cache(maxsize=1024)

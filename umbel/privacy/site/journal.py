@@ -86,12 +86,12 @@ class Journal:
         policy: str = "",
         opened: bool = True,
     ) -> None:
-        if path.suffix == INDEX:
+        self._key = Path(os.path.realpath(path))  # so that all names of a journal have one index and one witness
+        if self._key.suffix == INDEX:
             text = f"{path} is the name of an index: name the journal beside it, as {path.with_suffix('.jsonl').name}"
             raise LedgerError(f"{text}, in ledger-path; it is not opened, even if it is a ledger", code="ledger.name")
         self.path, self._node, self._policy = path, node, policy
-        self.index, self.witness = path.with_suffix(INDEX), Witness(path, witness)
-        self._key = Path(os.path.realpath(path))
+        self.index, self.witness = self._key.with_suffix(INDEX), Witness(self._key, witness)
         if opened:
             with self._locked():
                 pass
@@ -212,11 +212,10 @@ class Journal:
 
     def copy_to(self, path: Path) -> int:
         """Copy the journal to a new file in one step, also while others use it; return the number of lines."""
-        head = self.head
         try:
             with _scratch(path) as scratch:
                 with self.path.open("rb") as file, scratch.open("wb") as copy:
-                    copy.write(file.read(head.size))
+                    copy.write(file.read(self.head.size))
                     os.fsync(copy.fileno())
                 lines = sum(1 for _ in lines_of(scratch))
         except FileExistsError:
@@ -274,7 +273,7 @@ class Journal:
                 *added,
                 alone=True,
             )
-            if (other := Witness(self.path)).path.exists():
+            if (other := Witness(self._key)).path.exists():
                 # That of commands that do not know the site's: lines that it knows may be gone.
                 other.write(_states[self._key], alone=True)
         return entry.reasons[0]

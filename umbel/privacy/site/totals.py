@@ -130,8 +130,7 @@ class State:
     def _charge(self, line: Line) -> None:
         text, times, clients = line["release"], line["times"], from_ranges(line["clients"])
         number = sha256(text.encode()).hexdigest()[:12]
-        if number not in self.facts["release"]:
-            self.put("release", number, text)
+        self.put("release", number, text)
 
         @cache  # many clients have released the same
         def charged(spent: str) -> str:
@@ -191,10 +190,9 @@ def _larger(kind: str, one: Any, other: Any) -> Any:
 
 
 def _once_more(counts: Sequence[str], clients: Iterable[int]) -> list[str]:
-    """Return counts by client with one more for each of these.
+    """Return counts by client with one more for each of these; the n-th number has the n-th bit of each count.
 
-    The n-th number has the n-th bit of each client's count: so they are short, and a site with many clients and runs
-    has many counts.
+    So they are short: a site has many clients, and a server can make many runs.
     """
     found, carry = [], sum(1 << client for client in clients)
     for bits in (*(int(text, 16) for text in counts), 0):

@@ -26,7 +26,7 @@ def witness_folder() -> Path:
 
 
 class Witness:
-    """The head of a journal, and the dearest charge of each sort with the number of charges.
+    """The head of a journal at a path without links, and the dearest charge of each sort with the number of charges.
 
     It is written after the journal and before a reply leaves. The file has two parts from the start, written in turn:
     so a full disk does not stop it, and a crash in the middle of one leaves the other.
@@ -34,7 +34,7 @@ class Witness:
 
     def __init__(self, journal: Path, folder: Path | None = None) -> None:
         self._journal = journal
-        name = sha256(os.path.realpath(journal).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+        name = sha256(str(journal).encode("utf-8", "surrogateescape")).hexdigest()[:16]
         self.path = (folder or witness_folder()) / f"{journal.stem}-{name}.witness"
 
     def read(self) -> tuple[Head, Prices]:
