@@ -36,7 +36,7 @@ def test_each_channel_has_a_file_of_its_own(name: str) -> None:
     assert channel.__module__.startswith(f"umbel.privacy.channels.{name}")
 
 
-@pytest.mark.parametrize("name", ["nobody", *IMPLIED])
+@pytest.mark.parametrize("name", ["nobody", *sorted(IMPLIED)])
 def test_a_server_asks_for_no_channel_that_is_not_registered_or_follows_from_a_task(name: str) -> None:
     with raises(ProtocolError, "protocol.wrong-value"):
         task_of(**TASK | {"release_by": name})
