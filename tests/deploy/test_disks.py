@@ -40,6 +40,11 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
         yield deployment
 
 
+def replies(deployment: Deployment) -> int:
+    """Return how many replies the server has begun to take."""
+    return deployment.superlink.log.count("[Fleet.PushMessages] Push replies")
+
+
 def test_a_site_without_room_charges_nobody_and_a_server_without_room_ends_the_run_which_then_goes_on(
     deployment: Deployment,
 ) -> None:
@@ -49,8 +54,11 @@ def test_a_site_without_room_charges_nobody_and_a_server_without_room_ends_the_r
     run = deployment.submit(**CONFIG)
     wait_until("round 2", lambda: 2 in north.rounds_paid(run) and south.has_answered(2, run), RUN_S)
     south.fill_disk()
+    before = replies(deployment)
     north.tamper({3: HOLD})
-    wait_until("refusal", lambda: south.ready() == (503, "ledger.disk-full"), RUN_S)
+    # The north's reply of round 2, and what the south says about round 3: its own log cannot grow now.
+    wait_until("refusal", lambda: replies(deployment) >= before + 2, RUN_S)
+    assert south.ready() == (503, "ledger.disk-full")
     south.fill_disk(False)
     wait_until("readiness", lambda: south.ready() == (200, ""), RUN_S)
     assert south.rounds_paid(run) == [1, 2]
