@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def _hand_over(folder: Path, owner: int) -> None:
-    """Make the containers' user the owner of a site's data, which nobody else may read."""
+    """Make the containers' user the owner of a site's data, because only their owner may read them."""
     if os.geteuid() == 0:  # others are that user themselves
         for path in (folder, *folder.iterdir()):
             os.chown(path, owner, owner)

@@ -125,7 +125,7 @@ def test_rows_are_checked_once_and_again_after_each_change(folder: Path, monkeyp
 
 
 def test_a_dataset_of_another_user_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of a site whose data were made by another user than that of its process; nobody else may read them."""
+    """A site's data may belong to another user than its process, which then cannot read them."""
 
     def denied(path: Path) -> None:
         raise PermissionError(13, "Permission denied", str(path))

@@ -130,8 +130,8 @@ class Programs:
         for number, process in list(self._processes.items()):
             if (end := process.keep()) is not None:
                 del self._processes[number]
-                self._ends[number] = end
                 if end:
+                    self._ends[number] = end
                     log(WARNING, "The process of task %d %s", number, end)
 
     def _command(self, task: Any) -> list[str]:

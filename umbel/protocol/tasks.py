@@ -197,7 +197,7 @@ class TrainingSpec(_Spec):
     run: Annotated[Name, UNPRICED] = ""  # the same after it resumes: clients keep their local parameters under it
     frozen_digest: Annotated[Name, UNPRICED] = ""  # of parameters that do not travel; empty if there are none
     mechanism: Name = LAPLACE
-    # Of randomised response, or of the noise on a site's counts; 0 for the paper's open choice.
+    # The epsilon of randomised response, or of the noise on a site's counts; 0 leaves the choice open, as in the paper.
     choice_epsilon: ChoiceEpsilon = 2.0
     # Share of a site's clients that train a hypothesis drawn at random, so that none stays without clients.
     explore: Annotated[_Float, Field(ge=0, le=1), UNPRICED] = 0.0

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 import umbel
 from tests.client import test_predictors
-from tests.client.test_predictors import LINEAR, MODELS, TWO, made, rows
-from tests.helpers.cohorts import cohort_of, learner_of
+from tests.client.test_predictors import MODELS
 from umbel import models
 from umbel_lab.personal.memory import Remembering
 
@@ -31,12 +29,7 @@ def test_clients_do_not_depend_on_each_other(how: str, model: models.Model) -> N
 
 @ALL
 def test_a_predictor_is_read_as_it_was_written(how: str) -> None:
-    learner, cohort = learner_of("batched", LINEAR), cohort_of(rows(2.0, 3.0, 1.0), rows(-1.0))
-    own = made(how, learner, TWO, cohort)
-    for c in range(2):
-        one = cohort.part(slice(c, c + 1))
-        read = Remembering.read(own.arrays(c))
-        assert torch.equal(read.outputs(learner, one), own.part(slice(c, c + 1)).outputs(learner, one))
+    test_predictors.check_reading(how, Remembering)
 
 
 def test_a_run_predicts_by_them(umbel_home: object) -> None:

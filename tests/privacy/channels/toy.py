@@ -1,4 +1,4 @@
-"""A channel that somebody else adds: a site releases the mean of its clients' updates, whatever each trained.
+"""An example of a channel from outside umbel: a site releases the mean update of its clients.
 
 This file and a name in `umbel.protocol.release.CHANNELS` are all that it takes.
 """

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from logging import WARNING
 from typing import Any, Self
@@ -147,7 +147,7 @@ class ClientSanitiser(Sanitiser):
         largest = float(np.abs(self.hypotheses).max()) + self.radius + _FAR * noise
         return step if largest <= min(MOST_STEPS * step, LARGEST) else 0.0
 
-    @property
+    @cached_property
     def release(self) -> Release:
         """The release with which clients are charged."""
         k, n = self.hypotheses.shape

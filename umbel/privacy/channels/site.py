@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from logging import WARNING
 from typing import Any
 
@@ -108,7 +108,7 @@ class SiteSanitiser(Sanitiser):
         least: int = self.place.site.policy.min_clients
         return least
 
-    @property
+    @cached_property
     def release(self) -> Release:
         """The release with which each participating client is charged."""
         k, n = self.hypotheses.shape

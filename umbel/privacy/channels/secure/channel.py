@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -108,7 +108,7 @@ class SecureSanitiser(Sanitiser):
         k, n = self.hypotheses.shape
         return Layout(k, n, self.task.moments)
 
-    @property
+    @cached_property
     def release(self) -> Release:
         """The release with which each participating client is charged."""
         k, n = self.hypotheses.shape
@@ -164,7 +164,7 @@ class SecureReports(Sanitiser):
             raise Refused(f"{text} {least:g}", code="refused.noise")
         return cls(task, Grid.of_reports(task.report_bound, noise, terms.deviation), part)
 
-    @property
+    @cached_property
     def release(self) -> Release:
         """The release with which each reporting client is charged."""
         return secure_report(self.task.report_noise_multiplier, self.task.report_bound)
