@@ -602,9 +602,10 @@ def test_an_epsilon_without_a_loss_to_choose_by_is_refused() -> None:
         Gate(2.0, 1.0, choice_epsilon=1.0)
 
 
-def test_a_choice_before_the_gate_would_not_be_charged_and_is_refused() -> None:
+@pytest.mark.parametrize("epsilon", [0.0, 1.0])
+def test_a_choice_before_the_gate_would_not_be_charged_and_is_refused(epsilon: float) -> None:
     node = Node(Gate(2.0, 1.0), unchanged)
-    node.grid._app = ClientApp(mods=[umbel.ChooseHypothesis(near_the_second), Gate(2.0, 1.0)])
+    node.grid._app = ClientApp(mods=[umbel.ChooseHypothesis(near_the_second, epsilon), Gate(2.0, 1.0)])
     node.grid._app.train()(lambda msg, context: unchanged(msg))
     assert refused(node.send(hypotheses(STACKED, 3)))
     assert node.paid == 0
