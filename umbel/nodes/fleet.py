@@ -9,7 +9,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from logging import INFO, WARNING
 from types import MappingProxyType
 from typing import Any
@@ -32,7 +31,7 @@ from umbel.protocol.arrays import Arrays
 from umbel.protocol.asked import Asked
 from umbel.protocol.clients import ClientInRun
 from umbel.protocol.errors import FleetError
-from umbel.protocol.flower import ErrorCode
+from umbel.protocol.flower import ErrorCode, filled
 from umbel.protocol.hypotheses import Hypotheses
 from umbel.protocol.log import log
 from umbel.protocol.messages import (
@@ -353,7 +352,7 @@ class Fleet:
     def evaluation(self, asked: Asked, replies: Iterable[Message]) -> MetricRecord | None:
         """Return the fields of the scores in the replies to `ask_evaluation` as metrics; None without valid replies."""
         scores = self.read(asked, replies)
-        return None if scores is None else MetricRecord(asdict(scores))
+        return None if scores is None else filled(MetricRecord(), vars(scores))
 
     # --- as channels see it
 
