@@ -18,10 +18,8 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from umbel.models.prior import Prior
 from umbel.nodes.asking import ask
 from umbel.nodes.exchange import Answer, Exchange
-from umbel.nodes.presence import Absence
 from umbel.nodes.roster import TRAIN, VALIDATION, Roster, check_enough, gather, hosting_of
 from umbel.nodes.sampler import draw, draw_in_turn
 from umbel.nodes.transport import transport_of
@@ -43,6 +41,7 @@ from umbel.protocol.messages import (
     training_in,
 )
 from umbel.protocol.polling import pause
+from umbel.protocol.presence import Absence
 from umbel.protocol.records import from_array_record, pack, to_array_record, unpack
 from umbel.protocol.releases import Releases, Sums
 from umbel.protocol.run_config import RunConfig
@@ -328,10 +327,10 @@ class Fleet:
         return replies, replies
 
     def send_best(
-        self, grid: Grid, hypotheses: Arrays, timeout: float, run: str = "", prior: Prior | None = None
+        self, grid: Grid, hypotheses: Arrays, timeout: float, run: str = "", prior: Arrays | None = None
     ) -> None:
         """Send the run's result to all nodes, which may keep it; they reply nothing."""
-        content = keep_request(pack(hypotheses), run, None if prior is None else prior.arrays)
+        content = keep_request(pack(hypotheses), run, prior)
         messages = [Message(content, node, "query.keep", group_id="keep") for node, _ in self.roster(grid).nodes]
         self.exchange_on(grid).run(messages, min(timeout, _KEEP_S))
 
