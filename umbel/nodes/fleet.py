@@ -361,10 +361,10 @@ class Fleet:
         assert self._roster is not None
         return self._roster
 
-    def stage(self, contents: Mapping[int, RecordDict], enough: int) -> dict[int, RecordDict]:
+    def stage(self, name: str, contents: Mapping[int, RecordDict], enough: int) -> dict[int, RecordDict]:
         """Ask nodes something besides a round's message; return what they reply, once enough have replied."""
         assert self._exchange is not None
-        return self._exchange.stage(contents, enough, self.run.round_timeout)
+        return self._exchange.stage(name, contents, enough, self.run.round_timeout)
 
     # --- nodes that join
 
