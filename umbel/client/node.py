@@ -131,7 +131,7 @@ class Node:
             validation = training
         # Checked here, since a failure that depends only on the run must come before any charge.
         node = cls(site, dataset, learner, training, validation, run, descent_of(run.optimizer))
-        if policy.protect.rows or site.limits.row_budget < math.inf:
+        if policy.declares_rows:
             node._check_largest()
         return node
 
@@ -164,7 +164,6 @@ class Node:
         self.check(hypotheses, task.frozen_digest)
         self.training_clients(task.clients)
         if task.row_privacy is not None:
-            self._check_largest()
             check_rows(self.model, tuple(self.dataset.features.shape[1:]))
         if task.message_noise and not self.model.local_shapes:
             text = f"noisy messages are for models with local parameters, not {self.model.name!r}"

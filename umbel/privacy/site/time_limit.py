@@ -25,8 +25,8 @@ def time_limit(seconds: float, interrupts: bool = False) -> Iterator[None]:
     The seconds are the thread's own, so that a busy machine ends no computation.
 
     If it `interrupts`, a timer also ends what runs inside, at any point in Python, an import included. That is for
-    foreign code alone, which does not look at the clock: Flower answers each message of a site in a separate process, and what is
-    half done ends with it.
+    foreign code alone, which does not look at the clock: Flower answers each message of a site in a separate process,
+    and what is half done ends with it.
     """
     if math.isinf(seconds):
         yield
