@@ -61,9 +61,7 @@ class _Source:
         options = parse_pairs(words, "reader")
         files = [path, *(Path(value) for value in options.values() if Path(value).is_absolute())]
         stats = [stat for file in files for stat in stats_of(file)]
-        register = None
-        if reader and not site.simulated:
-            register = site.ledger_path if trial else Names.of(site).path
+        register = None if site.simulated else site.ledger_path if trial else Names.of(site).path
         version = tuple((stat.st_mtime_ns, stat.st_size) for stat in stats)
         return cls(path, reader, tuple(options.items()), register, site.witness_folder, version, trial)
 
@@ -274,22 +272,30 @@ def _try_out(source: _Source, model: Model, device: str, engine: str) -> Learner
 
 @lru_cache(maxsize=4)
 def _open(source: _Source) -> Dataset:
-    if not source.reader:
-        if source.path.name.lower().endswith(_TABLES):
-            text = f"{source.path} is a table: name the function that reads it, as reader = package.module:function"
-            raise SiteError(text, code="site.table")
-        return open_dataset(source.path)
-    if source.register is None:
+    if not source.reader and source.path.name.lower().endswith(_TABLES):
+        text = f"{source.path} is a table: name the function that reads it, as reader = package.module:function"
+        raise SiteError(text, code="site.table")
+    if source.reader and source.register is None:
         raise SiteError("only a site can serve a table: name it as data-path in its configuration", code="site.table")
+    if source.register is None:
+        return open_dataset(source.path)
     register = (NamesOnTrial if source.trial else Names)(source.register, witness=source.witness)
-    dataset = _read(source, register)
-    check(dataset, source.path)
-    # The ledger identifies clients by number: a reader that numbers them in another way would charge others.
-    numbered = list(map(str, register.read()))
-    if not numbered or numbered != list(dataset.names):
+    if source.reader:
+        who, fix = f"reader {source.reader!r}", "let it return what umbel.data.table.read makes of register"
+        dataset = _read(source, register)
+        check(dataset, source.path)
+        named = list(dataset.names)
+    else:
+        who, fix = "the dataset", "write new clients at its end, and set another ledger-path for other data"
+        dataset, known = open_dataset(source.path), register.read()
+        named = list(dataset.names)
+        if named[len(known) :] and named[: len(known)] == list(map(str, known)):
+            register.extend(known, named[len(known) :])
+    # The ledger identifies clients by number: in another order, it would charge others. A folder may have no names.
+    if (named or source.reader) and (not named or named != list(map(str, register.read()))):
         raise DatasetError(
-            f"{source.path}: the clients that reader {source.reader!r} returns are not those of the register, in its "
-            "order, so the ledger would charge others; let it return what umbel.data.table.read makes of register",
+            f"{source.path}: the clients of {who} are not those of the register, in its order, so the ledger would "
+            f"charge others; {fix}",
             code="data.register",
         )
     return dataset
