@@ -275,27 +275,27 @@ def _open(source: _Source) -> Dataset:
     if not source.reader and source.path.name.lower().endswith(_TABLES):
         text = f"{source.path} is a table: name the function that reads it, as reader = package.module:function"
         raise SiteError(text, code="site.table")
-    if source.reader and source.register is None:
-        raise SiteError("only a site can serve a table: name it as data-path in its configuration", code="site.table")
     if source.register is None:
+        if source.reader:
+            text = "only a site can serve a table: name it as data-path in its configuration"
+            raise SiteError(text, code="site.table")
         return open_dataset(source.path)
     register = (NamesOnTrial if source.trial else Names)(source.register, witness=source.witness)
     if source.reader:
-        who, fix = f"reader {source.reader!r}", "let it return what umbel.data.table.read makes of register"
         dataset = _read(source, register)
         check(dataset, source.path)
-        named = list(dataset.names)
     else:
-        who, fix = "the dataset", "write new clients at its end, and set another ledger-path for other data"
-        dataset, known = open_dataset(source.path), register.read()
-        named = list(dataset.names)
-        if named[len(known) :] and named[: len(known)] == list(map(str, known)):
-            register.extend(known, named[len(known) :])
+        dataset, known = open_dataset(source.path), list(map(str, register.read()))
+        old, new = dataset.names[: len(known)], dataset.names[len(known) :]
+        if new and list(old) == known:
+            register.extend(known, new)
     # The ledger identifies clients by number: in another order, it would charge others. A folder may have no names.
+    named = list(dataset.names)
     if (named or source.reader) and (not named or named != list(map(str, register.read()))):
         raise DatasetError(
-            f"{source.path}: the clients of {who} are not those of the register, in its order, so the ledger would "
-            f"charge others; {fix}",
+            f"{source.path}: the clients of {source.reader or 'this dataset'} are not those of the register, in its "
+            "order, so the ledger would charge others; add new clients at the end, as umbel.data.table.read does, and "
+            "set another ledger-path for other data",
             code="data.register",
         )
     return dataset
