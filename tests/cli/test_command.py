@@ -42,7 +42,7 @@ def test_a_users_modules_lie_here_or_where_the_process_was_that_started_this_one
 
 
 @pytest.mark.parametrize(
-    ("words", "meant"), [(["experimant"], "experiment"), (["data", "lst"], "list"), (["site", "strat"], "start")]
+    ("words", "meant"), [(["experimant"], "experiment"), (["data", "shw"], "show"), (["site", "strat"], "start")]
 )
 def test_a_misspelt_command_is_told_its_name_once(words: list[str], meant: str) -> None:
     told = CliRunner().invoke(app, words, prog_name="umbel")

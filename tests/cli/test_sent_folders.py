@@ -93,7 +93,7 @@ def test_no_command_runs_what_a_run_names(
     [
         ("run", "dataset={data}", "rounds=1", "clients-per-round=1", "validation=clients=1"),
         ("site", "check", 'data-path="{data}"'),
-        ("data", "list"),
+        ("data", "show"),
         ("predict", "last", "{data}"),
     ],
     ids=" ".join,

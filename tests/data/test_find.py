@@ -42,7 +42,7 @@ def test_a_name_is_found_in_the_home_before_the_bundle(umbel_home: Path) -> None
 def test_one_that_a_recipe_makes_is_told_with_the_recipe(name: str, recipe: str, umbel_home: Path) -> None:
     with raises(DatasetError, "data.unknown", f"umbel data make {recipe} --help"):
         find_dataset(name)
-    with raises(DatasetError, "data.unknown", "umbel data list"):
+    with raises(DatasetError, "data.unknown", "umbel data show"):
         find_dataset(f"my-{name}")
 
 

@@ -230,15 +230,15 @@ def test_an_epsilon_that_says_nothing_is_not_proposed(umbel_home: Path) -> None:
 def test_without_declared_ranges_there_is_no_plan(umbel_home: Path) -> None:
     save(umbel_home, x={"minimum": None, "maximum": None})
     with raises(ConfigError, "config.no-range", "x", "--replace", "--set x.minimum=0"):
-        values_of("mine", wanted=Wanted(epsilon=4))
+        values_of("mine", wanted=Wanted(epsilon=4), ask=False)
 
 
 def test_every_column_without_a_range_is_named_at_once(umbel_home: Path) -> None:
     rows = np.random.default_rng(0).normal(size=(200, 6))
     table = pd.DataFrame(rows, columns=["a", "b", "c", "d", "e", "cost"]).assign(who=np.arange(200) % 50)
     from_dataframe(table, client="who", target="cost", columns={"e": {"scale": 2.0}}).write("mine")
-    with raises(ConfigError, "config.no-range", "a, b, c, d, cost, because", "scale other than 1", "--standardise"):
-        values_of("mine", wanted=Wanted(epsilon=4))
+    with raises(ConfigError, "config.no-range", "a, b, c, d, cost, because", "scale other than 1", "umbel ranges"):
+        values_of("mine", wanted=Wanted(epsilon=4), ask=False)
 
 
 def test_a_plan_is_of_a_dataset_and_a_delta_of_an_epsilon(umbel_home: Path) -> None:

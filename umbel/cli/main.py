@@ -115,6 +115,7 @@ def _runs() -> None:
 COMMANDS: Table = {
     "run": ("umbel.cli.commands.run:app", "Run an experiment in simulation, in this process."),
     "plan": ("umbel.cli.commands.plan:plan", "Plan a whole run for a guarantee."),
+    "ranges": ("umbel.cli.commands.ranges:app", "Ask clients for the ranges of columns, with a guarantee."),
     "price": ("umbel.cli.commands.plan:price", "Print a run's cost in privacy, or the noise for a guarantee."),
     "predict": ("umbel.cli.commands.predict:app", "Predict with a run, for clients old and new."),
     "runs": ("umbel.cli.main:runs", "List, show, compare, export and remove runs."),
@@ -131,7 +132,7 @@ COMMANDS: Table = {
 }
 PANELS = {
     **dict.fromkeys(
-        ("run", "plan", "price", "predict", "runs", "data", "config", "init", "doctor", "demo"), "Everyday"
+        ("run", "plan", "ranges", "price", "predict", "runs", "data", "config", "init", "doctor", "demo"), "Everyday"
     ),
     **dict.fromkeys(("site", "bundle"), "Site"),
     **dict.fromkeys(("server", "certs", "sign"), "Server"),

@@ -94,7 +94,7 @@ def plan(
     if twice := next((name for name in decided if name in given), ""):
         text = f'release = "{release}" decides {twice}; leave {twice} or release out'
         raise ConfigError(text, code="config.both-ways")
-    return values_of(config, decided | given, Wanted.of(epsilon, delta, row_epsilon, rows), sites)
+    return values_of(config, decided | given, Wanted.of(epsilon, delta, row_epsilon, rows), sites, ask=False)
 
 
 def _check_sites(release: ReleaseName | None, sites: int) -> None:

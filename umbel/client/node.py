@@ -31,6 +31,7 @@ from umbel.protocol.clients import ClientInDataset, ClientOnNode, counted
 from umbel.protocol.errors import DatasetError, ModelError, ProtocolError, Refused, SiteError, UmbelError
 from umbel.protocol.options import parse_pairs
 from umbel.protocol.plugins import import_by_name
+from umbel.protocol.ranges import columns_in
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import Hosting, TrainingSpec
 
@@ -103,7 +104,8 @@ class Node:
         if not site.simulated:
             if foreign := _foreign(run, manifest):
                 raise ProtocolError(f"the server {foreign}", code="protocol.other-model")
-            if not manifest.model and min(site.limits.budget, site.limits.row_budget) < math.inf:
+            named = manifest.model or columns_in(run.model)
+            if not named and min(site.limits.budget, site.limits.row_budget) < math.inf:
                 raise SiteError(
                     f"{source.path} names no model, and this site has a budget, which does not count what a model's "
                     'fit reveals about the data; name a model in the manifest, or set budget = "inf"',
@@ -237,6 +239,8 @@ def _foreign(run: RunConfig, manifest: Manifest) -> str:
     A name may lead to any installed code, and a loss that does not suit the targets can make a client's reply depend on
     its data.
     """
+    if columns_in(run.model):
+        return ""  # the policy names the columns
     if run.model and run.model != manifest.model and (manifest.model or run.model not in models.MODELS):
         return f"asks for model {run.model!r}; this site's data are for {manifest.model!r}"
     own = manifest.loss or _loss_of(manifest.model or run.model)

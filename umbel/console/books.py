@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache
@@ -29,6 +30,7 @@ from umbel.privacy.site.journal import Journal, Names
 from umbel.privacy.site.runs import Request, Runs
 from umbel.privacy.site.totals import Line, from_ranges
 from umbel.protocol.errors import ConfigError, ProtocolError, SiteError
+from umbel.protocol.ranges import in_words as question_in_words
 from umbel.protocol.release import Release, ReleaseBy, report_release
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.words import count_of
@@ -228,7 +230,10 @@ def prices(request: Request) -> list[tuple[str, str]]:
 
 def plan(request: Request, whole: bool = False) -> Iterator[tuple[str, Any]]:
     """Yield a request's settings: those that decide the price, and others that are not defaults; or all."""
-    defaults = RunConfig().entries()
+    defaults, model = RunConfig().entries(), str(request.asks["config"].get("model"))
+    with suppress(ConfigError):  # of a question that no site answers
+        if question := question_in_words(model):
+            yield "question", question
     for name, value in request.asks["config"].items():
         if whole or name in _PRICING or defaults.get(name) != value:
             yield name, value

@@ -47,7 +47,7 @@ def find_dataset(name: str) -> Path:
     places = " and ".join(map(str, candidates))
     # A recipe makes datasets of its name, and others whose names begin with it.
     recipe = max((one for one in recipes() if f"{name}-".startswith(f"{one.replace('_', '-')}-")), key=len, default="")
-    fix = "list datasets with umbel data list, or make one with umbel data import"
+    fix = "list datasets with umbel data show, or make one with umbel data import"
     if recipe:
         fix = f"make it with its recipe: umbel data make {recipe} --help"
     raise DatasetError(f"no dataset {name!r}: looked for {places}; {fix}", code="data.unknown")

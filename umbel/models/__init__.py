@@ -20,6 +20,7 @@ from pydantic import BeforeValidator, Field
 from torch import nn
 
 from umbel.data import Manifest
+from umbel.models import ranges
 from umbel.models.factors import BiasedFactors, Factors
 from umbel.models.losses import LOSSES, METRICS, SLOPES, Loss, Score, load_loss, load_metric
 from umbel.models.model import Model, check, stamp_of
@@ -28,6 +29,7 @@ from umbel.protocol import builds
 from umbel.protocol.errors import ConfigError, ModelError, UmbelError
 from umbel.protocol.options import parse_options, parse_pairs
 from umbel.protocol.plugins import import_by_name
+from umbel.protocol.ranges import columns_in
 from umbel.protocol.run_config import RunConfig
 
 __all__ = ["LOSSES", "METRICS", "MODELS", "Loss", "Model", "Score", "load", "load_for", "load_loss", "load_metric"]
@@ -183,13 +185,16 @@ def load_for(run: RunConfig, manifest: Manifest | None = None) -> Model:
 
     A model that the run names brings its loss, or takes the manifest's loss if it has none. The manifest's frozen and
     local parameters concern only the manifest's model. ``biased-factors`` without a size takes the size of the
-    dataset's factors. If every node serves its own data, there is no manifest.
+    dataset's factors. A question about ranges is a separate model, which nothing else in the config or the manifest
+    changes. If every node serves its own data, there is no manifest.
 
     Raises
     ------
     ModelError
         See `load`; also when neither names a model.
     """
+    if columns_in(run.model):
+        return ranges.model_of(run.model, manifest)
     default = manifest.model if manifest else ""
     if not (run.model or default):
         raise ModelError(f"no model is named; set model to one of {', '.join(MODELS)}", code="model.none")

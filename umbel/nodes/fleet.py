@@ -42,6 +42,7 @@ from umbel.protocol.messages import (
 )
 from umbel.protocol.polling import pause
 from umbel.protocol.presence import Absence
+from umbel.protocol.ranges import columns_in
 from umbel.protocol.records import from_array_record, pack, to_array_record, unpack
 from umbel.protocol.releases import Releases, Sums
 from umbel.protocol.run_config import RunConfig
@@ -197,6 +198,8 @@ class Fleet:
         task = config if isinstance(config, EvaluationSpec) else EvaluationSpec.of_config({**config, **decisions})
         roster, run = self._look(grid, round), self.run
         seed, size = [run.seed, _SAMPLE_VALIDATION, round], run.validation.clients or roster.validation
+        if columns_in(run.model):
+            size = 0  # a question has no hypothesis to score
         clients = draw(roster, VALIDATION, round, seed, size, run.per_node.share)
         asked = ask(roster, clients, round, hypotheses, task, group)
         self.channel(task).invite(round, asked, options)

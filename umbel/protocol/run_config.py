@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from umbel.protocol.errors import ConfigError, ProtocolError
 from umbel.protocol.options import AS_TEXT, Options
 from umbel.protocol.plugins import distrust
+from umbel.protocol.ranges import RangesBefore
 from umbel.protocol.release import LAPLACE, LEAST_CLIP_NORM, Clipping, Protect, Release
 from umbel.protocol.rules import Settings, key_of
 from umbel.protocol.signatures import SIGNATURE
@@ -255,6 +256,12 @@ class RunConfig(Settings):
         "is public, otherwise 1,000,000). The first two not in simulation",
     )
 
+    ranges: Annotated[Annotated[RangesBefore, AS_TEXT] | None, BeforeValidator(lambda value: value or None)] = Field(
+        None,
+        description="the release that answered a question about ranges before the run (umbel ranges), as in "
+        '"parameters=348 noise=14 mechanism=gaussian by=site"; the stated guarantee counts it',
+    )
+
     observers: str = Field(
         "",
         description='mlflow, tensorboard, or callbacks of the run, as "package.module:Class name=value", separated '
@@ -348,6 +355,11 @@ class RunConfig(Settings):
         if rows := self.rows:
             said |= zip(ROWS, vars(rows).values(), strict=True)
         return TrainingSpec(**said)
+
+    @property
+    def before(self) -> Release | None:
+        """The release that answered a question about ranges before the run, if there was one."""
+        return self.ranges.release if self.ranges else None
 
     def release(self, n: int, hypotheses: int) -> Release:
         """Return a training client's release of a model of n parameters, one for each participation."""

@@ -16,6 +16,7 @@ from umbel.nodes.roster import Roster
 from umbel.protocol import logs
 from umbel.protocol.log import log
 from umbel.protocol.plugins import trust
+from umbel.protocol.ranges import columns_in
 from umbel.protocol.release import Clipping
 from umbel.server.callbacks import Checkpoints, Log, Released, Sites, named
 from umbel.server.history import State
@@ -71,7 +72,8 @@ def conduct(grid: Grid, setup: Setup, run_id: int, watching: Sequence[Callback] 
         folder.write_report(render(view, versions()))
         prior = prior_of(setup.strategy.state, len(next(iter(state.best.values()))))
         about = None if prior is None else prior.arrays
-        setup.fleet.send_best(grid, state.best, setup.config.round_timeout, run.name, about)
+        if not columns_in(setup.config.model):  # a question leaves nothing for sites to keep
+            setup.fleet.send_best(grid, state.best, setup.config.round_timeout, run.name, about)
         last, exact = state.history[-1], max(entry.exact_reports for entry in state.history)
         for line in summary.guarantee_lines(last.max_participations, exact, summary.left(state.history)):
             log(INFO, line)

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from umbel.data import Manifest
 from umbel.models.model import Model
-from umbel.privacy.accounting.guarantee import DELTA, Guarantee, amount, gap, guarantee, stated
+from umbel.privacy.accounting.guarantee import DELTA, Guarantee, amount, gap, guarantee, stated, with_before
 from umbel.privacy.accounting.odometer import clients_to_date
 from umbel.privacy.accounting.rows import row_gap, row_guarantee, rows_to_date
 from umbel.protocol.arrays import Arrays, flatten
+from umbel.protocol.ranges import columns_in
 from umbel.protocol.release import Release
 from umbel.protocol.words import count_of
 from umbel.server.history import Round, State, undecided
@@ -42,13 +43,14 @@ class Summary:
     # and a maximum of all rounds says little.
     capped: bool = False
     delta: float = DELTA  # of the stated guarantee; 0 for a pure epsilon
+    before: Release | None = None  # of each client, before the run, which the guarantee counts too
 
     @classmethod
     def of(cls, setup: Setup) -> Self:
         """Return the summary of a run's setup."""
         run = setup.config
         limits = run.rounds, run.most_participations, run.max_participations > 0
-        return cls(setup.model, setup.manifest, setup.release, *limits, run.delta)
+        return cls(setup.model, setup.manifest, setup.release, *limits, run.delta, run.before)
 
     def round_line(self, entry: Round, rounds: int) -> str:
         """Return the log's line for a round."""
@@ -127,6 +129,8 @@ class Summary:
             lines.append(f"{'No guarantee for a client as a whole' if of_row else 'Guarantee: none'}, because {why}.")
         if self.release.by_rows and (why := row_gap(self.release)):
             lines.append(f"Guarantee for a row: none, because {why}.")
+        if (of_client or of_row) and self.before and (cost := guarantee({self.before: 1}, self.delta)):
+            lines.append(f"It counts the question about ranges before the run, which alone costs {stated(cost)}.")
         if exact:
             reported = count_of(exact, "validation client")
             lines.append(f"Outside the guarantee: {reported}, which reported exact losses.")
@@ -158,15 +162,18 @@ class Summary:
         holds at any time.
         """
         if self.capped:
-            return composed({self.release: int(self.most)}, self.delta)
-        made = {self.release: maximum}
+            return composed(self._all(int(self.most)), self.delta)
+        made = self._all(maximum)
         counted, planned = composed(made, self.delta), self._planned(maximum, left)
         if counted is None or planned <= maximum:
             return counted
         # For far more releases the odometer's figure is the smaller, and composition takes long.
-        fixed = composed({self.release: planned}, self.delta) if planned <= _FEW_TIMES * maximum else None
+        fixed = composed(self._all(planned), self.delta) if planned <= _FEW_TIMES * maximum else None
         least = min(fixed.epsilon if fixed else math.inf, to_date(made, self.delta))
         return replace(counted, epsilon=max(counted.epsilon, least))
+
+    def _all(self, participations: int) -> dict[Release, int]:
+        return with_before({self.release: participations}, self.before)
 
     def why_counted(self, maximum: int, left: int) -> str:
         """Return why a guarantee counts more than the releases of the busiest client; empty if it does not."""
@@ -238,6 +245,8 @@ class Summary:
     @property
     def validators(self) -> int | None:
         """Number of validation clients, if the server has the data."""
+        if columns_in(self.model.name):
+            return 0  # a question has none
         return self.manifest.split["validation"] if self.manifest else None
 
     def truth(self, n: int) -> NDArray[np.float64]:

@@ -21,9 +21,9 @@ from umbel.privacy.accounting.guarantee import (
     amount,
     gap,
     guarantee,
-    pure_spent,
     released_by,
     stated,
+    with_before,
 )
 from umbel.privacy.accounting.plan import Plan, Task, plan_for
 from umbel.protocol.errors import ConfigError
@@ -125,21 +125,22 @@ def with_noise(draft: Draft) -> tuple[dict[str, Any], list[str]]:
     setup, train = draft.setup, draft.dataset.manifest.train
     strategy, model = setup.strategy, setup.model
     fewest, sites = strategy.fewest_hypotheses, max(1, draft.nodes)
-    task = Task(model.num_parameters, fewest, train, 1, by=strategy.release_by, sites=sites)
+    before = setup.config.before
+    task = Task(model.num_parameters, fewest, train, 1, by=strategy.release_by, sites=sites, before=before)
     goal = Goal(draft.wanted, setup.config, draft.kept, model.linear, strategy.hypotheses, task)
     planned = schedule(goal)
     values = filled(draft.values, _entries(goal, planned, draft), draft.kept)
     run = RunConfig.parse(values)
     release = released_by(goal.task.by, run.release(goal.task.parameters, goal.task.hypotheses))
     times = run.most_participations
-    _check_cost(goal, release, times)
+    cost = _check_cost(goal, release, times)
     if "delta" not in draft.kept:
         # 0 where its pure epsilon is what was wanted
-        pure = pure_spent({release: times}) <= goal.wanted.epsilon * (1 + 1e-9)
+        pure = cost.pure <= goal.wanted.epsilon * (1 + 1e-9)
         values["delta"] = 0.0 if pure else goal.wanted.delta
     if "noise-multiplier" not in draft.kept and planned.noise >= goal.drowned:
         raise _refusal(goal, planned, draft)
-    have = guarantee({release: times}, values["delta"])
+    have = guarantee(with_before({release: times}, before), values["delta"])
     assert have is not None, "it was checked"
     return values, [*_words(goal, planned, run, have), *estimated_scales(draft.dataset.manifest)]
 
@@ -230,10 +231,10 @@ def _entries(goal: Goal, planned: Schedule, draft: Draft) -> dict[str, Any]:
     }
 
 
-def _check_cost(goal: Goal, release: Release, times: int) -> None:
-    have = guarantee({release: times}, goal.wanted.delta)
+def _check_cost(goal: Goal, release: Release, times: int) -> Guarantee:
+    have = guarantee(with_before({release: times}, goal.task.before), goal.wanted.delta)
     if have is not None and have.epsilon <= goal.wanted.epsilon * (1 + 1e-9):
-        return
+        return have
     reason = gap(release) if have is None else f"{times} participations cost epsilon {amount(have.epsilon)}"
     named = ", ".join(sorted(key for key in goal.kept if key in _BEARING)) or "the configuration"
     raise ConfigError(

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from umbel.data import Column, Dataset, Manifest, offsets_of
+from umbel.data import Column, Dataset, Manifest, Schema, offsets_of
 from umbel.models.fit import traits_of
 from umbel.models.losses import SLOPES
 from umbel.models.model import Model
@@ -107,22 +107,33 @@ def _of_numbers(column: Column) -> Span:
     return Span(column.name, column.minimum, column.maximum)
 
 
-def check_declared(model: Model, dataset: Dataset) -> None:
-    """Raise `ConfigError` if a model takes the columns of a table as they are, and one has no public range."""
+def undeclared(model: Model, dataset: Dataset) -> list[str]:
+    """Return the columns without a public range, if a model takes a table's columns as they are."""
     manifest = dataset.manifest
     if manifest.layout is None or model.name.partition(" ")[0] not in ("linear", "mlp"):
-        return
+        return []
     spans = feature_spans(manifest, dataset.features.shape[-1]) or []
     if not manifest.target.get("categories"):
         spans = [*spans, target_span(manifest)]
-    if bare := [span.name for span in spans if not span.declared]:
+    return [span.name for span in spans if not span.declared]
+
+
+def unranged(schema: Schema) -> list[str]:
+    """Return a schema's columns of numbers that have neither a range nor a scale."""
+    numbers = [column for column in (*schema.features, schema.target) if column.type in _NUMBERS]
+    return [column.name for column in numbers if not _of_numbers(column).declared]
+
+
+def check_declared(model: Model, dataset: Dataset) -> None:
+    """Raise `ConfigError` if a model takes the columns of a table as they are, and one has no public range."""
+    if bare := undeclared(model, dataset):
         more = f" and {len(bare) - _MOST_NAMED} more columns" if len(bare) > _MOST_NAMED else ""
         first = shlex.quote(bare[0])
         raise ConfigError(
             f"a plan with a guarantee needs the public range of {', '.join(bare[:_MOST_NAMED])}{more}, because it "
             f"reads no rows. Import the table again with --replace, and give each its range, as --set "
-            f"{first}.minimum=0 --set {first}.maximum=100, or a scale other than 1, as --set {first}.scale=100; in "
-            "simulation, --standardise estimates scales",
+            f"{first}.minimum=0 --set {first}.maximum=100, or a scale other than 1, as --set {first}.scale=100; or "
+            "ask the clients for them with a part of epsilon, as umbel run of a dataset does and umbel ranges",
             code="config.no-range",
         )
 

@@ -12,18 +12,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from umbel.privacy.accounting.guarantee import MEANINGFUL, Guarantee, stated
+from umbel.privacy.accounting.guarantee import MEANINGFUL, Guarantee, stated, with_before
 from umbel.privacy.accounting.plan import large_delta, rounded_up, row_noise_for, usual_choice
 from umbel.privacy.accounting.rows import needed_budget, row_guarantee
 from umbel.protocol.errors import ConfigError
+from umbel.protocol.ranges import before
 from umbel.protocol.release import Clipping, Protect, Release, ReleaseBy
 from umbel.protocol.run_config import ClipSchedule, RunConfig
 from umbel.protocol.tasks import RowSettings
 from umbel.protocol.words import count_of
 from umbel.server.setup import Setup
 from umbel.simulation.client_planner import PRIVACY, PROVISIONAL, with_noise
-from umbel.simulation.facts import Draft, check_declared, estimated_scales, filled
+from umbel.simulation.facts import Draft, check_declared, estimated_scales, filled, undeclared
 from umbel.simulation.local_training import local_training
+from umbel.simulation.ranges import ask_first
 from umbel.simulation.wanted import PlannedRun, Wanted
 
 _ROW_ROUNDS = 20
@@ -31,13 +33,20 @@ _ROW_ROUNDS = 20
 
 
 def plan_run(
-    values: Mapping[str, Any], given: Iterable[str], configured: bool, wanted: Wanted | None, sites: int, name: str
+    values: Mapping[str, Any],
+    given: Iterable[str],
+    configured: bool,
+    wanted: Wanted | None,
+    sites: int,
+    name: str,
+    ask: bool,
 ) -> PlannedRun:
     """Return a run config with the missing entries; see `umbel.simulation.start.values_of`.
 
     The values are those of a configuration, if there is one (`configured`), or only the dataset's name, overridden by
     `Wanted.settings` and by the user's, whose keys are the given ones. Raises `ConfigError` if the run would learn
-    nothing with the guarantee, the user's entries break it, or it needs ranges that are not declared.
+    nothing with the guarantee, the user's entries break it, or it needs ranges that are not declared. With `ask`, the
+    simulated clients are asked for these first.
     """
     kept, by_rows = frozenset(given), wanted is not None and wanted.rows is not None
     planned = dict(values)
@@ -50,7 +59,15 @@ def plan_run(
     setup = Setup.parse(planned)
     dataset = setup.open_dataset()
     assert dataset is not None, "a simulated run names one"
-    clients = _usual_clients(dataset.manifest.train)
+    clients, words = _usual_clients(dataset.manifest.train), list[str]()
+    if wanted and (cost := before(dataset.manifest.provenance)):
+        planned.setdefault("ranges", cost)
+    elif wanted and ask and not (by_rows or configured or {"model", "ranges"} & kept):
+        by = ReleaseBy.SECURE if setup.strategy.release_by is ReleaseBy.SECURE else ReleaseBy.SITE
+        if bare := undeclared(setup.model, dataset):
+            found = ask_first(bare, dataset, str(planned["dataset"]), wanted, by, sites, setup.config.seed)
+            dataset, planned["ranges"], words = found
+    setup = Setup.parse(planned)
     if not configured:
         noisy = setup.config.protect.rows or (setup.config.noise_multiplier > 0 and bool(kept & set(PRIVACY)))
         planned = filled(planned, local_training(setup, dataset, exact=not (wanted or noisy)), kept)
@@ -59,7 +76,8 @@ def plan_run(
         setup = Setup.parse(planned)
     if wanted:
         draft = Draft(planned, kept, wanted, setup, dataset, sites)
-        return PlannedRun(*(with_row_noise if by_rows else with_noise)(draft))
+        values, lines = (with_row_noise if by_rows else with_noise)(draft)
+        return PlannedRun(values, [*words, *lines])
     if configured or kept & set(PRIVACY):
         return PlannedRun(planned, [])
     entries = _without_noise(setup, clients, bool(dataset.manifest.split["validation"]))
@@ -115,9 +133,9 @@ def with_row_noise(draft: Draft) -> tuple[dict[str, Any], list[str]]:
     def with_noise(sigma: float) -> Release:
         return replace(release, row_noise_multiplier=sigma)
 
-    sigma = row_noise_for(with_noise, times, wanted.epsilon, wanted.delta)
+    sigma = row_noise_for(with_noise, times, wanted.epsilon, wanted.delta, run.before)
     values |= {"rows": str(replace(settings, noise=sigma)), "delta": values.get("delta", wanted.delta)}
-    have = row_guarantee({with_noise(sigma): times}, wanted.delta)
+    have = row_guarantee(with_before({with_noise(sigma): times}, run.before), wanted.delta)
     assert have is not None, "a hidden choice has a guarantee"
     words = _words(RunConfig.parse(values), with_noise(sigma), settings, have, draft)
     return values, [*words, *estimated_scales(draft.dataset.manifest)]

@@ -53,12 +53,13 @@ def values_of(
     given: Mapping[str, Any] | None = None,
     wanted: Wanted | None = None,
     sites: int = 1,
+    ask: bool = True,
 ) -> PlannedRun:
     """Return the values of a run, and lines that describe them.
 
     For a configuration they are its own, overridden by the given ones. For a dataset without a configuration, missing
     values are chosen to suit it. With a wanted guarantee, the noise is chosen too (`umbel.simulation.planner.plan_run`,
-    which documents the errors).
+    which documents the errors). Where ranges are missing, the clients are asked for them first, unless not to `ask`.
     """
     given = RunConfig.current(_plain(given or {}))
     asked = {**(wanted.settings if wanted else {}), **given}
@@ -66,7 +67,7 @@ def values_of(
         values, configured, name = read_values("", {**RunConfig.current(_plain(source)), **asked}), True, ""
     else:
         values, name = read_values(source, asked), str(source)
-        dataset = _dataset_of(name) if name else given.get("dataset", _SHIPPED)
+        dataset = dataset_of(name) if name else given.get("dataset", _SHIPPED)
         configured = dataset is None or (not name and dataset in ("", _SHIPPED))
     from umbel.simulation.planner import plan_run  # it imports PyTorch; a wrong name is reported before
 
@@ -75,7 +76,7 @@ def values_of(
     if not values.get("dataset", _SHIPPED):
         raise ConfigError('dataset = "" has nothing to plan from; name a dataset', code="config.no-dataset")
     name = name or str(values.get("dataset", ""))
-    return plan_run(values, given, configured, wanted, sites, name)
+    return plan_run(values, given, configured, wanted, sites, name, ask)
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,7 +141,7 @@ def in_this_process(values: Mapping[str, Any], nodes: int = 1, baselines: bool =
     return in_process.run(setup, nodes, [Appraisal()] if baselines else [])
 
 
-def _dataset_of(name: str) -> str | None:
+def dataset_of(name: str) -> str | None:
     """Return the dataset for a name or a path, unless it means a configuration or a run."""
     path = Path(name).expanduser()
     if (path / "manifest.json").is_file() or (path.suffix == ".json" and path.is_file()):
@@ -168,7 +169,7 @@ def _named(name: str) -> dict[str, Any]:
         return {}
     if name == "." and Path("pyproject.toml").is_file() and not any(map(os.path.exists, _SENT)):
         return _read(Path("pyproject.toml"))
-    if (dataset := _dataset_of(name)) is not None:
+    if (dataset := dataset_of(name)) is not None:
         return {"dataset": dataset}
     path = Path(name).expanduser()
     if path.is_file():

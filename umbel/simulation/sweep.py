@@ -36,7 +36,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from umbel.data import Dataset, digest_of, find_dataset, read_manifest
 from umbel.models.model import find_weights
-from umbel.privacy.accounting.guarantee import guarantee
+from umbel.privacy.accounting.guarantee import guarantee, with_before
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.cores import cores
 from umbel.protocol.errors import ConfigError, SweepError
@@ -148,7 +148,7 @@ def finish(config: Mapping[str, Any], nodes: int = 1, saved_in: Path | None = No
     setup, state, spent = run.setup, run.state, run.fleet.participations
     model, dataset, release = setup.model, dataset_of(setup), setup.release
     bounded = release.paper_cost is not None
-    most = guarantee({release: int(spent.max())})
+    most = guarantee(with_before({release: int(spent.max())}, setup.config.before))
     measures = {
         "rounds": sum(1 for entry in state.history if entry.asked),
         "stopped": state.stopped,

@@ -103,7 +103,7 @@ def test_what_is_there_is_listed_and_described(stays: Path, umbel_home: Path) ->
     said("data", "import", stays, *words)
     (umbel_home / "data" / "broken").mkdir()
     (umbel_home / "data" / "broken" / "manifest.json").write_text("{}")
-    listed = said("data", "list")
+    listed = said("data", "show")
     assert "stays 6 2 smoker linear inputs=3 outputs=1 log" in listed
     assert "synthetic 100 100 linear" in listed
     assert "broken/manifest.json: the manifest lacks name" in listed
@@ -121,7 +121,7 @@ def test_brackets_in_a_name_are_described_as_text(stays: Path) -> None:
     described = said("data", "show", "stays")
     for text in ("age [years] feature", "ward [/A] feature", "cost [usd] target"):
         assert text in described
-    assert " cost [usd] " in said("data", "list")
+    assert " cost [usd] " in said("data", "show")
 
 
 def test_a_site_checks_its_own_table_and_serves_it(stays: Path, tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_who_adds_what_the_import_says_can_plan_a_guarantee(tmp_path: Path, umbe
     assert "a public range of small, near: " in told
     assert "--set small.minimum=NUMBER --set small.maximum=NUMBER." in told
     with raises(ConfigError, "config.no-range", "small, far, near"):
-        values_of("mixed", wanted=Wanted(epsilon=8))
+        values_of("mixed", wanted=Wanted(epsilon=8), ask=False)
     added = [word for line in told.splitlines() for word in shlex.split(line.rstrip(".").split(". In sim")[0])]
     taken = [word for before, word in pairwise(added) if before == "--set" and "NUMBER" not in word]
     taken += ["small.minimum=-1", "small.maximum=1", "near.minimum=0", "near.maximum=5"]

@@ -69,9 +69,8 @@ _make = typer.Typer(
 app.add_typer(_make, name="make")
 
 
-@app.command("list")
-def list_() -> None:
-    """List the datasets under $UMBEL_HOME/data, and umbel's own."""
+def _list() -> None:
+    """Print the datasets under $UMBEL_HOME/data, and umbel's own."""
     home = umbel_home() / "data"
     made = sorted(path.parent for path in home.glob("*/manifest.json")) if home.is_dir() else []
     names = {path.name for path in made}
@@ -96,12 +95,20 @@ def list_() -> None:
 
 @app.command()
 def show(
-    dataset: Annotated[str, typer.Argument(help="A name under $UMBEL_HOME/data or in datasets/, or a path.")],
+    dataset: Annotated[
+        str,
+        typer.Argument(
+            help="A name under $UMBEL_HOME/data or in datasets/, or a path.", show_default="a list of all datasets"
+        ),
+    ] = "",
     schema: Annotated[
         bool, typer.Option("--schema", help="Print only the schema, as TOML, for sites to check their tables.")
     ] = False,
 ) -> None:
-    """Describe a dataset and its columns."""
+    """Describe a dataset and its columns; without a name, list the datasets."""
+    if not dataset:
+        _list()
+        return
     path = find_typed(dataset)
     if schema:
         layout = read_manifest(path).layout

@@ -67,6 +67,11 @@ def guarantee(releases: Mapping[Release, int], delta: float = DELTA) -> Guarante
     return Guarantee(pure, min(pure, composed(frozenset(some.items()), delta)), delta)
 
 
+def with_before(releases: Mapping[Release, int], before: Release | None) -> dict[Release, int]:
+    """Return the releases of a client in a run, and the one that it made before, if any."""
+    return {**releases, before: releases.get(before, 0) + 1} if before else dict(releases)
+
+
 def made(releases: Mapping[Release, int], why: Callable[[Release], str]) -> dict[Release, int] | None:
     """Return the releases that were made, with their numbers; None if one has no guarantee, for which `why` says
     why."""

@@ -7,7 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from umbel.privacy.accounting.guarantee import DELTA, MEANINGFUL, Guarantee, guarantee, released_by
+from umbel.privacy.accounting.guarantee import (
+    DELTA,
+    MEANINGFUL,
+    Guarantee,
+    guarantee,
+    pure_cost,
+    released_by,
+    with_before,
+)
 from umbel.privacy.accounting.rows import row_guarantee
 from umbel.privacy.mechanisms import load
 from umbel.privacy.mechanisms.gaussian import calibrate
@@ -35,6 +43,7 @@ class Task:
     mechanism: str = LAPLACE
     by: ReleaseBy = ReleaseBy.CLIENT  # who adds the noise
     sites: int = 1  # if each adds noise to the sum of its clients' updates
+    before: Release | None = None  # of each client, once, which a wanted guarantee covers too
 
     def __post_init__(self) -> None:
         for name in ("parameters", "hypotheses", "clients"):
@@ -87,12 +96,15 @@ class Plan:
     @property
     def median(self) -> Guarantee | None:
         """The median client's guarantee between any two of its data sets; None if there is none."""
-        return guarantee({self.release: self.median_participations}, self.delta)
+        return self._guarantee(self.median_participations)
 
     @property
     def maximum(self) -> Guarantee | None:
         """The guarantee of the client with the most participations."""
-        return guarantee({self.release: self.max_participations}, self.delta)
+        return self._guarantee(self.max_participations)
+
+    def _guarantee(self, participations: int) -> Guarantee | None:
+        return guarantee(with_before({self.release: participations}, self.task.before), self.delta)
 
     @property
     def noise_left(self) -> float:
@@ -210,7 +222,10 @@ def _noise_for(draft: Plan, target: float) -> float:
     def excess(log_nu: float) -> float:
         return math.log(max(epsilon(math.exp(log_nu)), _NOTHING) / target)
 
-    share = target / times - (choice if draft.release.chooses else 0.0)
+    rest = target - (float(pure_cost(task.before)) if task.before and not delta else 0.0)
+    share = rest / times - (choice if draft.release.chooses else 0.0)
+    if rest <= 0:
+        raise _unreachable(target, delta, times, choice)
     if not delta and share > 0 and (one := load(task.mechanism)(1.0).pure(task.parameters, 2)) is not None:
         exactly = rounded_up(float(one) / share)  # a pure price is proportional to 1 / nu
         if epsilon(exactly) <= target:
@@ -223,11 +238,7 @@ def _noise_for(draft: Plan, target: float) -> float:
     while excess(high) > 0:
         low, high = high, high + 1
         if high > guess + 60:
-            raise ConfigError(
-                f"no noise reaches epsilon {target:g} at delta {delta:g} over {times} participations with "
-                f"choice-epsilon {choice:g}; lower choice-epsilon, or give another delta or mechanism",
-                code="config.unreachable-epsilon",
-            )
+            raise _unreachable(target, delta, times, choice)
     while excess(low) < 0:
         low, high = low - 1, low
     from scipy.optimize import brentq  # the import takes a third of a second
@@ -236,13 +247,27 @@ def _noise_for(draft: Plan, target: float) -> float:
     return rounded_up(math.exp(root + 5e-4))
 
 
+def _unreachable(target: float, delta: float, times: int, choice: float) -> ConfigError:
+    return ConfigError(
+        f"no noise reaches epsilon {target:g} at delta {delta:g} over {times} participations with choice-epsilon "
+        f"{choice:g}; lower choice-epsilon, or give another delta or mechanism",
+        code="config.unreachable-epsilon",
+    )
+
+
 def _covered(found: Guarantee | None) -> Guarantee:
     if found is None:
         raise ConfigError("choice-epsilon must be above 0: an open choice has no guarantee", code="config.open-choice")
     return found
 
 
-def row_noise_for(release_of: Callable[[float], Release], times: int, target: float, delta: float = DELTA) -> float:
+def row_noise_for(
+    release_of: Callable[[float], Release],
+    times: int,
+    target: float,
+    delta: float = DELTA,
+    before: Release | None = None,
+) -> float:
     """Return nearly the smallest noise multiplier in training with which rows have a wanted guarantee.
 
     Parameters
@@ -253,6 +278,8 @@ def row_noise_for(release_of: Callable[[float], Release], times: int, target: fl
         Participations of a client.
     target, delta : float
         Maximum epsilon, and delta, between two data sets of a client that differ by one row.
+    before : Release, optional
+        A client's release before the run.
 
     Raises
     ------
@@ -261,7 +288,7 @@ def row_noise_for(release_of: Callable[[float], Release], times: int, target: fl
     """
 
     def epsilon(sigma: float) -> float:
-        return _covered(row_guarantee({release_of(sigma): times}, delta)).epsilon
+        return _covered(row_guarantee(with_before({release_of(sigma): times}, before), delta)).epsilon
 
     low, high = _LEAST_NOISE, 1.0
     while epsilon(high) > target:

@@ -17,6 +17,7 @@ from umbel.privacy.site.runs import Runs
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import Refused
 from umbel.protocol.messages import evaluation_in, training_in
+from umbel.protocol.ranges import columns_in
 from umbel.protocol.release import ReleaseBy
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.signatures import identity, names_no_server, signer
@@ -40,6 +41,10 @@ def check_admitted(
     """
     policy = site.policy
     check_strategy(site, config)
+    if content is not None and hypotheses and not site.simulated and columns_in(config.model):
+        if (training := training_in(content)) is None or evaluation_in(content) is not None:
+            raise Refused("a question about ranges is for training clients alone", code="refused.ranges")
+        policy.check_question(training, n, len(next(iter(hypotheses.values()))))
     if not site.approves:
         return ""
     researcher = _researcher(site, run, config)
@@ -62,11 +67,13 @@ def check_admitted(
 
 
 def check_strategy(site: Site, config: RunConfig) -> None:
-    """Raise `Refused` unless the site answers runs of this strategy: before it looks at its data."""
+    """Raise `Refused` unless the site answers runs of this strategy and model: before it looks at its data."""
     accepted = site.policy.strategies
     if not site.simulated and accepted and config.strategy_name not in accepted.split():
         text = f"the run has strategy {config.strategy_name!r}; this site accepts {accepted}"
         raise Refused(text, code="refused.strategy")
+    if not site.simulated and (columns := columns_in(config.model)):
+        site.policy.check_columns(columns)
 
 
 def check_allowed(site: Site, run: str, config: RunConfig, fault: Exception) -> None:

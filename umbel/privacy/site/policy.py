@@ -11,7 +11,7 @@ import json
 import math
 import operator
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
 from hashlib import sha256
@@ -19,12 +19,14 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from umbel.privacy.accounting.guarantee import DELTA, guarantee, released_by, stated
 from umbel.privacy.channels.secure.terms import Terms
 from umbel.privacy.mechanisms import MECHANISMS
 from umbel.privacy.site.charges import dearer
 from umbel.protocol.errors import Refused, SiteError
 from umbel.protocol.options import AS_TEXT, Options, parse_pairs
 from umbel.protocol.plugins import unknown_name
+from umbel.protocol.ranges import ALL, NONE, names_in
 from umbel.protocol.release import (
     LAPLACE,
     LEAST_CLIP_NORM,
@@ -179,6 +181,9 @@ def _names_fewer(own: str, file: str) -> bool:
 
 
 _FEWER = Narrows(_names_fewer)
+_ASKS_FEWER = Narrows(
+    lambda own, file: own == NONE or file == ALL or (own != ALL and {*names_in(own)} <= {*names_in(file)})
+)
 
 
 @dataclass(frozen=True)
@@ -246,6 +251,20 @@ class Reports(Options):
     exact: Annotated[bool, LESS] = False
     noise: Annotated[Number, Field(ge=0)] = 0.0
     bound: Annotated[Number, Field(gt=0), LESS] = 1.0
+
+
+@dataclass(frozen=True)
+class AcceptedRanges(Options):
+    """The columns whose ranges a run may ask for, the fewest of a site's clients asked, and the largest price."""
+
+    FIRST: ClassVar[str] = "columns"
+    columns: Annotated[str, _ASKS_FEWER] = NONE
+    clients: Annotated[Whole, Field(ge=1), MORE] = 1
+    epsilon: Annotated[Number, Field(gt=0), LESS] = 1.0
+
+    def cover(self, columns: Iterable[str]) -> bool:
+        """Return whether a question may be about these columns."""
+        return self.columns == ALL or (self.columns != NONE and {*columns} <= {*names_in(self.columns)})
 
 
 class Policy(Settings):
@@ -371,6 +390,12 @@ class Policy(Settings):
     )
     strategies: Annotated[Text, OURS, _FEWER] = Field(
         "", description="strategies of a run that the site accepts, separated by spaces; all if empty"
+    )
+    ranges: Annotated[AcceptedRanges, AS_TEXT, OURS] = Field(
+        AcceptedRanges(),
+        description="questions about ranges that the site answers: no, all, or columns, as in age,blood%20pressure; "
+        "clients, the fewest of the site's clients that are asked; epsilon, the largest price of a question at the "
+        "budget's delta, by default 1e-5",
     )
     policy_file: Text = Field(
         "", description="absolute path of a policy.toml with these entries, which all other entries may only narrow"
@@ -596,6 +621,24 @@ class Policy(Settings):
             yield Refused(f"{text}: set rows", code="refused.rows")
         if task.disclose_choice and not self.allow_unsanitised:
             yield Refused("the server asks which hypothesis each client chose", code="refused.disclose-choice")
+
+    def check_columns(self, columns: Sequence[str]) -> None:
+        """Raise `Refused` unless the site answers a question about the ranges of these columns."""
+        if not self.ranges.cover(columns):
+            text = f'the run asks for the ranges of {", ".join(columns)}; this site\'s ranges = "{self.ranges}"'
+            raise Refused(f"{text} names other columns, or none", code="refused.ranges")
+
+    def check_question(self, task: TrainingSpec, n: int, k: int) -> None:
+        """Raise `Refused` if a question asks too few clients, or costs them too much."""
+        if task.mechanism not in self.mechanisms.split():
+            return  # `check` refuses it; a name may lead to any installed code
+        if len(task.clients) < self.ranges.clients:
+            few = f'the question asks {len(task.clients)} clients; this site\'s ranges = "{self.ranges}" wants more'
+            raise Refused(few, code="refused.min-clients")
+        cost = guarantee({released_by(task.release_by, task.release(n, k)): 1}, self.budget.delta or DELTA)
+        if cost is None or cost.epsilon > self.ranges.epsilon:
+            told = "has no price" if cost is None else f"costs {stated(cost)}"
+            raise Refused(f'the question {told}; this site\'s ranges = "{self.ranges}"', code="refused.ranges")
 
     def check_terms(self, terms: Terms) -> None:
         """Raise `Refused` if the site takes no part in secure sums, or if sums on these terms may have too few sites,
