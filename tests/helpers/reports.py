@@ -144,6 +144,7 @@ def view(
     worth: Worth | None = None,
     rows: RowPrivacy | None = None,
     planned: int = 0,
+    before: Release | None = None,
 ) -> View:
     """Return what a report is made from."""
     network = models.load(model)
@@ -158,7 +159,7 @@ def view(
     ).trained_by(rows)
     release = site_release(release) if by_site else release
     told = (
-        Summary(network, manifest, release, rounds=planned),
+        Summary(network, manifest, release, rounds=planned, before=before),
         run or state(),
         np.asarray(participations),
     )

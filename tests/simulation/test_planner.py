@@ -419,17 +419,6 @@ def test_models_with_local_parameters_and_of_tokens_are_planned(umbel_home: Path
     assert spent(planned, 1e-5)[1] <= 8
 
 
-def test_scales_that_were_estimated_are_told(umbel_home: Path) -> None:
-    generator = np.random.default_rng(0)
-    rows = pd.DataFrame({"who": np.arange(4000) % 400, "x": generator.uniform(0, 1000, 4000)})
-    table = rows.assign(y=rows.x / 100 + generator.normal(0, 0.1, 4000))
-    from_dataframe(table, client="who", target="y", standardise=True).write("estimated")
-    planned = values_of("estimated", wanted=Wanted(epsilon=8))
-    assert any("scales of the data, which were estimated from rows with epsilon" in line for line in planned.words)
-    save(umbel_home)
-    assert not any("estimated" in line for line in values_of("mine", wanted=Wanted(epsilon=8)).words)
-
-
 def test_a_run_with_a_guarantee_from_python(umbel_home: Path) -> None:
     save(umbel_home, train=100)
     found = umbel.run("mine", epsilon=6, delta=0.0, rounds=3, baselines=False)

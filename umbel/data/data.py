@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,6 @@ from umbel.data.schema import Entries, Finite, Schema, repeated
 from umbel.protocol.errors import DatasetError
 from umbel.protocol.plugins import distrust
 
-_ESTIMATED = re.compile(r"estimated from the training clients' rows with epsilon (\S+) a client")
 _SMALLEST_SCALE, _LARGEST_SCALE = 1e-38, 3e38  # range of 32-bit numbers
 # Entries that a file omits where they are empty.
 _IF_ANY = ("metric", "pretrained", "tokens")
@@ -105,12 +103,6 @@ class Manifest(Entries):
     def error_scale(self) -> float:
         """The factor from an error in stored numbers to one in the target's unit, above 0."""
         return abs(float(self.target.get("scale", 1.0)))
-
-    @property
-    def epsilon_of_scales(self) -> str:
-        """The epsilon that estimating scales from rows cost each client; empty without such scales."""
-        found = _ESTIMATED.search(self.provenance)
-        return found[1] if found else ""
 
     @model_validator(mode="after")
     def _adds_up(self) -> Self:

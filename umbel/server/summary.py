@@ -134,8 +134,6 @@ class Summary:
         if exact:
             reported = count_of(exact, "validation client")
             lines.append(f"Outside the guarantee: {reported}, which reported exact losses.")
-        if spent := self.manifest.epsilon_of_scales if self.manifest else "":
-            lines.append(f"Outside the guarantee: the scales of the data, estimated with epsilon {spent} a client.")
         return lines
 
     def of_client(self, maximum: int, left: int = 0) -> Guarantee | None:

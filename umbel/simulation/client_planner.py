@@ -30,7 +30,7 @@ from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import LAPLACE, Clipping, NoisePer, Protect, Release, ReleaseBy
 from umbel.protocol.run_config import ClipSchedule, RunConfig
 from umbel.protocol.words import count_of
-from umbel.simulation.facts import Draft, check_declared, estimated_scales, filled, made_up
+from umbel.simulation.facts import Draft, check_declared, filled, made_up
 from umbel.simulation.wanted import Wanted
 
 PRIVACY = ("noise-multiplier", "mechanism", "choice-epsilon", "clipping")
@@ -142,7 +142,7 @@ def with_noise(draft: Draft) -> tuple[dict[str, Any], list[str]]:
         raise _refusal(goal, planned, draft)
     have = guarantee(with_before({release: times}, before), values["delta"])
     assert have is not None, "it was checked"
-    return values, [*_words(goal, planned, run, have), *estimated_scales(draft.dataset.manifest)]
+    return values, _words(goal, planned, run, have)
 
 
 def _check_given(draft: Draft) -> None:

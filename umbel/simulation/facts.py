@@ -138,14 +138,6 @@ def check_declared(model: Model, dataset: Dataset) -> None:
         )
 
 
-def estimated_scales(manifest: Manifest) -> list[str]:
-    """Return the line about what the epsilon of a plan does not cover, if anything."""
-    if not (spent := manifest.epsilon_of_scales):
-        return []
-    text = "This epsilon does not cover the scales of the data, which were estimated from rows with epsilon"
-    return [f"{text} {spent} a client."]
-
-
 def made_up(model: Model, dataset: Dataset) -> Dataset:
     """Return a dataset of made-up clients, with as many features and targets as a dataset's."""
     generator = np.random.default_rng(0)

@@ -23,7 +23,7 @@ from umbel.protocol.tasks import RowSettings
 from umbel.protocol.words import count_of
 from umbel.server.setup import Setup
 from umbel.simulation.client_planner import PRIVACY, PROVISIONAL, with_noise
-from umbel.simulation.facts import Draft, check_declared, estimated_scales, filled, undeclared
+from umbel.simulation.facts import Draft, check_declared, filled, undeclared
 from umbel.simulation.local_training import local_training
 from umbel.simulation.ranges import ask_first
 from umbel.simulation.wanted import PlannedRun, Wanted
@@ -138,7 +138,7 @@ def with_row_noise(draft: Draft) -> tuple[dict[str, Any], list[str]]:
     have = row_guarantee(with_before({with_noise(sigma): times}, run.before), wanted.delta)
     assert have is not None, "a hidden choice has a guarantee"
     words = _words(RunConfig.parse(values), with_noise(sigma), settings, have, draft)
-    return values, [*words, *estimated_scales(draft.dataset.manifest)]
+    return values, words
 
 
 def _check(draft: Draft) -> None:

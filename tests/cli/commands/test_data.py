@@ -18,7 +18,6 @@ from tests.helpers.paper import paper_run
 from umbel.cli.main import app
 from umbel.client.node import Node
 from umbel.data import find_dataset, open_dataset, read_manifest
-from umbel.data.importers.ranges import enough
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.run_config import RunConfig
 from umbel.simulation import in_process
@@ -172,24 +171,11 @@ def test_rows_without_clients_are_dealt_out(stays: Path) -> None:
 def test_large_numbers_are_told_and_so_is_what_to_do(stays: Path) -> None:
     told = said("data", "import", stays, "--client", "hospital", "--target", "cost")
     assert "these are large: age 20 to 89, cost " in told
-    assert "with --replace, and add --set age.scale=100 --set cost.scale=10000. In simulation, --standardise" in told
+    assert "with --replace, and add --set age.scale=100 --set cost.scale=10000. In simulation, umbel run" in told
     words = ("data", "import", stays, "--client", "hospital", "--target", "cost", "--standardise", "--replace")
-    told = said(*words)
-    assert "these are large" not in told
-    # Two medians for age, and one for cost, over eight clients.
-    assert (
-        f"Scales of age, cost were estimated from the training clients' rows with epsilon {spent(3, 8)} a client"
-        in told
-    )
-    assert "--set age.minimum=0" in told
     told = said(*words, "--set", "age.minimum=0", "--set", "age.maximum=120", "--set", "cost.scale=10000")
     assert "(age - 60) / 60" in told
-    assert "epsilon" not in told
-    assert "age, cost" in refused("data.too-few-clients", *words, "--set", "standardise-epsilon=2")
-
-
-def spent(medians: int, clients: int) -> str:
-    return f"{1.005 * medians * enough(clients):.3g}"
+    assert "these are large" not in told
 
 
 def test_dates_and_gaps_need_no_python(stays: Path) -> None:
@@ -309,7 +295,6 @@ def test_a_few_far_numbers_or_missing_ones_do_not_decide_what_is_told_about_scal
     told = said(*words)
     assert "pressure 70 to 120, price" in told
     assert "--set price.scale=1000000." in told
-    assert "these are large" not in said(*words, "--standardise", "--replace")
 
 
 def test_a_header_with_a_line_break_is_one_line(tmp_path: Path) -> None:
@@ -355,8 +340,8 @@ def test_a_column_that_is_nearly_always_0_gets_a_scale(tmp_path: Path) -> None:
     assert "--set claim.scale=10000." in told
 
 
-def test_constants_that_are_told_fit_numbers_far_from_zero_and_do_not_ask_for_estimates_twice(tmp_path: Path) -> None:
-    """Years lie around 1,939 or 1,944; who had scales estimated is told what these do not fit."""
+def test_constants_that_are_told_fit_numbers_far_from_zero(tmp_path: Path) -> None:
+    """Years lie around 1,939 or 1,944."""
     draw = np.random.default_rng(0)
     who = np.arange(400) % 40
     steals = np.where(who < 2, 5_000.0, 1.0) * (1 + draw.random(400))
@@ -376,9 +361,6 @@ def test_constants_that_are_told_fit_numbers_far_from_zero_and_do_not_ask_for_es
     (tmp_path / "two.csv").write_text("who,age,cost\nnorth,70,12000\nsouth,34,5000\n")
     two = said("data", "import", tmp_path / "two.csv", "--client", "who", "--target", "cost", "--standardise")
     assert "these are large" in two
-    assert "--standardise" not in two
-    told = said(*words, "--standardise", "--replace")
-    assert "with --replace, and add --set steals.scale=10000.\n" in told
 
 
 def test_a_code_for_missing_does_not_make_all_other_numbers_small(tmp_path: Path, umbel_home: Path) -> None:

@@ -112,9 +112,9 @@ def test_a_run_without_validation_has_no_loss_that_is_not_a_number(runs: list[st
 
 def test_brackets_in_a_runs_files_are_text(runs: list[str], umbel_home: Path) -> None:
     file = umbel_home / "runs" / runs[0] / "dataset.json"
-    said = "estimated from the training clients' rows with epsilon [/4] a client"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"provenance": said}))
-    assert "epsilon [/4]" in umbel("runs", "show", *runs[:2])
+    units = {"target": {"scale": 2.0, "unit": "[/4]"}}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"units": units}))
+    assert " [/4]" in umbel("runs", "show", *runs[:2])
 
 
 def test_one_is_removed_when_that_is_meant(runs: list[str], umbel_home: Path) -> None:

@@ -13,7 +13,6 @@ import umbel
 from tests.helpers.errors import raises
 from umbel.data import open_dataset
 from umbel.data.hints import Syntax
-from umbel.data.importers.ranges import enough
 from umbel.models import load
 from umbel.models.fit import misfit
 from umbel.protocol.errors import DatasetError
@@ -200,25 +199,17 @@ def test_a_schema_keeps_its_model_unless_another_is_named() -> None:
         umbel.from_dataframe(FRAME, schema=layout, modell="linear inputs=5 outputs=1")
 
 
-def test_declared_ranges_scale_numbers_and_others_are_estimated_with_an_epsilon_that_is_told() -> None:
+def test_declared_ranges_scale_numbers_and_others_stay() -> None:
     ranges = {"age": {"minimum": 30, "maximum": 70}, "cost": {"minimum": 0, "maximum": 20_000}}
     data = made(standardise=True, features=["age"], columns=ranges)
     # By hand: 30 to 70 is 50 give or take 20.
     assert data.manifest.units["features"] == [{"name": "age", "unit": "", "scale": 20.0, "offset": 50.0}]
     assert data.manifest.units["target"]["scale"] == 20_000
     np.testing.assert_array_equal(data.dataset.features[:, 0], [1, -1, 0, 0])
-    assert not any("epsilon" in text for text in (*data.notes, data.manifest.provenance))
-    # One median, by the one client that trains.
-    part = made(standardise=True, features=["age"], columns={"age": ranges["age"]})
-    epsilon = f"epsilon {1.005 * enough(1):.3g} a client, which protects next to nothing"
-    assert "Scales of cost were estimated" in part.notes[-1]
-    assert epsilon in part.notes[-1]
-    assert "columns={'cost': {'maximum': 100}}" in part.notes[-1]
-    assert epsilon in part.manifest.provenance
+    bare = made(standardise=True, features=["age"]).manifest.units
+    assert (bare["target"]["scale"], bare["features"][0]["scale"]) == (1, 1)
     given = made(standardise=True, columns={"age": {"scale": 100}}).manifest.units["features"][0]
     assert given == {"name": "age", "unit": "", "scale": 100, "offset": 0.0}
-    with raises(DatasetError, "data.too-few-clients", "cost"):
-        made(standardise=True, standardise_epsilon=1, features=["smoker"])
 
 
 def test_missing_values_are_refused_unless_told() -> None:

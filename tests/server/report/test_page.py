@@ -23,7 +23,8 @@ from tests.helpers.reports import (
     state,
 )
 from umbel.data import Manifest
-from umbel.protocol.release import RowPrivacy
+from umbel.protocol.ranges import RangesBefore
+from umbel.protocol.release import ReleaseBy, RowPrivacy
 from umbel.server.history import State
 
 # --- what it says
@@ -163,11 +164,13 @@ def test_clients_that_reported_exact_losses_stand_outside_the_guarantee() -> Non
     assert "Outside the guarantee" not in report().text
 
 
-def test_scales_that_were_estimated_from_rows_stand_outside_the_guarantee() -> None:
-    told = "Scales of cost were estimated from the training clients' rows with epsilon 3.51 a client."
-    page = report(manifest=HOSPITAL.model_copy(update={"provenance": told}))
-    assert "Outside the guarantee the scales of the data" in page.text
-    assert "with epsilon 3.51 for each client" in page.text
+def test_a_question_about_ranges_stands_in_the_guarantee() -> None:
+    assert "question about ranges" not in formal().text
+    asked = RangesBefore(348, 14.08, "gaussian", ReleaseBy.SITE).release
+    assert (
+        "In the guarantee the question about ranges"
+        in report(mode="public", noise=400.0, choice=0.5, before=asked).text
+    )
 
 
 def test_a_guarantee_is_called_one_and_says_of_what() -> None:

@@ -49,7 +49,6 @@ class Whole:
     model: str = ""
     loss: str = ""
     seed: Annotated[int, Field(ge=0)] = 0
-    standardise_epsilon: Annotated[float, Field(ge=0)] = 0.0
 
 
 _LAB = {"qmnist": "umbel-lab"}
@@ -153,8 +152,7 @@ def import_(
         typer.Option(
             "--set",
             help="COLUMN.ENTRY=VALUE, as in cost.scale=10000 or ward.categories=a,b (true for those found). Entries: "
-            f"{', '.join(Column.names()[1:])}. Or model, loss, seed or standardise-epsilon, as in model=mlp. May be "
-            "repeated.",
+            f"{', '.join(Column.names()[1:])}. Or model, loss or seed, as in model=mlp. May be repeated.",
         ),
     ] = None,
     schema: Annotated[Path | None, typer.Option(help="A schema file, instead of options on columns.")] = None,
@@ -166,7 +164,7 @@ def import_(
         bool,
         typer.Option(
             "--standardise",
-            help="Scale numbers by their minimum and maximum, or in simulation by private estimates.",
+            help="Scale numbers by their minimum and maximum.",
         ),
     ] = False,
     validation: Annotated[str, typer.Option(help="Share of the clients that validate, or their names.")] = "0.2",
@@ -210,7 +208,6 @@ def import_(
         schema=schema,
         missing=missing,
         standardise=standardise,
-        standardise_epsilon=whole.standardise_epsilon,
         syntax=Syntax.FLAGS,
         validation=_share(validation),
         test=_share(test),
@@ -232,7 +229,7 @@ def import_(
         typer.echo(note)
     if data.test:
         typer.echo(f"Test clients: {data.test.manifest.clients:,}, as dataset {known}/test.")
-    for hint in _hints(written, standardise):
+    for hint in _hints(written):
         typer.echo(hint)
     typer.echo(folder)
     typer.echo(f"Next: umbel run {shlex.quote(known)}")
@@ -336,7 +333,7 @@ def _target(data: Dataset) -> str:
     return "; ".join([*filter(None, told), f"{data.targets.dtype}{shape}"])
 
 
-def _hints(data: Dataset, standardised: bool) -> list[str]:
+def _hints(data: Dataset) -> list[str]:
     """Say which numbers are large, because a model hardly learns from them, and round constants that help.
 
     A run with a guarantee needs a scale or a range of every number; one that was read off the rows would reveal them.
@@ -345,7 +342,7 @@ def _hints(data: Dataset, standardised: bool) -> list[str]:
     assert schema is not None
     tops, flags, bare, place = list[str](), list[str](), list[str](), 0
     hints = []
-    ranged, estimated = False, standardised
+    ranged = False
     for column in (*schema.features, schema.target):
         values = data.targets if column is schema.target else data.features[:, place]
         place += len(column.stored)
@@ -372,9 +369,8 @@ def _hints(data: Dataset, standardised: bool) -> list[str]:
         if far:
             flags.append(Syntax.FLAGS.entry(column.name, "offset", round((low + high) / 2 / scale) * scale))
         flags.append(Syntax.FLAGS.entry(column.name, "scale", scale))
-        estimated |= scaled
     if tops:
-        simulated = " In simulation, --standardise estimates scales instead." if flags and not estimated else ""
+        simulated = " In simulation, umbel run --epsilon asks clients for ranges instead." if flags else ""
         hints.append(
             f"Models learn best from numbers near 1, and these are large: {', '.join(tops)}. Import again with "
             f"--replace, and add {' '.join(['--standardise'] * ranged + flags)}.{'' if ranged else simulated}"

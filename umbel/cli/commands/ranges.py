@@ -30,7 +30,7 @@ from umbel.simulation.wanted import PlannedRun, Wanted
 
 @command_line
 def app(
-    what: Annotated[
+    source: Annotated[
         str,
         typer.Argument(
             metavar="SCHEMA|DATASET|RUN",
@@ -57,21 +57,21 @@ def app(
     ] = None,
 ) -> None:
     """Ask clients for the ranges of columns, with a guarantee, and write a schema that has them."""
-    by, wanted, asks_sites = ReleaseBy(release), Wanted(epsilon, delta), what.endswith(".toml")
+    by, wanted, asks_sites = ReleaseBy(release), Wanted(epsilon, delta), source.endswith(".toml")
     file = out or Path("question.toml" if asks_sites else "schema.toml")
     if file.exists():
         raise ConfigError(f"{file} exists already; give another file as --out", code="config.exists")
     if asks_sites:
-        asked = Question.planned(_columns(columns, Schema.read(Path(what))), clients, wanted, by, sites)
+        asked = Question.planned(_columns(columns, Schema.read(Path(source))), clients, wanted, by, sites)
         values = {"dataset": "", **asked.values, "delta": delta, "wait": f"nodes={sites}"}
         words = f"{_cost(asked)} {clients:,} clients are enough for {len(asked.columns)} columns."
         _write(file, as_toml(PlannedRun(values, [words])))
         typer.echo(words)
         typer.echo(f"Next: flwr run . CONNECTION --run-config {shlex.quote(str(file))} --stream, and then")
-        typer.echo(f"umbel ranges last --schema {shlex.quote(what)}")
+        typer.echo(f"umbel ranges last --schema {shlex.quote(source)}")
         return
-    if (name := dataset_of(what)) is None:
-        result = Result(find_run(what))
+    if (name := dataset_of(source)) is None:
+        result = Result(find_run(source))
     else:
         data = open_dataset(find_typed(name))
         if data.manifest.layout is None:

@@ -42,9 +42,6 @@ _PADDED = r"0\d+"
 _OF_NUMBERS = {"scale", "offset", "minimum", "maximum"}
 """Entries that mark a column as amounts, even if its few values look like codes."""
 
-WEAK = 10.0
-"""Above this epsilon a note says that the protection is weak."""
-
 LOSS = {"number": "mse", "integer": "mse", "boolean": "log", "category": "cross-entropy"}
 """The default loss for a target of each type."""
 
@@ -59,7 +56,6 @@ def from_dataframe(
     schema: Schema | Path | str | None = None,
     missing: str = "refuse",
     standardise: bool = False,
-    standardise_epsilon: float = 0.0,
     validation: Share = 0.2,
     test: Share = 0.0,
     seed: int = 0,
@@ -93,12 +89,7 @@ def from_dataframe(
         Treatment of a missing value: ``refuse`` the table, ``drop`` the row, or ``indicate`` it: a
         feature with missing values gets an extra number, 1 where the value is missing.
     standardise : bool
-        Whether to find scales for numbers without one, and offsets for features; and for dates the first day and the
-        span. A column with a minimum and
-        a maximum is scaled to the range from -1 to 1. Other scales are estimated from the training clients'
-        rows, with a guarantee that no ledger counts; a note gives its epsilon. Only for simulation.
-    standardise_epsilon : float
-        Maximum total epsilon of these estimates for a client; 0 for the smallest that suffices.
+        Whether to scale numbers with a minimum and a maximum to the range from -1 to 1.
     validation, test : float or sequence of str
         Clients that only validate, and clients outside all runs: each a share, or names.
     seed : int
@@ -134,7 +125,8 @@ def from_dataframe(
             raise DatasetError("name the client's and the target's column, or give a schema", code="data.no-target")
         column = None if isinstance(client, Partitioner) else client
         what = _infer(frame, column, target, features, given, source, {"missing": missing} | entries)
-        notes = _told(what, frame, given, syntax, standardise)
+        notes = _told(what, frame, given, syntax)
+    what = scaled(what) if standardise else what
     rows = encode(frame, what, source, syntax=syntax)
     if not len(rows.targets):
         raise DatasetError(f"{source}: no rows are left; repair the table or the schema", code="data.no-rows")
@@ -145,30 +137,6 @@ def from_dataframe(
     if isinstance(client, Partitioner):
         owners = names_dealt(client, rows.targets)
     split |= {"name": what.name or "data"}
-    data = split_into_clients(rows.features, rows.targets, owners, notes=notes, **what.said | split)
-    if not standardise:
-        _check_precision(rows, what, source, syntax)
-        return data
-    training = set(data.dataset.names[: data.manifest.train])
-    kept = np.array([str(one) in training for one in owners])
-    who = pd.factorize(np.array([str(one) for one, own in zip(owners, kept, strict=True) if own], dtype=object))[0]
-    # This stream differs from that of the split, which has the same seed.
-    found = scaled(what, frame.iloc[rows.places[kept]], who, standardise_epsilon, np.random.default_rng([seed, 1]))
-    what = found.schema
-    if found.estimated:
-        weak = ", which protects next to nothing" if found.epsilon > WEAK else ""
-        first = next(one for one in (*what.features, what.target) if one.name == found.estimated[0])
-        wanted = (
-            (("since", "2024-01-01"), ("span", 365)) if first.type == "date" else (("minimum", 0), ("maximum", 100))
-        )
-        ranges = " and ".join(syntax.entry(first.name, *one) for one in wanted)
-        notes.append(
-            f"Scales of {', '.join(found.estimated)} were estimated from the training clients' rows with epsilon "
-            f"{found.epsilon:g} a client{weak}. No ledger counts that, which is fine in simulation. Real sites need "
-            f"public ranges: {ranges}."
-        )
-        what = what.model_copy(update={"provenance": f"{what.provenance} {notes[-1]}".strip()})
-    rows = encode(frame, what, source, syntax=syntax)
     _check_precision(rows, what, source, syntax)
     return split_into_clients(rows.features, rows.targets, owners, notes=notes, **what.said | split)
 
@@ -228,9 +196,7 @@ def _listed(entries: Mapping[str, Any]) -> list[str]:
     return listed if isinstance(listed, list) else []
 
 
-def _told(
-    schema: Schema, frame: pd.DataFrame, given: dict[str, dict[str, Any]], syntax: Syntax, standardise: bool
-) -> list[str]:
+def _told(schema: Schema, frame: pd.DataFrame, given: dict[str, dict[str, Any]], syntax: Syntax) -> list[str]:
     """Return a note for each guess, with the setting that overrides it."""
     notes = []
     for column in (*schema.features, schema.target):
@@ -247,7 +213,7 @@ def _told(
             notes.append(f"The categories of {name} come from the rows; real sites need a public list.")
         if column.type == "boolean" and column is schema.target:
             notes.append(f"The target's false and true are stored as -1 and 1, for the loss {schema.loss}.")
-        if column.is_far and not standardise and not {"since", "span"} & said.keys():
+        if column.is_far and not {"since", "span"} & said.keys():
             closer = f"{syntax.entry(name, 'since', '2024-01-01')} {syntax.entry(name, 'span', 365)}"
             unit = f"in units of {column.span:g} days"
             notes.append(f"Dates of {name} count from {column.since}, {unit}; give a date near yours: {closer}.")
