@@ -29,3 +29,9 @@ def test_what_is_above_its_budget_is_named(
     over = budget.exceeded({"settings": {"policy": 44, "commands": 36}, "rooms": rooms})
     assert over == ["policy", "long.py", "dense.py"]
     assert "9 of 8 lines" in capsys.readouterr().out
+
+
+def test_two_rooms_are_tied_by_one_arrow_however_much_one_imports() -> None:
+    assert budget.arrows(["umbel/protocol", "umbel/nodes", "umbel/sklearn.py"]) == 2, (
+        "nodes and sklearn import protocol"
+    )

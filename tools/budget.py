@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grimp
 import typer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -45,6 +46,18 @@ def settings() -> dict[str, int]:
     }
 
 
+def arrows(rooms: list[str]) -> int:
+    """Return how many pairs of rooms there are, one of which imports something of the other."""
+    graph, names = grimp.build_graph("umbel"), [room.removesuffix(".py").replace("/", ".") for room in rooms]
+    of = {module: name for module in graph.modules for name in names if f"{module}.".startswith(f"{name}.")}
+    pairs = {
+        (of[module], of[other])
+        for module in of
+        for other in graph.find_modules_directly_imported_by(module) & of.keys()
+    }
+    return sum(one != other for one, other in pairs)
+
+
 def _leaves(command: Any, depth: int = 2) -> Iterator[Any]:
     """Yield what a user types as `umbel WORD` or `umbel WORD WORD`."""
     if not (depth and hasattr(command, "list_commands")):
@@ -57,7 +70,8 @@ def _leaves(command: Any, depth: int = 2) -> Iterator[Any]:
 
 def exceeded(budget: dict[str, Any]) -> list[str]:
     """Print the table of a budget, and return the names of what exceeds it."""
-    over, counts = [], settings()
+    rooms = [room for room in budget["rooms"] if room.startswith("umbel/")]
+    over, counts = [], settings() | {"rooms": len(rooms), "arrows": arrows(rooms)}
     for name, most in budget["settings"].items():
         count = counts[name]
         print(f"{name:32}{count:8,} of {most:,}")

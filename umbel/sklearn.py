@@ -34,7 +34,6 @@ from umbel.client.trial import try_out
 from umbel.data import open_dataset
 from umbel.data.importers import from_arrays
 from umbel.models.fit import traits_of
-from umbel.nodes.differences import prior_of
 from umbel.privacy.accounting.guarantee import DELTA
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.logs import quiet
@@ -42,7 +41,9 @@ from umbel.protocol.plugins import trust
 from umbel.server.history import shares_of
 from umbel.server.summary import Summary
 from umbel.simulation.in_process import play
-from umbel.simulation.start import Wanted, check, values_of
+from umbel.simulation.start import check, values_of
+from umbel.simulation.wanted import Wanted
+from umbel.strategies.differences import prior_of
 
 __all__ = ["FederatedClassifier", "FederatedRegressor"]
 

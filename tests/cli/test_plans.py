@@ -12,7 +12,8 @@ from umbel.privacy.accounting.guarantee import guarantee
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.run_config import RunConfig
 from umbel.server.setup import Setup
-from umbel.simulation.start import Wanted, read_values, values_of
+from umbel.simulation.start import read_values, values_of
+from umbel.simulation.wanted import Wanted
 
 NUMBERS = {"parameters": 11, "hypotheses": 5, "clients": 2062, "clients_per_round": 100}
 

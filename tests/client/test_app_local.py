@@ -243,7 +243,8 @@ def test_heads_differ_between_clients_and_are_not_handed_to_the_gate(
 def site(tmp_path: Path, headed_config: Config) -> Config:
     """The configuration of a site of three clients, whose manifest keeps the head at home."""
     path = save_plane(tmp_path / "own", 3, model=headed_config["model"], loss="mse", local="head.*")
-    return {"data-path": str(path), "ledger-path": str(tmp_path / "site" / "ledger.jsonl")}
+    ledger = str(tmp_path / "site" / "ledger.jsonl")
+    return {"data-path": str(path), "ledger-path": ledger, "rows": "largest=2000"}
 
 
 def at_site(config: Config, site: Config, name: str = "", round: int = 1, **changes: Any) -> Message:

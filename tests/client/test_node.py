@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -418,6 +419,28 @@ def test_a_reader_whose_clients_would_be_charged_for_others_is_refused(
     reading()
     with raises(DatasetError, "data.register", ":read"):
         reading(options)
+
+
+@pytest.mark.parametrize(
+    ("names", "fits"),
+    [("north south east", True), ("east north south", False), ("south north", False), ("north", False), ("", True)],
+)
+def test_a_folder_whose_clients_would_be_charged_for_others_is_refused(
+    tmp_path: Path, run_config: Config, names: str, fits: bool
+) -> None:
+    """As one that was imported again with a new client, before the others."""
+
+    def node(names: list[str]) -> Node:
+        rows = np.ones((n := len(names) or 2, 2), np.float32)
+        about = manifest(n, model="linear", loss="mse")
+        write_dataset(tmp_path / "own", about, rows, rows[:, 0], offsets_of([1] * n), names)
+        return Node.of({"data-path": str(tmp_path / "own")}, run_config)
+
+    node(["north", "south"])
+    for _ in range(2):
+        with nullcontext() if fits else raises(DatasetError, "data.register"):
+            node(names.split())
+    node(["north", "south", "east"] if fits and names else ["north", "south"])
 
 
 @pytest.mark.parametrize("names", ["()", "['east', 'west']"])

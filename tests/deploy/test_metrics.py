@@ -17,8 +17,8 @@ from tests.helpers.series import values_of
 from tests.helpers.sources import ROOT
 from umbel.cli.main import parts
 from umbel.deploy.metrics import series
-from umbel.nodes.presence import Presence
 from umbel.protocol.metrics import exposition
+from umbel.protocol.presence import Presence
 from umbel.protocol.run_config import RunConfig
 from umbel.server.run_folder import RunFolder
 from umbel.server.status import RunState, SiteStatus, Status

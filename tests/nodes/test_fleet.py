@@ -16,8 +16,8 @@ from scipy.stats import chi2
 
 import umbel.client.app
 import umbel.nodes.fleet
-import umbel.nodes.presence
 import umbel.nodes.roster
+import umbel.protocol.presence
 from tests.helpers.errors import raises
 from tests.helpers.grids import ListeningGrid, PaperGrid, error_reply, failing, stack, vectors
 from tests.helpers.paper import paper_task
@@ -91,7 +91,7 @@ def paused(
     clock = SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0], sleep=sleep)
     monkeypatch.setattr(umbel.nodes.fleet, "time", clock)
     monkeypatch.setattr(umbel.nodes.roster, "time", clock)
-    monkeypatch.setattr(umbel.nodes.presence, "time", clock)
+    monkeypatch.setattr(umbel.protocol.presence, "time", clock)
     fleet.participations[0] = 1
     return fleet, grid, slept
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from scipy.stats import chisquare
 
 import umbel.nodes.exchange
-import umbel.nodes.presence
 import umbel.nodes.roster
+import umbel.protocol.presence
 from tests.helpers.errors import raises
 from tests.helpers.grids import PaperGrid
 from umbel.nodes.exchange import Exchange
@@ -65,7 +65,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Wait without waiting."""
     clock = Clock()
-    for module in (umbel.nodes.roster, umbel.nodes.exchange, umbel.nodes.presence):
+    for module in (umbel.nodes.roster, umbel.nodes.exchange, umbel.protocol.presence):
         monkeypatch.setattr(module, "time", clock)
     return clock
 

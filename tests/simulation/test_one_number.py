@@ -14,7 +14,8 @@ from tests.simulation.test_planner import save
 from umbel.cli.commands.demo import CONFIG, ONE, RUNS, SEVERAL
 from umbel.server.setup import Setup
 from umbel.server.summary import Summary
-from umbel.simulation.start import Wanted, in_this_process, read_values, values_of
+from umbel.simulation.start import in_this_process, read_values, values_of
+from umbel.simulation.wanted import Wanted
 
 _NUMBER = r"\d+(?:\.\d+)?(?:e-\d+)?"
 _STATED = re.compile(rf"(?:pure )?epsilon {_NUMBER}(?: at delta {_NUMBER})?")

@@ -32,7 +32,8 @@ from umbel.simulation.client_planner import Goal, schedule
 from umbel.simulation.facts import Span, feature_spans, made_up, target_span
 from umbel.simulation.in_process import play
 from umbel.simulation.local_training import step_size
-from umbel.simulation.start import PlannedRun, Wanted, read_values, values_of
+from umbel.simulation.start import read_values, values_of
+from umbel.simulation.wanted import PlannedRun, Wanted
 
 ROWS = 6
 HIDDEN: dict[str, Any] = {

@@ -22,7 +22,8 @@ from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import RowSettings
 from umbel.server.setup import Setup
 from umbel.simulation.in_process import play
-from umbel.simulation.start import Wanted, values_of
+from umbel.simulation.start import values_of
+from umbel.simulation.wanted import Wanted
 
 DELTA = 1e-5
 

@@ -17,7 +17,6 @@ from tests.helpers.ledgers import ledger_of
 from tests.helpers.paper import ACCEPTED
 from tests.helpers.sources import ROOT
 from umbel.data import find_dataset, open_dataset
-from umbel.nodes.differences import prior_of
 from umbel.privacy.accounting.guarantee import guarantee
 from umbel.privacy.channels.secure.channel import Secure
 from umbel.privacy.site.journal import Journal
@@ -34,6 +33,7 @@ from umbel.simulation.baselines import personalised
 from umbel.simulation.grid import InProcessGrid
 from umbel.simulation.in_process import play, run_config
 from umbel.strategies import Callback
+from umbel.strategies.differences import prior_of
 
 CONFIG: dict[str, Any] = {
     "strategy": "secure-average", "clipping": "public norm=10", "mechanism": "discrete-gaussian",

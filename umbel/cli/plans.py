@@ -14,20 +14,20 @@ from pydantic import Field
 from umbel.privacy.accounting.guarantee import DELTA
 from umbel.privacy.accounting.plan import Plan, Task, plan_for
 from umbel.privacy.accounting.plan import plan as plan_forward
-from umbel.privacy.mechanisms.discrete_gaussian import DiscreteGaussian
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.release import LAPLACE, Protect, ReleaseBy
+from umbel.protocol.release import DISCRETE_GAUSSIAN, LAPLACE, Protect, ReleaseBy
 from umbel.protocol.run_config import RunConfig
-from umbel.simulation.start import Wanted, check, read_values, values_of
+from umbel.simulation.start import check, read_values, values_of
+from umbel.simulation.wanted import Wanted
 
 if TYPE_CHECKING:
-    from umbel.simulation.start import PlannedRun
+    from umbel.simulation.wanted import PlannedRun
 
 ReleaseName = Literal["client", "site", "secure"]
 _STRATEGIES: Mapping[ReleaseName, dict[str, Any]] = {
     "client": {},
     "site": {"strategy": "site-average"},
-    "secure": {"strategy": "secure-average", "mechanism": DiscreteGaussian.name},
+    "secure": {"strategy": "secure-average", "mechanism": DISCRETE_GAUSSIAN},
 }
 _FEWEST = 3  # sites in a secure sum, by default
 
@@ -149,10 +149,10 @@ def price(
     else:
         task = Task(*numbers, mechanism=given.mechanism or LAPLACE)
     if release == "secure":
-        if given.mechanism not in (None, DiscreteGaussian.name):
-            text = f'secure sums have mechanism "{DiscreteGaussian.name}", not "{given.mechanism}"; leave mechanism out'
+        if given.mechanism not in (None, DISCRETE_GAUSSIAN):
+            text = f'secure sums have mechanism "{DISCRETE_GAUSSIAN}", not "{given.mechanism}"; leave mechanism out'
             raise ConfigError(text, code="config.mechanism")
-        task = replace(task, mechanism=DiscreteGaussian.name)
+        task = replace(task, mechanism=DISCRETE_GAUSSIAN)
     task = replace(task, by=ReleaseBy(release or task.by), sites=sites)
     if target is not None:
         return plan_for(task, target, delta, given.participations, choice)

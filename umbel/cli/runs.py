@@ -29,7 +29,8 @@ from umbel.protocol.plugins import distrust, trust
 from umbel.server.result import Result
 from umbel.server.run_folder import RunFolder
 from umbel.server.runs import find_run, reading
-from umbel.simulation.start import Wanted, in_this_process, values_of
+from umbel.simulation.start import in_this_process, values_of
+from umbel.simulation.wanted import Wanted
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -89,9 +89,9 @@ def keep_models(msg: Message, context: Context) -> Message:
             with time_limit(node.site.policy.max_seconds):
                 models = models_to_keep(node, hypotheses, kept, prior)
             write_models(folder, models)
-        except (KeyboardInterrupt, SystemExit):  # a user ends the node
+        except KeyboardInterrupt:  # a user ends the node
             raise
-        except BaseException as error:  # a Rust library raises this when it panics
+        except BaseException as error:  # as in `umbel.privacy.site.work.computed`
             if node.site.simulated:
                 raise
             log_failure("and keep the best hypothesis of each client", error)

@@ -61,9 +61,7 @@ class _Source:
         options = parse_pairs(words, "reader")
         files = [path, *(Path(value) for value in options.values() if Path(value).is_absolute())]
         stats = [stat for file in files for stat in stats_of(file)]
-        register = None
-        if reader and not site.simulated:
-            register = site.ledger_path if trial else Names.of(site).path
+        register = None if site.simulated else site.ledger_path if trial else Names.of(site).path
         version = tuple((stat.st_mtime_ns, stat.st_size) for stat in stats)
         return cls(path, reader, tuple(options.items()), register, site.witness_folder, version, trial)
 
@@ -131,7 +129,7 @@ class Node:
             validation = training
         # Checked here, since a failure that depends only on the run must come before any charge.
         node = cls(site, dataset, learner, training, validation, run, descent_of(run.optimizer))
-        if policy.protect.rows or site.limits.row_budget < math.inf:
+        if policy.declares_rows:
             node._check_largest()
         return node
 
@@ -164,7 +162,6 @@ class Node:
         self.check(hypotheses, task.frozen_digest)
         self.training_clients(task.clients)
         if task.row_privacy is not None:
-            self._check_largest()
             check_rows(self.model, tuple(self.dataset.features.shape[1:]))
         if task.message_noise and not self.model.local_shapes:
             text = f"noisy messages are for models with local parameters, not {self.model.name!r}"
@@ -275,22 +272,30 @@ def _try_out(source: _Source, model: Model, device: str, engine: str) -> Learner
 
 @lru_cache(maxsize=4)
 def _open(source: _Source) -> Dataset:
-    if not source.reader:
-        if source.path.name.lower().endswith(_TABLES):
-            text = f"{source.path} is a table: name the function that reads it, as reader = package.module:function"
+    if not source.reader and source.path.name.lower().endswith(_TABLES):
+        text = f"{source.path} is a table: name the function that reads it, as reader = package.module:function"
+        raise SiteError(text, code="site.table")
+    if source.register is None:
+        if source.reader:
+            text = "only a site can serve a table: name it as data-path in its configuration"
             raise SiteError(text, code="site.table")
         return open_dataset(source.path)
-    if source.register is None:
-        raise SiteError("only a site can serve a table: name it as data-path in its configuration", code="site.table")
     register = (NamesOnTrial if source.trial else Names)(source.register, witness=source.witness)
-    dataset = _read(source, register)
-    check(dataset, source.path)
-    # The ledger identifies clients by number: a reader that numbers them in another way would charge others.
-    numbered = list(map(str, register.read()))
-    if not numbered or numbered != list(dataset.names):
+    if source.reader:
+        dataset = _read(source, register)
+        check(dataset, source.path)
+    else:
+        dataset, known = open_dataset(source.path), list(map(str, register.read()))
+        old, new = dataset.names[: len(known)], dataset.names[len(known) :]
+        if new and list(old) == known:
+            register.extend(known, new)
+    # The ledger identifies clients by number: in another order, it would charge others. A folder may have no names.
+    named = list(dataset.names)
+    if (named or source.reader) and (not named or named != list(map(str, register.read()))):
         raise DatasetError(
-            f"{source.path}: the clients that reader {source.reader!r} returns are not those of the register, in its "
-            "order, so the ledger would charge others; let it return what umbel.data.table.read makes of register",
+            f"{source.path}: the clients of {source.reader or 'this dataset'} are not those of the register, in its "
+            "order, so the ledger would charge others; add new clients at the end, as umbel.data.table.read does, and "
+            "set another ledger-path for other data",
             code="data.register",
         )
     return dataset

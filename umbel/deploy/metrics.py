@@ -15,10 +15,10 @@ from typing import Annotated
 import typer
 from prometheus_client.metrics_core import Metric
 
-from umbel.nodes.presence import Presence
 from umbel.protocol.cli import command_line, errors_in_one_line
 from umbel.protocol.errors import UmbelError
 from umbel.protocol.metrics import Labels, machine, metric, publish, watched
+from umbel.protocol.presence import Presence
 from umbel.protocol.words import one_line
 from umbel.server.run_folder import RunFolder
 from umbel.server.runs import DAMAGE, all_runs, home_of_runs

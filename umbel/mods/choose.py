@@ -16,7 +16,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from umbel.privacy.mechanisms.choice import OWN, draw
 from umbel.privacy.mechanisms.randomness import SecureGenerator
 from umbel.protocol.arrays import Arrays
-from umbel.protocol.errors import ConfigError, OutOfTime, ProtocolError
+from umbel.protocol.errors import ConfigError, Interrupted, ProtocolError
 from umbel.protocol.hypotheses import NUMBER, ROUND
 from umbel.protocol.log import log
 from umbel.protocol.release import MAX_CHOICE_EPSILON
@@ -151,7 +151,7 @@ def choose_hypothesis(loss: Loss, stacked: Arrays, context: Context, assigned: i
 def _loss_of(loss: Loss, hypothesis: ArrayRecord, context: Context) -> float:
     try:
         value = float(loss(hypothesis, context))
-    except (KeyboardInterrupt, OutOfTime):  # a user ends the node, or its site allows no more time
+    except (KeyboardInterrupt, Interrupted):  # a user ends the node, or its site allows no more time
         raise
     except BaseException as error:  # also SystemExit: that a process ends would tell something about the data
         log(WARNING, "the loss of a hypothesis failed, and counts as infinite", exc_info=error)

@@ -174,14 +174,16 @@ class Exchange:
             del self._overdue[oldest]
         return answers
 
-    def stage(self, contents: Mapping[int, RecordDict], enough: int, timeout: float) -> dict[int, RecordDict]:
+    def stage(
+        self, name: str, contents: Mapping[int, RecordDict], enough: int, timeout: float
+    ) -> dict[int, RecordDict]:
         """Ask nodes something besides a round's message, and return what they reply.
 
-        Once `enough` have replied, the others have as long again and some seconds more.
+        Once `enough` have replied, the others have as long again and some seconds more. The name is in Flower's logs.
         """
         if not contents:
             return {}
-        messages = [Message(content, node, "query.channel", group_id="channel") for node, content in contents.items()]
+        messages = [Message(content, node, "query.channel", group_id=name) for node, content in contents.items()]
         began, since = time.monotonic(), 0.0
 
         def over(answers: Sequence[Answer]) -> bool:

@@ -9,7 +9,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from logging import INFO, WARNING
 from types import MappingProxyType
 from typing import Any
@@ -19,10 +18,8 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from umbel.models.prior import Prior
 from umbel.nodes.asking import ask
 from umbel.nodes.exchange import Answer, Exchange
-from umbel.nodes.presence import Absence
 from umbel.nodes.roster import TRAIN, VALIDATION, Roster, check_enough, gather, hosting_of
 from umbel.nodes.sampler import draw, draw_in_turn
 from umbel.nodes.transport import transport_of
@@ -32,7 +29,7 @@ from umbel.protocol.arrays import Arrays
 from umbel.protocol.asked import Asked
 from umbel.protocol.clients import ClientInRun
 from umbel.protocol.errors import FleetError
-from umbel.protocol.flower import ErrorCode
+from umbel.protocol.flower import ErrorCode, filled
 from umbel.protocol.hypotheses import Hypotheses
 from umbel.protocol.log import log
 from umbel.protocol.messages import (
@@ -44,6 +41,7 @@ from umbel.protocol.messages import (
     training_in,
 )
 from umbel.protocol.polling import pause
+from umbel.protocol.presence import Absence
 from umbel.protocol.records import from_array_record, pack, to_array_record, unpack
 from umbel.protocol.releases import Releases, Sums
 from umbel.protocol.run_config import RunConfig
@@ -329,10 +327,10 @@ class Fleet:
         return replies, replies
 
     def send_best(
-        self, grid: Grid, hypotheses: Arrays, timeout: float, run: str = "", prior: Prior | None = None
+        self, grid: Grid, hypotheses: Arrays, timeout: float, run: str = "", prior: Arrays | None = None
     ) -> None:
         """Send the run's result to all nodes, which may keep it; they reply nothing."""
-        content = keep_request(pack(hypotheses), run, None if prior is None else prior.arrays)
+        content = keep_request(pack(hypotheses), run, prior)
         messages = [Message(content, node, "query.keep", group_id="keep") for node, _ in self.roster(grid).nodes]
         self.exchange_on(grid).run(messages, min(timeout, _KEEP_S))
 
@@ -353,7 +351,7 @@ class Fleet:
     def evaluation(self, asked: Asked, replies: Iterable[Message]) -> MetricRecord | None:
         """Return the fields of the scores in the replies to `ask_evaluation` as metrics; None without valid replies."""
         scores = self.read(asked, replies)
-        return None if scores is None else MetricRecord(asdict(scores))
+        return None if scores is None else filled(MetricRecord(), vars(scores))
 
     # --- as channels see it
 
@@ -363,10 +361,10 @@ class Fleet:
         assert self._roster is not None
         return self._roster
 
-    def stage(self, contents: Mapping[int, RecordDict], enough: int) -> dict[int, RecordDict]:
+    def stage(self, name: str, contents: Mapping[int, RecordDict], enough: int) -> dict[int, RecordDict]:
         """Ask nodes something besides a round's message; return what they reply, once enough have replied."""
         assert self._exchange is not None
-        return self._exchange.stage(contents, enough, self.run.round_timeout)
+        return self._exchange.stage(name, contents, enough, self.run.round_timeout)
 
     # --- nodes that join
 

@@ -16,7 +16,6 @@ from flwr.app import Message, RecordDict
 from numpy.typing import NDArray
 
 from umbel.nodes.exchange import Answer, Exchange
-from umbel.nodes.presence import Absence, Presence
 from umbel.nodes.words import PASSING, code_in, moves
 from umbel.protocol.asked import Names
 from umbel.protocol.clients import ClientOnNode
@@ -24,6 +23,7 @@ from umbel.protocol.errors import ConfigError, FleetError, ProtocolError
 from umbel.protocol.log import log
 from umbel.protocol.messages import hosting_in, query
 from umbel.protocol.polling import pause
+from umbel.protocol.presence import Absence, Presence
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import Hosting
 from umbel.protocol.words import as_line, at_time, count_of

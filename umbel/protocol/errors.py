@@ -98,6 +98,10 @@ class OutOfTime(UmbelError, kind="time"):
     """A node has used up the time that its site allows for a message."""
 
 
+class Interrupted(BaseException):
+    """Ends foreign code where that time is over; an `except Exception` in it does not hold this up."""
+
+
 class SweepError(UmbelError, kind="sweep", exit_code=2):
     """A sweep cannot start."""
 

@@ -106,6 +106,8 @@ def delivered(message: Message) -> Message:
 
 def _deep(value: Any) -> Any:
     """Return a copy of a record, or of an entry of one."""
+    if isinstance(value, int | float | str | bytes):  # most entries; records are abstract classes, slow to tell
+        return value
     if isinstance(value, _RECORDS):
         record: Any = value.copy()
         return filled(record, {name: _deep(entry) for name, entry in value.items()})

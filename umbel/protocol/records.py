@@ -58,12 +58,14 @@ def pack(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
     Flower sends every array of a record separately, in two requests, and each waits for a SuperLink's database.
     The name is JSON: an object with each array's name and shape, in order.
     """
+    if isinstance(arrays, Packed) and arrays.record is not None:
+        known: ArrayRecord = arrays.record
+        return known
     lengths, types = ({of(value) for value in arrays.values()} for of in (len, attrgetter("dtype")))
     if len(lengths) != 1 or len(types) != 1:
         raise ValueError(f"only arrays of one length and type can be packed, not lengths {lengths} and types {types}")
     name = _name(tuple((name, value.shape[1:]) for name, value in arrays.items()))
-    matrix, known = as_matrix(arrays), arrays.record if isinstance(arrays, Packed) else None
-    return known or to_array_record({name: matrix})
+    return to_array_record({name: as_matrix(arrays)})
 
 
 def unpack(record: ArrayRecord) -> Packed:

@@ -36,6 +36,8 @@ def quotient(above: int, below: float) -> Fraction:
 
 LAPLACE = "laplace"
 """The mechanism of the group privacy paper, and the default."""
+DISCRETE_GAUSSIAN = "discrete-gaussian"
+"""The only mechanism of secure sums."""
 
 
 class Clipping(StrEnum):

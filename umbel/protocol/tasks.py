@@ -148,7 +148,8 @@ class _Spec:
         """
         values = {name: config[name] for name in fields_of(cls) if name in config}
         asked = values.pop("round", 0), values.pop("clients", ())
-        return once(cls._of, values).asking(*asked)  # the other fields stay the same in all rounds
+        template = once(cls._of, values)  # the other fields stay the same in all rounds
+        return template.asking(*asked) if asked != (0, ()) else template
 
     @classmethod
     def _of(cls, values: Mapping[str, Any]) -> Self:

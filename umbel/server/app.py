@@ -12,7 +12,6 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from umbel.nodes.differences import prior_of
 from umbel.nodes.roster import Roster
 from umbel.protocol import logs
 from umbel.protocol.log import log
@@ -27,6 +26,7 @@ from umbel.server.runs import home_of_runs, run_named
 from umbel.server.setup import Saved, Setup
 from umbel.server.summary import Summary
 from umbel.strategies import Callback
+from umbel.strategies.differences import prior_of
 
 app = ServerApp()
 
@@ -69,7 +69,8 @@ def conduct(grid: Grid, setup: Setup, run_id: int, watching: Sequence[Callback] 
         view = View(folder.path.name, summary, state, spent, setup.config.entries(), worth)
         folder.write_report(render(view, versions()))
         prior = prior_of(setup.strategy.state, len(next(iter(state.best.values()))))
-        setup.fleet.send_best(grid, state.best, setup.config.round_timeout, run.name, prior)
+        about = None if prior is None else prior.arrays
+        setup.fleet.send_best(grid, state.best, setup.config.round_timeout, run.name, about)
         last, exact = state.history[-1], max(entry.exact_reports for entry in state.history)
         for line in summary.guarantee_lines(last.max_participations, exact, summary.left(state.history)):
             log(INFO, line)

@@ -29,7 +29,7 @@ _ROUNDING = 1e-5  # of the highest loss; below it, losses differ by rounding err
 class Round:
     """A round of training and the validation of what came of it: a line of ``history.jsonl``."""
 
-    number: int  # from 1; 0 is the first hypotheses, which nobody has trained yet
+    number: int  # from 1; 0 is before the first, for the first hypotheses
     # After the round, over the validation clients that replied; known one exchange later than the training.
     loss: float | None = None
     metric: float | None = None

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from umbel.data import Dataset
 from umbel.models.model import Model
 from umbel.models.prior import Prior
-from umbel.nodes.differences import prior_of
 from umbel.protocol.errors import ConfigError
 from umbel.server.history import Round, shares_of
 from umbel.server.run_folder import RunFolder, hypotheses_in, kept_in, number_of
 from umbel.server.setup import Setup
 from umbel.server.summary import Summary
 from umbel.server.worth import Worth
+from umbel.strategies.differences import prior_of
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -170,7 +170,7 @@ class Run(Callback):
         # A strategy may have other metrics besides.
         known: dict[str, Any] = {each.name: metrics[each.name] for each in fields(Scores) if each.name in metrics}
         scores = Scores(**known)
-        state.stale += state.history[-1].loss is None  # a run that goes on may repeat its last validation
+        state.stale += state.history[-1].loss is None  # a resumed run may repeat its last validation
         if scores.loss < state.best_loss:
             state.best, state.best_loss, state.best_round, state.stale = state.hypotheses, scores.loss, round, 0
         state.history[-1] = replace(

@@ -229,7 +229,7 @@ class Saved(NamedTuple):
         """Give nodes and strategy of the setup what they had, and return the state of the run."""
         self.setup.fleet.resume(grid, self.nodes, self.spent)
         self.setup.strategy.state = self.kept
-        # What was released in a round that is done again counts; if the run is killed again, that may be one more.
+        # Releases of an unfinished round count. If the run is killed again, there may be one more of a client.
         most = int(self.setup.fleet.participations.max())
         self.state.history[-1] = replace(self.state.history[-1], max_participations=most)
         self.folder.write_latest(self.state, self.kept)

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
-from umbel.nodes.presence import Presence
 from umbel.nodes.roster import TRAIN, Roster
+from umbel.protocol.presence import Presence
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import Hosting
 

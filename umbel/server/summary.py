@@ -98,9 +98,9 @@ class Summary:
         if last.number == state.best_round:
             yield f"{line}, the lowest of all rounds."
             return
-        how = "exact losses of validation clients" if last.exact_reports else "validation clients"
         yield (
-            f"{line}. Best, after {count_of(state.best_round, 'round')}, chosen by {how}: {self.loss(state.best_loss)}."
+            f"{line}. Best, after {count_of(state.best_round, 'round')}, chosen by "
+            f"{'exact losses of ' if last.exact_reports else ''}validation clients: {self.loss(state.best_loss)}."
         )
 
     def left(self, history: Sequence[Round]) -> int:

@@ -31,7 +31,7 @@ from umbel.protocol.release import LAPLACE, Clipping, NoisePer, Protect, Release
 from umbel.protocol.run_config import ClipSchedule, RunConfig
 from umbel.protocol.words import count_of
 from umbel.simulation.facts import Draft, check_declared, estimated_scales, filled, made_up
-from umbel.simulation.start import Wanted
+from umbel.simulation.wanted import Wanted
 
 PRIVACY = ("noise-multiplier", "mechanism", "choice-epsilon", "clipping")
 """Keys of the noise; a user who sets one decides on the run's privacy."""

@@ -21,7 +21,7 @@ from umbel.models.losses import SLOPES
 from umbel.models.model import Model
 from umbel.protocol.errors import ConfigError
 from umbel.server.setup import Setup
-from umbel.simulation.start import Wanted
+from umbel.simulation.wanted import Wanted
 
 _CLIENTS, _ROWS = 8, 10  # made-up clients, and rows of each
 _NUMBERS = ("number", "integer")

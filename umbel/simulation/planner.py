@@ -24,7 +24,7 @@ from umbel.server.setup import Setup
 from umbel.simulation.client_planner import PRIVACY, PROVISIONAL, with_noise
 from umbel.simulation.facts import Draft, check_declared, estimated_scales, filled
 from umbel.simulation.local_training import local_training
-from umbel.simulation.start import PlannedRun, Wanted
+from umbel.simulation.wanted import PlannedRun, Wanted
 
 _ROW_ROUNDS = 20
 """Rounds of a run that hides rows and has no configuration."""

@@ -28,7 +28,6 @@ from umbel.data import Dataset
 from umbel.models.fit import traits_of
 from umbel.models.losses import SLOPES
 from umbel.models.prior import Prior
-from umbel.nodes.differences import prior_of
 from umbel.privacy.mechanisms.randomness import streams
 from umbel.privacy.site.policy import Personal
 from umbel.protocol.arrays import Arrays, flatten, unflatten
@@ -45,6 +44,7 @@ from umbel.server.summary import Summary
 from umbel.server.worth import LABELS, Arm, LeftOut, Way, Worth
 from umbel.simulation.baselines import LOCAL_EPOCHS, halves, own, ridge, serve, train_alone, worst_decile
 from umbel.strategies import Callback
+from umbel.strategies.differences import prior_of
 
 MOST_CLIENTS, LEAST_CLIENTS = 1000, 10
 """Maximum number of measured clients, and the least for which a network is not too large to train by each."""

@@ -263,7 +263,7 @@ class HypothesisStrategy(Strategy):
                     moved[j] = combined
                 longest[j] = distances(vectors, hypotheses[j], rows).max()
             if (task := self.asked[MessageType.TRAIN].task) is not None:
-                from umbel.nodes.differences import add_releases  # only runs at umbel's nodes need it
+                from umbel.strategies.differences import add_releases  # only runs at umbel's nodes need it
 
                 add_releases(self.state, vectors, labels, hypotheses, task)
             moved = np.asarray(self.reshape(round, moved, hypotheses, vectors, labels))

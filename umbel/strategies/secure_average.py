@@ -9,14 +9,13 @@ from flwr.app import MessageType
 from pydantic import Field
 
 from umbel.models.model import Model
-from umbel.nodes.differences import add_sums
-from umbel.privacy.mechanisms.discrete_gaussian import DiscreteGaussian
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.release import ReleaseBy
+from umbel.protocol.release import DISCRETE_GAUSSIAN, ReleaseBy
 from umbel.protocol.releases import Sums
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import EvaluationSpec
 from umbel.strategies.base import Outcome
+from umbel.strategies.differences import add_sums
 from umbel.strategies.site_average import Explore, SiteAverage
 
 
@@ -61,8 +60,8 @@ class SecureAverage(SiteAverage):
     def check(self, run: RunConfig, model: Model) -> None:
         """Refuse runs whose numbers cannot be added securely."""
         super().check(run, model)
-        if run.mechanism != DiscreteGaussian.name:
-            text = f'strategy {run.strategy!r} works only with mechanism = "{DiscreteGaussian.name}"'
+        if run.mechanism != DISCRETE_GAUSSIAN:
+            text = f'strategy {run.strategy!r} works only with mechanism = "{DISCRETE_GAUSSIAN}"'
             raise ConfigError(f'{text}, not "{run.mechanism}"', code="config.mechanism")
         if self.options.colluding > self.options.least - 2:
             text = f"with colluding={self.options.colluding}, at least {self.options.colluding + 2} sites are needed"

@@ -21,7 +21,6 @@ import numpy as np
 import torch
 
 from umbel.data import Dataset, Manifest, find_dataset, offsets_of, open_dataset, write_dataset
-from umbel.nodes.differences import prior_of
 from umbel.privacy.site.policy import Personal
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import SweepError
@@ -33,6 +32,7 @@ from umbel.simulation import sweep
 from umbel.simulation.baselines import LOCAL_EPOCHS, local_only, personalised
 from umbel.simulation.in_process import play
 from umbel.simulation.sweep import LOCAL_ONLY, STATES, Finished, Result, Spec, dataset_of, made_by
+from umbel.strategies.differences import prior_of
 from umbel_lab.output import Page, Row, Section, plus_minus
 
 FINE_TUNE, INTERPOLATE = Personal.FINE_TUNE.value, Personal.INTERPOLATE.value

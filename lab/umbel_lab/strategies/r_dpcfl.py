@@ -13,13 +13,13 @@ import numpy as np
 from scipy import special
 
 from umbel.models.model import Model
-from umbel.nodes.differences import noise_variance
 from umbel.nodes.fleet import Fleet
 from umbel.protocol.arrays import Labels, Matrix, Vectors, in_blocks
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.run_config import AUTO, RunConfig
 from umbel.protocol.tasks import TrainingSpec
 from umbel.strategies.base import NoOptions
+from umbel.strategies.differences import noise_variance
 from umbel.strategies.group_privacy import MAX_ITERATIONS, GroupPrivacy, nearest
 
 CLUSTERS = "r-dpcfl/clusters"  # in the strategy's state: the cluster of each of the first releases

@@ -23,7 +23,8 @@ from umbel.protocol.errors import ConfigError
 from umbel.protocol.run_config import RunConfig
 from umbel.simulation import in_process
 from umbel.simulation.in_process import play
-from umbel.simulation.start import Wanted, read_values, values_of
+from umbel.simulation.start import read_values, values_of
+from umbel.simulation.wanted import Wanted
 
 
 def umbel(*words: Any) -> tuple[int, str]:

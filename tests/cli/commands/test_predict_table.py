@@ -15,11 +15,11 @@ import umbel
 from tests.helpers.errors import ended, raises
 from tests.helpers.learnt import learnt
 from umbel.cli.main import app
-from umbel.nodes.differences import add_releases
 from umbel.privacy.site.policy import Personal
 from umbel.protocol.errors import ConfigError, DatasetError
 from umbel.protocol.tasks import TrainingSpec
 from umbel.server.run_folder import RunFolder
+from umbel.strategies.differences import add_releases
 
 BEST = {"weight": np.array([[[1, 0]], [[0, 1]]], np.float32)}
 KNOWN = pd.DataFrame(

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from umbel.cli.main import app
-from umbel.nodes.presence import Presence
+from umbel.protocol.presence import Presence
 from umbel.server.run_folder import RunFolder
 from umbel.server.status import SiteStatus, Status
 

@@ -62,7 +62,7 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> dict[str, InProcessGrid]:
         write_dataset(folder / "own", own, *data(name), offsets_of(lengths))
         Journal.create(folder / "ledger.jsonl")
         config = {"data-path": str(folder / "own"), "ledger-path": str(folder / "ledger.jsonl")}
-        config |= {"max-work": f"examples={MAX_EXAMPLES}", "reports": "noise=2.0"}
+        config |= {"max-work": f"examples={MAX_EXAMPLES}", "reports": "noise=2.0", "rows": "largest=2000"}
         grids[name] = InProcessGrid(app, paper_run(), node_configs=[config])
         # As in any run, and before anything is short: the node tries its model out.
         assert not ask(grids[name], query(), "query").has_error()

@@ -36,7 +36,9 @@ LAYOUT = {"weight": (2,)}
     ("entries", "task", "code"),
     [
         ({}, CLIENTS, ""),
-        ({}, BOTH, ""),
+        ({}, BOTH, "refused.rows"),
+        ({"rows": "largest=2000"}, BOTH, ""),
+        ({"row_budget": 8}, BOTH, ""),
         ({}, ALONE, "refused.unsanitised"),
         (SITE, ALONE, ""),
         (SITE, BOTH, ""),

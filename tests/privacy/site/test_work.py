@@ -100,8 +100,13 @@ def test_threads_compute_clients_at_the_same_time() -> None:
     assert found.tolist() == [0, 10, 20, 30]
 
 
-def test_a_failure_in_a_thread_is_one_clients(caplog: pytest.LogCaptureFixture) -> None:
-    (found,) = computed(own(), CLIENTS, Work(tens(frozenset({3}))[0], **THREADS), nothing)
+@pytest.mark.parametrize("how", [{}, THREADS])
+@pytest.mark.parametrize("error", [MemoryError, SystemExit])
+def test_a_failure_is_one_clients(
+    error: type[BaseException], how: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A network that ends Python for some rows would end the node: the server would learn of them by silence."""
+    (found,) = computed(own(), CLIENTS, Work(tens(frozenset({3}), error)[0], **how), nothing)
     assert found.tolist() == [0, 10, 20, -1, 40]
     assert len(caplog.messages) == 1
 

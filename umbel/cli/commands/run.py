@@ -15,7 +15,8 @@ from umbel.protocol.cli import command_line
 from umbel.protocol.errors import ConfigError, WorthError
 from umbel.protocol.logs import printed
 from umbel.server.run_folder import RunFolder
-from umbel.simulation.start import Wanted, in_this_process, resumed, values_of
+from umbel.simulation.start import in_this_process, resumed, values_of
+from umbel.simulation.wanted import Wanted
 
 Epsilon = Annotated[
     float | None,

@@ -16,9 +16,9 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from umbel.data import find_dataset, read_manifest
-from umbel.nodes.presence import Presence
 from umbel.protocol.cli import command_line, console, printable
 from umbel.protocol.errors import ConfigError, UmbelError
+from umbel.protocol.presence import Presence
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.words import at_time, count_of, in_time
 from umbel.server.run_folder import RunFolder

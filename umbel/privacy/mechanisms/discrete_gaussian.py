@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from umbel.privacy.mechanisms.base import ByteSource, Loss, Matrix, Mechanism, NoiseSource, clip, each, of_any_sign
 from umbel.protocol.errors import Refused
+from umbel.protocol.release import DISCRETE_GAUSSIAN
 
 _STEPS = 256  # minimum steps of the grid in a standard deviation
 FINE = 2.0  # steps that a number of a clipped update has at least, in the quadratic mean, where a table is large enough
@@ -43,7 +44,7 @@ SHORTER = 1 - 2.0**-20
 class DiscreteGaussian(Mechanism):
     """Integer steps of a public grid, normal with deviation `noise_multiplier` times the radius; public radii only."""
 
-    name: ClassVar[str] = "discrete-gaussian"
+    name: ClassVar[str] = DISCRETE_GAUSSIAN
     public_only: ClassVar[bool] = True
 
     def constrain(self, updates: Matrix, radius: float) -> Matrix:

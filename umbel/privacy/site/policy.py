@@ -338,9 +338,10 @@ class Policy(Settings):
     )
     rows: Annotated[AcceptedRows, AS_TEXT, OURS, Bounds("rows")] = Field(
         AcceptedRows(),
-        description="if rows are protected: the smallest noise that the site accepts, above 0; the largest rate, with "
-        "which a row-budget counts less a step; the largest number of rows of a client: everybody may know it, a site "
-        "with a larger client refuses everything, and each message must leave time for clients of this size",
+        description="if rows are protected, which a run may ask of every site that sets this: the smallest noise that "
+        "the site accepts, above 0; the largest rate, with which a row-budget counts less a step; the largest number "
+        "of rows of a client: everybody may know it, a site with a larger client refuses everything, and each message "
+        "must leave time for clients of this size",
     )
     paper_budget: Annotated[Unlimited, LESS] = Field(
         math.inf, ge=0, description="maximum of a client's paper budget, the sum of n/nu over its releases: a heuristic"
@@ -490,6 +491,11 @@ class Policy(Settings):
         return any(limits[name] < math.inf for name in limits.keys() & self.model_fields_set)
 
     @property
+    def declares_rows(self) -> bool:
+        """Whether everybody may know how many rows a client has at most."""
+        return "rows" in self.model_fields_set or self.protect.rows or self.row_budget.epsilon < math.inf
+
+    @property
     def dearest_of_rows(self) -> Release | None:
         """The participation that reveals most of a row among all that the site accepts; None if there is none, or no
         row-budget."""
@@ -585,6 +591,9 @@ class Policy(Settings):
         if task.local_epochs > self.max_work.epochs or steps > self.max_work.steps:
             text = f"the server asks for local-epochs = {task.local_epochs} and local-steps = {steps}"
             yield Refused(f'{text}; the site\'s maximum is max-work = "{self.max_work}"', code="refused.work")
+        if rows and not self.declares_rows:  # and a refusal of too many would say so
+            text = "the server asks for training that hides rows; this site does not say how many a client has at most"
+            yield Refused(f"{text}: set rows", code="refused.rows")
         if task.disclose_choice and not self.allow_unsanitised:
             yield Refused("the server asks which hypothesis each client chose", code="refused.disclose-choice")
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from types import FrameType
 
-from umbel.protocol.errors import OutOfTime
+from umbel.protocol.errors import Interrupted, OutOfTime
 
 _LEAST_S = 1e-6  # the smallest time that a timer can count; 0 would stop it
 
@@ -24,9 +24,9 @@ def time_limit(seconds: float, interrupts: bool = False) -> Iterator[None]:
 
     The seconds are the thread's own, so that a busy machine ends no computation.
 
-    If it `interrupts`, a timer also raises it, at any point in Python, an import included. That is for foreign code
-    alone, which does not look at the clock: Flower answers each message of a site in a separate process, and what is
-    half done ends with it.
+    If it `interrupts`, a timer also ends what runs inside, at any point in Python, an import included. That is for
+    foreign code alone, which does not look at the clock: Flower answers each message of a site in a separate process,
+    and what is half done ends with it.
     """
     if math.isinf(seconds):
         yield
@@ -35,11 +35,13 @@ def time_limit(seconds: float, interrupts: bool = False) -> Iterator[None]:
     # Python runs handlers only in the main thread. A timer that is already set belongs to other code.
     in_main = threading.current_thread() is threading.main_thread()
     timed = interrupts and in_main and signal.getitimer(signal.ITIMER_REAL)[0] == 0
-    before = signal.signal(signal.SIGALRM, _raise) if timed else None
+    before = signal.signal(signal.SIGALRM, _interrupt) if timed else None
     try:
         if timed:
             signal.setitimer(signal.ITIMER_REAL, max(seconds, _LEAST_S))
         yield
+    except Interrupted:
+        raise _over() from None
     finally:
         if timed:
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -50,8 +52,12 @@ def time_limit(seconds: float, interrupts: bool = False) -> Iterator[None]:
 def check_time() -> None:
     """Raise `OutOfTime` if no time is left."""
     if time.thread_time() > _until.get():
-        _raise()
+        raise _over()
 
 
-def _raise(_number: int = 0, _frame: FrameType | None = None) -> None:
-    raise OutOfTime("the site's time for a message is over; max-seconds sets it", code="time.over")
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise Interrupted
+
+
+def _over() -> OutOfTime:
+    return OutOfTime("the site's time for a message is over; max-seconds sets it", code="time.over")

@@ -108,9 +108,9 @@ def computed(
         def outcome(places: Places, limit: float) -> Results | BaseException:
             try:
                 return attempt(places, limit)
-            except (KeyboardInterrupt, SystemExit):  # a user ends the node
+            except KeyboardInterrupt:  # a user ends the node
                 raise
-            except BaseException as error:  # a Rust library raises this when it panics
+            except BaseException as error:  # such as a panic in Rust, or SystemExit: silence would tell of the data
                 return error
 
         def outcomes(batch: Places) -> list[tuple[Places, Results | BaseException]]:

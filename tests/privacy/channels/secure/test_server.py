@@ -34,9 +34,9 @@ class Network:
         self.asked: list[int] = []
         monkeypatch.setattr(exchange.time, "monotonic", lambda: self.now)
 
-    def stage(self, contents: Mapping[int, RecordDict], enough: int) -> dict[int, RecordDict]:
+    def stage(self, name: str, contents: Mapping[int, RecordDict], enough: int) -> dict[int, RecordDict]:
         network: Any = self
-        return Exchange.stage(network, contents, enough, self.timeout)
+        return Exchange.stage(network, name, contents, enough, self.timeout)
 
     def run(
         self, messages: Sequence[Message], timeout: float, over: Callable[[Sequence[Answer]], bool]

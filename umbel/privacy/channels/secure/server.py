@@ -191,9 +191,9 @@ class Together:
 
     def _ask(self, requests: Mapping[int, Request], enough: int, read: Callable[[RecordDict], T]) -> dict[int, T]:
         """Send messages, and return what their replies say, by node."""
-        replies = self.nodes.stage(
-            {node: RecordDict({RECORD: request.to_record()}) for node, request in requests.items()}, enough
-        )
+        contents = {node: RecordDict({RECORD: request.to_record()}) for node, request in requests.items()}
+        stages = {f"{RECORD} {request.stage}" for request in requests.values()}
+        replies = self.nodes.stage(", ".join(stages), contents, enough)
         found = {}
         for node, content in replies.items():
             try:

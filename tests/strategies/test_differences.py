@@ -10,12 +10,12 @@ import pytest
 
 from tests.helpers.errors import raises
 from umbel.models.prior import Prior, positive
-from umbel.nodes.differences import add_releases, add_sums, covariance, noise_variance, prior_of
 from umbel.privacy.mechanisms import load
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.release import Clipping, ReleaseBy
 from umbel.protocol.releases import Sums
 from umbel.protocol.tasks import TrainingSpec
+from umbel.strategies.differences import add_releases, add_sums, covariance, noise_variance, prior_of
 
 TASK = TrainingSpec(noise_multiplier=3.0, clipping=Clipping.PUBLIC, clip_norm=0.5)
 HIDDEN = {"row_clip_norm": 1.0, "row_noise_multiplier": 2.0, "row_rate": 0.5, "row_batch": 5.0, "local_steps": 2}
