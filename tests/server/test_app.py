@@ -579,7 +579,7 @@ def test_turns_that_the_run_config_limits_go_on(play: Play) -> None:
 def test_a_run_that_was_over_and_went_on_is_stopped_in_its_first_round(
     play: Play, whole: AppRun, umbel_home: Path, interrupted: Callable[..., str]
 ) -> None:
-    """The evaluation at its end and the round that takes its place have the same number."""
+    """Its last validation is made again in that round."""
     name = play(rounds=3).folder.name
     interrupted(2, "latest.safetensors", resume=name)  # the first time is before the round
     resumed = play(resume=name)
