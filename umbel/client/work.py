@@ -68,7 +68,7 @@ class NodeClients:
         turns, starts = self._turns(clients, update.rows is None), node.learner.tensors(hypotheses)
 
         def train(places: Places, cohort: Cohort, learner: Learner, chosen: Tensor, local: Parameters) -> Results:
-            asked, seed, round = np.asarray(clients)[places].tolist(), node.seed, task.round
+            asked, seed, round = _at(places, clients), node.seed, task.round
             draws = row_sources(seed, round, asked) if update.rows else streams(seed, "shuffle", round, asked)
             trained, own = learner.train(starts, chosen, cohort, update, draws, local)
             for name, value in own.items():
@@ -82,7 +82,8 @@ class NodeClients:
             return [which, *(shared[name] for name in names)]
 
         def compute(places: Places) -> Results:
-            cohort, told = self._cohort(clients, places), torch.from_numpy(assigned[places])
+            cohort = Cohort.gather(node.dataset, _at(places, clients), node.learner.device)
+            told = torch.from_numpy(assigned[places])
             local = node.learner.tensors({name: value[places] for name, value in before.items()})
             with turns.learner() as learner:
                 chosen = torch.where(told == OWN, learner.choose(starts, cohort, local), told)
@@ -118,7 +119,8 @@ class NodeClients:
         scored = node.learner.tensors(hypotheses)
 
         def compute(places: Places) -> Results:
-            own, cohort = np.asarray(clients)[places].tolist(), self._cohort(clients, places)
+            own = _at(places, clients)
+            cohort = Cohort.gather(node.dataset, own, node.learner.device)
             with turns.learner() as learner:
                 if node.model.local_shapes and not self.site.policy.trainers_report:
                     fresh = learner.tensors(kept.fresh(own))
@@ -141,12 +143,13 @@ class NodeClients:
         lengths, hosted = offsets[asked + 1] - offsets[asked], max(len(node.training), len(node.validation))
         return Turns(node.learner, lengths.tolist(), hosted, node.dataset.features.shape[1:], together)
 
-    def _cohort(self, clients: Sequence[ClientInDataset], places: Places) -> Cohort:
-        return Cohort.gather(self.node.dataset, np.asarray(clients)[places].tolist(), self.node.learner.device)
-
     def _kept(self, task: TrainingSpec | EvaluationSpec) -> LocalParameters:
         """Return the clients' local parameters."""
         return LocalParameters(self.node.site, self.state, self.node.model, task.run, self.node.seed)
+
+
+def _at(places: Places, clients: Sequence[ClientInDataset]) -> Sequence[ClientInDataset]:
+    return [clients[place] for place in places] if isinstance(places, list) else clients[places]
 
 
 def noisy_messages(
