@@ -23,6 +23,7 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -72,7 +73,7 @@ class Batched(Engine):
         layers = [layer for _, layer in self.layers or [] if isinstance(layer, nn.Linear)]
         return ONE_THREAD_BYTES // (4 * SLOTS * max((layer.weight.numel() for layer in layers), default=1))
 
-    def sums(self, hypotheses: Parameters, cohort: Cohort, local: Parameters) -> Tensor:
+    def sums(self, hypotheses: Parameters, cohort: Cohort, local: Parameters) -> NDArray[np.float64]:
         """See `Engine.sums`."""
         if not (local or self.exact):
             return self._sums_of_rows(hypotheses, cohort)
@@ -84,9 +85,9 @@ class Batched(Engine):
             outputs = self.forward(shared | own, inputs)
             scores = [one.of_rows(outputs, targets, 2).double() for one in (self.model.loss, self.model.metric)]
             sums.append(torch.where(real, torch.stack(scores), 0.0).sum(-1))
-        return torch.stack(sums, 1)[:, :, :clients].cpu()
+        return torch.stack(sums, 1)[:, :, :clients].cpu().numpy()
 
-    def _sums_of_rows(self, hypotheses: Parameters, cohort: Cohort) -> Tensor:
+    def _sums_of_rows(self, hypotheses: Parameters, cohort: Cohort) -> NDArray[np.float64]:
         """Return the sums where clients share the hypotheses, so that no row is padded."""
         k = len(next(iter(hypotheses.values())))
         outputs = self.forward(hypotheses, cohort.features.expand(k, *cohort.features.shape))
@@ -95,7 +96,8 @@ class Batched(Engine):
         if self.model.metric.per_sample is not self.model.loss.per_sample:
             scores.append(self.model.metric)
         values = torch.stack([one.of_rows(outputs, targets, 2) for one in scores]).double().cpu().numpy()
-        return torch.from_numpy(np.add.reduceat(values, cohort.starts, axis=2))
+        sums: NDArray[np.float64] = np.add.reduceat(values, cohort.starts, axis=2)
+        return sums
 
     def outputs(self, parameters: Parameters, cohort: Cohort) -> Tensor:
         """See `Engine.outputs`."""
