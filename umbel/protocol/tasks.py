@@ -10,7 +10,6 @@ import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, fields
-from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Self
 
 from flwr.app import ConfigRecord, MetricRecord
@@ -54,14 +53,9 @@ ROWS = "row_clip_norm", "row_noise_multiplier", "row_rate", "row_batch"
 
 
 def _distinct(clients: tuple[int, ...]) -> tuple[int, ...]:
-    if not _different(clients):
+    if min(clients, default=0) < 0 or len(set(clients)) < len(clients):
         raise ValueError("each client may be asked once, counted from 0")
     return clients
-
-
-@lru_cache(maxsize=4)  # in a simulation, server and node check the same clients
-def _different(clients: tuple[int, ...]) -> bool:
-    return min(clients, default=0) >= 0 and len(set(clients)) == len(clients)
 
 
 def _channel(name: Any) -> Any:
