@@ -202,7 +202,7 @@ class Reports(channels.Channel):
         m, most = there.shape[1], int(told_exactly.sum())
         # Noise, or a mean over many clients, shows nothing about their differences.
         alone = ordered if most == m else np.sort(there[:, told_exactly])
-        spread = [alone[i, [round(q * (most - 1)) for q in SPREAD]].tolist() if most else [] for i in range(2)]
+        spread = alone[:, [round(q * (most - 1)) for q in SPREAD]].tolist() if most else [[], []]
         clipped = min(filter(None, bounds), default=0.0)
         return Scores(float(loss), float(metric), m, spread[0], spread[1], most, math.sqrt(variance) / m, clipped)
 

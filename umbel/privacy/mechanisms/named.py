@@ -21,5 +21,6 @@ def load(name: str) -> type[Mechanism]:
         nothing calls.
     """
     kind = load_class("mechanism", name, MECHANISMS, Mechanism)
-    refuse_uncalled("mechanism", kind, Mechanism)
+    if name not in MECHANISMS:
+        refuse_uncalled("mechanism", kind, Mechanism)
     return kind
