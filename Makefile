@@ -22,7 +22,7 @@ export IMAGE_UID ?= $(patsubst 0,1000,$(shell id -u))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo run test test-all newest-flower docs bench coverage check config pins dist sbom image certs compose-demo clean
+.PHONY: help demo run test test-all mutants newest-flower docs bench coverage check config pins dist sbom image certs compose-demo clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F'\t' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -38,6 +38,9 @@ test: $(READY) ## Run the tests that guard every promise, and say how much proce
 
 test-all: $(READY) ## Run all tests: also faults, a simulated year, experiments, pages, wheels, and ten times the examples
 	TEST_EXAMPLES=10 $(BIN)/python -m pytest $(PARALLEL) -m ""
+
+mutants: $(READY) ## Check that make test notices each of the mistakes in tools/mutants.toml (ten minutes)
+	$(BIN)/python tools/mutants.py
 
 newest-flower: ## Run the tests of make test with Flower's newest release, or the one that FLOWER names, in build/flower
 	$(PYTHON) -m venv --clear $(NEWEST)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,10 +22,15 @@ def is_rest(marks: ast.AST) -> bool:
     return "pytest.mark.rest" in ast.unparse(marks)
 
 
+@cache
+def parsed(file: str) -> ast.Module:
+    return ast.parse((ROOT / file).read_text(encoding="utf-8"))
+
+
 def runs_in_first_tier(test: str) -> bool:
     """Return whether `make test` runs a test, named as FILE::TEST."""
     file, _, name = test.partition("::")
-    for node in ast.parse((ROOT / file).read_text(encoding="utf-8")).body:
+    for node in parsed(file).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark" and is_rest(node.value):
             return False
         if isinstance(node, ast.FunctionDef) and node.name == name:

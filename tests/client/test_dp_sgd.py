@@ -29,6 +29,7 @@ from umbel.models.losses import LOSSES, METRICS
 from umbel.models.model import Model
 from umbel.models.optimizers import SGD, Descent, Momentum
 from umbel.privacy.mechanisms.randomness import RowSource, row_sources
+from umbel.privacy.mechanisms.sanitise import grid_step
 from umbel.protocol.errors import ModelError
 from umbel.protocol.release import RowPrivacy
 
@@ -478,6 +479,17 @@ def test_noise_has_the_deviation_that_it_says_and_an_empty_sample_steps_too() ->
     low, high = stats.chi2.ppf([5e-7, 1 - 5e-7], len(found))
     assert low < np.square(found).sum() < high
     assert abs(found.mean()) < 5 / math.sqrt(len(found))
+
+
+def test_a_sum_leaves_on_a_public_grid() -> None:
+    """Its last digits would tell of its summands."""
+    model, rows = models.load("linear inputs=5 outputs=1"), RowPrivacy(C, 3.0, 1.0, 1.0, 1)
+    start, sources = {name: 0 * value[None] for name, value in model.initial(0).items()}, row_sources(3, 1, [0])
+    how, cohort = update(rows, 1.0), cohort_of(model, 6)
+    moved, _ = ByArrays(Learner(model, CPU)).train(start, np.zeros(1, np.int64), cohort, how, sources)
+    for value in moved.values():
+        steps = value / grid_step(C * 3.0, 0.0)
+        assert (steps == np.rint(steps)).all()
 
 
 def test_rows_are_drawn_each_by_itself_at_the_rate() -> None:

@@ -124,6 +124,18 @@ def test_a_randomised_choice_is_randomised_response() -> None:
     assert stats.chisquare([counts[bias] for bias in (1, 2, 3)], wrong * 1500).pvalue < FALSE_ALARM
 
 
+def test_every_loss_is_computed_whatever_was_drawn() -> None:
+    """Otherwise the time would tell that a client was assigned its model."""
+    computed = []
+
+    def counted(arrays: ArrayRecord, context: Context) -> float:
+        computed.append(arrays)
+        return distance(arrays, context)
+
+    chosen(umbel.ChooseHypothesis(counted, epsilon=0.01), 10)
+    assert len(computed) == 10 * 3
+
+
 def fails(arrays: ArrayRecord, context: Context) -> float:
     raise ValueError(SECRET)
 

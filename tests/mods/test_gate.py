@@ -225,6 +225,12 @@ def test_a_sites_own_budget_takes_the_place_of_the_apps(own: dict[str, Any], ans
 
 
 @pytest.mark.usefixtures("no_budget_of_the_sites")
+def test_an_app_with_a_budget_does_not_lower_a_sites_least_noise(tmp_path: Path) -> None:
+    reply = Node(Gate(0.5, 1.0, budget=100.0), unchanged, tmp_path).send(asks(PAIR))
+    assert code_in(reply.error.reason) == "refused.noise"
+
+
+@pytest.mark.usefixtures("no_budget_of_the_sites")
 @pytest.mark.parametrize(("noise", "answers"), [(4.0, 2), (0.5, 0)])
 def test_at_a_site_that_protects_rows_noise_that_hides_a_client_hides_them(
     noise: float, answers: int, tmp_path: Path
@@ -602,9 +608,10 @@ def test_an_epsilon_without_a_loss_to_choose_by_is_refused() -> None:
         Gate(2.0, 1.0, choice_epsilon=1.0)
 
 
-def test_a_choice_before_the_gate_would_not_be_charged_and_is_refused() -> None:
+@pytest.mark.parametrize("epsilon", [0.0, 1.0])
+def test_a_choice_before_the_gate_would_not_be_charged_and_is_refused(epsilon: float) -> None:
     node = Node(Gate(2.0, 1.0), unchanged)
-    node.grid._app = ClientApp(mods=[umbel.ChooseHypothesis(near_the_second), Gate(2.0, 1.0)])
+    node.grid._app = ClientApp(mods=[umbel.ChooseHypothesis(near_the_second, epsilon), Gate(2.0, 1.0)])
     node.grid._app.train()(lambda msg, context: unchanged(msg))
     assert refused(node.send(hypotheses(STACKED, 3)))
     assert node.paid == 0

@@ -76,11 +76,7 @@ def play(
     setup = Setup.parse({**config, "resume": str(saved_in)} if resumes else config)
     grid = InProcessGrid(umbel.client.app.app, config, nodes, node_configs)
     setup.fleet.roster(grid)
-    if resumes:
-        state = Saved.of(setup).restore(grid)
-    else:
-        start = initial_hypotheses(setup, grid)
-        state = State(hypotheses=start, best=start)
+    state = Saved.of(setup).restore(grid) if resumes else State.first(initial_hypotheses(setup, grid))
     callbacks = [*named(setup), *observers, *([_NoNodeLost()] if strict else [])]
     folder = None
     if saved_in is not None:

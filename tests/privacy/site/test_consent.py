@@ -317,7 +317,7 @@ def test_a_fault_in_the_data_is_only_in_the_nodes_own_log(
 
 
 def test_a_site_answers_the_strategies_that_it_accepts(tmp_path: Path, run_config: dict[str, Any]) -> None:
-    site = Site(tmp_path, run_config, approve="policy", strategies="fedavg ifca")
+    site = Site(tmp_path, run_config, approve="policy", strategies="own.code:group-privacy ifca")
     assert not answers(site)
     assert {*codes(site)} == {"refused.strategy"}
     assert answers(of(site, run_config | {"strategy": "ifca"}, 2))

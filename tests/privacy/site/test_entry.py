@@ -234,6 +234,17 @@ def test_where_no_line_can_be_added_nothing_is_trained_paid_or_answered(
     assert Journal(ledger).accounts() == {}
 
 
+def test_where_the_outcome_cannot_be_added_nothing_leaves(
+    own: dict[str, Any], ledger: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: Any) -> None:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(Journal, "record", gone)
+    assert refused(through_gate(asked(ZEROS, task_of((0, 1))), of_node(own), CLIENTS))
+    assert len(list(Journal(ledger).rows())) == 2, "they have paid"
+
+
 def test_a_disk_that_fills_up_after_the_charge_still_takes_the_outcome_and_then_no_charge(
     own: dict[str, Any], ledger: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -394,9 +394,10 @@ def test_layers_that_are_not_whole_are_refused() -> None:
 def test_choices_leave_only_if_asked_for() -> None:
     hypotheses = np.array([[0.0, 0.0], [10.0, 10.0]])
     trained = np.array([[11.0, 11.0], [np.nan, 0.0], [1.0, 1.0]])
-    content = request(hypotheses, (0, 1, 2), disclose_choice=True)
-    reply = through_gate(content, of_node(SIMULATED), hands_over(trained, [1, 1, 0]))
-    assert dict(reply.content.metric_records["released"]) == {"clients": [1, 1, 1], "choices": [1, 1, 0]}
+    for disclose, choices in ((True, {"choices": [1, 1, 0]}), (False, {})):
+        content = request(hypotheses, (0, 1, 2), disclose_choice=disclose)
+        reply = through_gate(content, of_node(SIMULATED), hands_over(trained, [1, 1, 0]))
+        assert dict(reply.content.metric_records["released"]) == {"clients": [1, 1, 1]} | choices
 
 
 def test_a_client_whose_training_blew_up_releases_its_hypothesis_with_noise_and_pays() -> None:

@@ -206,6 +206,28 @@ def test_a_process_that_has_read_more_refuses_an_older_copy(books: Books) -> Non
         journal.charge(TRAIN, CLIENTS)
 
 
+def test_a_charge_without_an_outcome_is_not_lost(books: Books) -> None:
+    """Its clients trained, and the process was killed; then the journal was restored from a backup, and the index."""
+    Journal(books.path).charge(TRAIN, [CLIENTS[3]])
+    for file, content in zip(books.files[:2], books.times[3][:2], strict=True):
+        file.write_bytes(content)
+    forget()
+    with raises(LedgerError, "ledger.behind", books.files[2]):
+        Journal(books.path)
+
+
+def test_lines_of_two_histories_make_no_journal(books: Books) -> None:
+    """The last line of one stands after those of another, as where a disk was put together from two backups."""
+    path = books.restore(2, 2, 2)
+    Names(path).extend([0, 1, 2], [4])
+    answer(path, TRAIN, [CLIENTS[0]])
+    *lines, _ = path.read_bytes().splitlines(keepends=True)
+    books.restore(3, None, None)
+    path.write_bytes(b"".join([*lines, path.read_bytes().splitlines(keepends=True)[-1]]))
+    with raises(LedgerError, "ledger.damaged"):
+        Journal(path)
+
+
 def test_what_nobody_knows_any_more_is_charged_to_all_who_have_a_number_and_people_are_asked_again(
     books: Books,
 ) -> None:

@@ -60,6 +60,7 @@ def test_a_site_accepts_what_its_policy_allows(
         ({"max_choice_epsilon": 1.0}, {"choice_epsilon": 1.5}, "choice", (1.5,)),
         ({}, {"mechanism": "gaussian"}, "mechanism", ("gaussian", "laplace")),
         (BOTH, {"mechanism": "own.code:Noise"}, "mechanism", ("own.code:Noise",)),
+        ({"mechanisms": "discrete-gaussian"}, {"mechanism": "gaussian"}, "mechanism", ()),
     ],
 )
 def test_a_site_refuses_what_goes_below_its_policy(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, as_completed
+from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.helpers.sites import own, simulated
+from umbel.privacy.site import work
 from umbel.privacy.site.work import Places, Work, computed
 
 Compute = Callable[[Places], list[NDArray[Any]]]
@@ -61,6 +63,19 @@ def test_where_a_batch_fails_each_of_its_clients_is_computed_alone(caplog: pytes
     assert found.tolist() == [0, 10, 20, 30, -1], "one client's failure is no other's"
     assert calls == [[0, 3], [1, 4], [1], [4], [2]]
     assert len(caplog.messages) == 1
+
+
+def test_clients_share_the_time_equally(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch has half of its clients' shares, and where it fails each of them has the other half of its own."""
+    limits: list[float] = []
+
+    def limited(seconds: float, _: bool) -> AbstractContextManager[None]:
+        limits.append(seconds)
+        return nullcontext()
+
+    monkeypatch.setattr(work, "time_limit", limited)
+    computed(own(max_seconds=10.0), CLIENTS, Work(tens(frozenset({4}))[0], **BATCHES), nothing)
+    assert limits == [2.0, 2.0, 1.0, 1.0, 2.0]
 
 
 def test_a_user_can_end_a_node() -> None:

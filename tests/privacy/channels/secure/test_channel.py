@@ -68,12 +68,13 @@ def test_training_that_diverged_adds_nothing_but_its_count() -> None:
 VECTORS = arrays(np.float32, (2, 3), elements=st.floats(-1e6, 1e6, width=32))
 
 
-@given(VECTORS, st.lists(st.integers(0, 1), min_size=2, max_size=2), st.floats(0.01, 100))
+@given(VECTORS, st.lists(st.integers(0, 1), min_size=2, max_size=2), st.floats(0.01, 100), st.booleans())
 def test_two_data_sets_of_a_client_are_at_most_two_clip_norms_apart(
-    updates: NDArray[np.float32], chosen: list[int], clip_norm: float
+    updates: NDArray[np.float32], chosen: list[int], clip_norm: float, moments: bool
 ) -> None:
-    """Whether it chooses the same hypothesis or not, counts included: the distance that the account assumes."""
-    one = sanitiser(np.zeros((2, 3)), replace(TERMS, length=8), clip_norm=clip_norm)
+    """Whether it chooses the same hypothesis or not, counts and moments included: as the account assumes."""
+    terms = replace(TERMS, length=20 if moments else 8)
+    one = sanitiser(np.zeros((2, 3)), terms, clip_norm=clip_norm, moments=moments)
     first, second = (one.summed({"weight": updates[i : i + 1]}, np.array(chosen[i : i + 1])) for i in range(2))
     assert np.linalg.norm((first - second).astype(float)) <= 2 * (clip_norm / one.grid.step) * (1 + 1e-12)
 

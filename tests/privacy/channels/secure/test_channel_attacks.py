@@ -320,9 +320,9 @@ def test_a_memory_that_is_older_than_the_last_message_masks_no_round_twice(tmp_p
     remember(place_of(site, None, state), party)
 
 
-@pytest.mark.parametrize("changes", [{"least": 2}, {"colluding": 0, "least": 4}])
+@pytest.mark.parametrize("changes", [{"colluding": 1, "least": 3}, {"colluding": 0, "least": 4}])
 def test_terms_below_the_sites_own_are_refused(tmp_path: Path, changes: dict[str, int]) -> None:
-    site = listing(tmp_path, colluding_parties=1)
+    site = listing(tmp_path, colluding_parties=1, least_parties=4)
     with raises(Refused, "refused.secure-terms"):
         public_of(site, RecordDict(), replace(TERMS, **changes))  # type: ignore[arg-type]
 
