@@ -23,7 +23,6 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -73,7 +72,7 @@ class Batched(Engine):
         layers = [layer for _, layer in self.layers or [] if isinstance(layer, nn.Linear)]
         return ONE_THREAD_BYTES // (4 * SLOTS * max((layer.weight.numel() for layer in layers), default=1))
 
-    def sums(self, hypotheses: Parameters, cohort: Cohort, local: Parameters) -> NDArray[np.float64]:
+    def sums(self, hypotheses: Parameters, cohort: Cohort, local: Parameters) -> Tensor:
         """See `Engine.sums`."""
         if not (local or self.exact):
             return self._sums_of_rows(hypotheses, cohort)
@@ -85,19 +84,17 @@ class Batched(Engine):
             outputs = self.forward(shared | own, inputs)
             scores = [one.of_rows(outputs, targets, 2).double() for one in (self.model.loss, self.model.metric)]
             sums.append(torch.where(real, torch.stack(scores), 0.0).sum(-1))
-        return torch.stack(sums, 1)[:, :, :clients].cpu().numpy()
+        return torch.stack(sums, 1)[:, :, :clients].cpu()
 
-    def _sums_of_rows(self, hypotheses: Parameters, cohort: Cohort) -> NDArray[np.float64]:
+    def _sums_of_rows(self, hypotheses: Parameters, cohort: Cohort) -> Tensor:
         """Return the sums where clients share the hypotheses, so that no row is padded."""
         k = len(next(iter(hypotheses.values())))
         outputs = self.forward(hypotheses, cohort.features.expand(k, *cohort.features.shape))
         targets = cohort.targets.expand(k, *cohort.targets.shape)
-        scores: list[Score] = [self.model.loss]
-        if self.model.metric.per_sample is not self.model.loss.per_sample:
-            scores.append(self.model.metric)
+        same = self.model.metric.per_sample is self.model.loss.per_sample
+        scores: list[Score] = [self.model.loss] if same else [self.model.loss, self.model.metric]
         values = torch.stack([one.of_rows(outputs, targets, 2) for one in scores]).double().cpu().numpy()
-        sums: NDArray[np.float64] = np.add.reduceat(values, cohort.starts, axis=2)
-        return sums
+        return torch.from_numpy(np.add.reduceat(values, cohort.starts, axis=2))
 
     def outputs(self, parameters: Parameters, cohort: Cohort) -> Tensor:
         """See `Engine.outputs`."""

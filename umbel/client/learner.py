@@ -66,8 +66,10 @@ class Learner:
 
     def tensors(self, arrays: Arrays) -> Parameters:
         """Return arrays as tensors on the device; those of a message are read-only, so they are copied."""
-        own = {name: value if value.flags.writeable else np.array(value) for name, value in arrays.items()}
-        return {name: torch.from_numpy(value).to(self.device) for name, value in own.items()}
+        return {
+            name: torch.from_numpy(value if value.flags.writeable else np.array(value)).to(self.device)
+            for name, value in arrays.items()
+        }
 
     def choose(self, hypotheses: Parameters, cohort: Cohort, local: Parameters | None = None) -> Tensor:
         """Return the hypothesis that fits each client's rows best, (clients,); 0 if there is only one."""
@@ -85,7 +87,9 @@ class Learner:
         sums = np.empty((2, k, len(cohort)))
 
         def add(engine: Engine, part: slice) -> None:
-            sums[:, :, part] = engine.sums(hypotheses, cohort.part(part), {name: own[name][part] for name in own})
+            sums[:, :, part] = engine.sums(
+                hypotheses, cohort.part(part), {name: own[name][part] for name in own}
+            ).numpy()
 
         stacked = together and bool(own)
         sizes = self._training_bytes(cohort, ALL_ROWS) if stacked else self._scoring_bytes(cohort, k if together else 1)
@@ -226,11 +230,10 @@ class Learner:
         while begin < len(cohort):
             check_time()
             before, room = ends[begin] - sizes[begin], 0 if alone else min(limit, self._room)
-            fits = int(ends.searchsorted(before + room, side="right"))
-            engine, part = self._chunk(cohort.lengths, begin, max(begin + 1, fits))
-            size = int(ends[part.stop - 1] - before)
+            fits = max(begin + 1, int(ends.searchsorted(before + room, side="right")))
+            engine, part = self._chunk(cohort.lengths, begin, fits)
+            size, trouble = int(ends[part.stop - 1] - before), ""
             few = engine.exact or size <= ONE_THREAD_BYTES
-            trouble = ""
             try:
                 with one_thread() if few and self.device.type == "cpu" else nullcontext():
                     compute(engine, part)

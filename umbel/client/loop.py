@@ -9,7 +9,6 @@ from functools import lru_cache
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from umbel.client.cohort import Cohort, Schedule, Steps, seeded
@@ -19,7 +18,7 @@ from umbel.privacy.site.time_limit import check_time
 
 
 class Engine(ABC):
-    r"""Computes some clients of a model on a device.
+    r"""Computes some clients of a model on a device, from tensors to tensors.
 
     Hypotheses are (k, \*shape) each. Local parameters, and what clients have trained, are (clients, \*shape) each.
 
@@ -45,7 +44,7 @@ class Engine(ABC):
         return self.model.apply(self.frozen | parameters, inputs, training)
 
     @abstractmethod
-    def sums(self, hypotheses: Parameters, cohort: Cohort, local: Parameters) -> NDArray[np.float64]:
+    def sums(self, hypotheses: Parameters, cohort: Cohort, local: Parameters) -> Tensor:
         """Return the summed loss and metric of every hypothesis over each client's rows, (2, k, clients) in 64 bits.
 
         If both sum the same numbers, the shape may be (1, k, clients).
@@ -63,10 +62,10 @@ class Engine(ABC):
 class Loop(Engine):
     """Computes one client after the other."""
 
-    def sums(self, hypotheses: Parameters, cohort: Cohort, local: Parameters) -> NDArray[np.float64]:
+    def sums(self, hypotheses: Parameters, cohort: Cohort, local: Parameters) -> Tensor:
         """See `Engine.sums`."""
         model, k = self.model, len(next(iter(hypotheses.values())))
-        sums = np.empty((2, k, len(cohort)))
+        sums = torch.empty(2, k, len(cohort), dtype=torch.float64)
         arrange = arrangement(model, cohort.shape)
         networks = [{name: arrange(value[j]) for name, value in hypotheses.items()} for j in range(k)]
         for c in range(len(cohort)):
@@ -76,7 +75,7 @@ class Loop(Engine):
                 check_time()
                 outputs = self.apply(network | own, rows.features)
                 for i, score in enumerate((model.loss, model.metric)):
-                    sums[i, j, c] = float(score.of_rows(outputs, rows.targets).double().sum())
+                    sums[i, j, c] = score.of_rows(outputs, rows.targets).double().sum()
         return sums
 
     def outputs(self, parameters: Parameters, cohort: Cohort) -> Tensor:

@@ -240,10 +240,9 @@ class Roster:
             local = clients - first[node]
             if role == VALIDATION:
                 local = local + self.counts[TRAIN][node]
-        order, sizes = np.argsort(node, kind="stable"), np.bincount(node, minlength=len(self._ids))
-        each = zip(self._ids, sizes.tolist(), np.cumsum(sizes).tolist(), strict=True)
-        parts = {id: order[end - size : end] for id, size, end in each if size}
-        return {id: (part.tolist(), local[part].tolist()) for id, part in parts.items()}
+        order = np.argsort(node, kind="stable")
+        parts = np.split(order, np.flatnonzero(np.diff(node[order])) + 1) if len(order) else []
+        return {self._ids[node[part[0]]]: (part.tolist(), local[part].tolist()) for part in parts}
 
 
 def gather(exchange: Exchange, run: RunConfig) -> Roster:
