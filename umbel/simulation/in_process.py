@@ -81,7 +81,7 @@ def play(
     folder = None
     if saved_in is not None:
         folder = RunFolder(saved_in)
-        folder.write_config(config, **setup.digests)
+        folder.write_config(setup.config.entries(), **setup.digests)
         callbacks.append(Checkpoints())
     run = Run(setup, grid, state, callbacks, folder=folder)
     run.do()
