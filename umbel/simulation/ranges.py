@@ -96,12 +96,13 @@ class Question:
         run, by = RunConfig.parse(result.config), {name: one for one, name in _STRATEGIES.items()}
         folder, columns = RunFolder(result.path), columns_in(run.model)
         history = folder.read_history()
-        if not columns or run.strategy_name not in by or run.rounds > 1 or not history:
+        clients = max((entry.releases for entry in history), default=0)
+        if not columns or run.strategy_name not in by or run.rounds > 1 or not clients:
             raise ConfigError(
                 f"run {result.name} asked no question about ranges; see umbel ranges --help", code="config.question"
             )
         released = RangesBefore(len(columns) * CELLS, run.noise_multiplier, run.mechanism, by[run.strategy_name])
-        return cls(columns, history[0].releases, released, len(folder.read_nodes()))
+        return cls(columns, clients, released, len(folder.read_nodes()))
 
 
 def ask_first(
@@ -127,6 +128,7 @@ def ask_first(
 
     own = int(np.random.SeedSequence([seed, _SEEDS]).generate_state(1)[0])  # else the run would draw the same noise
     run = play({**asked.values, "dataset": name, "seed": own}, nodes=sites)
+    asked = replace(asked, clients=max(entry.releases for entry in run.state.history))
     found = seen(asked.answers(run.state.hypotheses))
     layout = dataset.manifest.layout
     assert layout is not None, "its columns lack ranges"
