@@ -256,7 +256,8 @@ def _words(goal: Goal, planned: Schedule, run: RunConfig, have: Guarantee) -> li
         kinds = "Where they are of several kinds, try hypotheses=2; each of the two has more noise."
         lines.append(f"One model for all clients. {kinds}")
     whole = f"Over the whole run, the noise is {planned.noise:.2g} times as long as all steps"
-    return [*lines, f"{whole}; from {goal.drowned:g} on, a client does as well alone. No row was read."]
+    read = "Only the question about ranges read rows" if goal.task.before else "No row was read"
+    return [*lines, f"{whole}; from {goal.drowned:g} on, a client does as well alone. {read}."]
 
 
 # --- the refusal

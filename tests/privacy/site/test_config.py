@@ -23,6 +23,7 @@ from umbel.privacy.site.config import Site
 from umbel.privacy.site.policy import (
     AcceptedClipping,
     AcceptedRadius,
+    AcceptedRanges,
     AcceptedRows,
     Budget,
     MaxWork,
@@ -287,6 +288,7 @@ SET: dict[str, tuple[str, Any]] = {
     "clipping": ("any floor=0.5", AcceptedClipping(AcceptedRadius.ANY, 0.5)),
     "max-hypotheses": ("3", 3), "max-work": ("epochs=7 steps=inf examples=5000", MaxWork(7, math.inf, 5000)),
     "rows": ("largest=30000 noise=1.5 rate=0.5", AcceptedRows(1.5, 0.5, 30000)),
+    "ranges": ("age,bmi clients=20", AcceptedRanges("age,bmi", 20)),
     "max-seconds": ("0.5", 0.5), "max-choice-epsilon": ("3", 3.0),
     "reports": ("noise=4 bound=3", Reports(noise=4, bound=3)),
     "budget": ("7 delta=1e-5", Budget(7.0, 1e-5)), "paper-budget": ("40", 40.0), "max-participations": ("9", 9.0),

@@ -34,7 +34,7 @@ PUBLIC = frozenset(
         "choice", "clipping", "disclose-choice", "evaluations",
         "hypotheses", "long-request", "mechanism", "message-type", "min-clients", "no-reports", "noise",
         "noise-out-of-range", "open-choice", "other-server", "private-radius",
-        "release", "role", "row-noise", "row-rate", "rows",
+        "ranges", "release", "role", "row-noise", "row-rate", "rows",
         "secure-parties", "secure-round", "secure-shares", "secure-survivors", "secure-terms",
         "signature", "strategy", "told-before", "too-late", "too-many-wait", "unbounded",
         "unbounded-rows", "unknown-result", "unknown-run", "unsanitised", "version", "waits", "work",
