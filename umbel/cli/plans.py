@@ -37,6 +37,14 @@ def as_toml(planned: PlannedRun) -> str:
     return "".join(f"# {line}\n" for line in planned.words) + tomli_w.dumps(planned.values)
 
 
+def write_text(file: Path, text: str) -> None:
+    """Write a file; raise `ConfigError` if it cannot be written."""
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written: {error.strerror}", code="config.unwritable") from None
+
+
 @dataclass(frozen=True)
 class Figures:
     """Numbers of a run. Where no configuration tells the first five, they are needed."""

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from umbel.data import Dataset, Manifest
-from umbel.models.losses import Loss
+from umbel.models.losses import LOSSES
 from umbel.models.model import Model
 from umbel.protocol.errors import ModelError
 from umbel.protocol.ranges import columns_in
@@ -147,10 +147,6 @@ def _per_row(columns: Sequence[_Column], outputs: Tensor, targets: Tensor) -> Te
     return -total / math.sqrt(len(columns))
 
 
-def _same(mean: Tensor) -> Tensor:
-    return mean
-
-
 def model_of(name: str, manifest: Manifest | None = None) -> Model:
     """Return the model of a question; without the manifest of data, one that only has a shape.
 
@@ -177,5 +173,5 @@ def model_of(name: str, manifest: Manifest | None = None) -> Model:
 
 @lru_cache(maxsize=16)
 def _made(name: str, count: int, columns: tuple[_Column, ...]) -> Model:
-    loss = Loss("counts", partial(_per_row, columns), _same, _same)
+    loss = replace(LOSSES["margin"], name="counts", per_sample=partial(_per_row, columns))
     return Model(name, partial(Histogram, count, columns), loss, loss)

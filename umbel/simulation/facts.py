@@ -53,7 +53,6 @@ class Span:
     name: str
     low: float | None = None  # of their range; None if it is not declared
     high: float | None = None
-    declared: bool = True  # whether a range or a scale is
 
     @property
     def centre(self) -> float:
@@ -100,28 +99,22 @@ def target_span(manifest: Manifest) -> Span:
 
 def _of_numbers(column: Column) -> Span:
     """Return the declared facts about numbers: a scale brings them near 1, and a range describes unscaled numbers."""
-    if (column.scale, column.offset) != (1, 0):
+    if (column.scale, column.offset) != (1, 0) or column.minimum is None or column.maximum is None:
         return Span(column.name)
-    if column.minimum is None or column.maximum is None:
-        return Span(column.name, declared=False)
     return Span(column.name, column.minimum, column.maximum)
 
 
 def undeclared(model: Model, dataset: Dataset) -> list[str]:
     """Return the columns without a public range, if a model takes a table's columns as they are."""
-    manifest = dataset.manifest
-    if manifest.layout is None or model.name.partition(" ")[0] not in ("linear", "mlp"):
-        return []
-    spans = feature_spans(manifest, dataset.features.shape[-1]) or []
-    if not manifest.target.get("categories"):
-        spans = [*spans, target_span(manifest)]
-    return [span.name for span in spans if not span.declared]
+    layout = dataset.manifest.layout
+    return unranged(layout) if layout and model.name.partition(" ")[0] in ("linear", "mlp") else []
 
 
 def unranged(schema: Schema) -> list[str]:
     """Return a schema's columns of numbers that have neither a range nor a scale."""
     numbers = [column for column in (*schema.features, schema.target) if column.type in _NUMBERS]
-    return [column.name for column in numbers if not _of_numbers(column).declared]
+    bare = [column for column in numbers if (column.scale, column.offset) == (1, 0)]
+    return [column.name for column in bare if column.minimum is None or column.maximum is None]
 
 
 def check_declared(model: Model, dataset: Dataset) -> None:

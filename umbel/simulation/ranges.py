@@ -113,17 +113,11 @@ def ask_first(
     Return the dataset with the answers as ranges, which its rows need not lie in; the run's entry `ranges`; and lines
     about it. Raises `ConfigError` if too few clients would answer, or a column's numbers are too spread to be seen.
     """
-    asked, share = None, 0.0
-    for share in _SHARES:
-        part = replace(wanted, epsilon=share * wanted.epsilon)
-        try:
-            asked = Question.planned(columns, dataset.manifest.train, part, by, sites)
-        except ConfigError:
-            if share == _SHARES[-1]:
-                raise
-            continue
-        break
-    assert asked is not None, "the last share raises"
+    part, more = (replace(wanted, epsilon=share * wanted.epsilon) for share in _SHARES)
+    try:
+        asked = Question.planned(columns, dataset.manifest.train, part, by, sites)
+    except ConfigError:
+        part, asked = more, Question.planned(columns, dataset.manifest.train, more, by, sites)
     from umbel.simulation.in_process import play
 
     own = int(np.random.SeedSequence([seed, _SEEDS]).generate_state(1)[0])  # else the run would draw the same noise

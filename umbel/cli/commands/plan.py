@@ -14,7 +14,7 @@ from rich.table import Table
 
 from umbel.cli import plans
 from umbel.cli.commands.run import Delta, Epsilon, RowEpsilon, Rows, pairs, parted
-from umbel.cli.plans import Figures, ReleaseName, as_toml
+from umbel.cli.plans import Figures, ReleaseName, as_toml, write_text
 from umbel.privacy.accounting.guarantee import DELTA, amount, gap, guarantee, in_words
 from umbel.protocol.cli import command_line
 from umbel.protocol.errors import ConfigError
@@ -61,10 +61,7 @@ def plan(
     wanted = {"epsilon": epsilon, "delta": delta, "row_epsilon": row_epsilon, "rows": rows}
     planned = plans.plan(config, sites=sites, release=release, **wanted, **pairs(given))  # type: ignore[arg-type]
     if out is not None:
-        try:
-            out.write_text(as_toml(planned), encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"{out} cannot be written: {error.strerror}", code="config.unwritable") from None
+        write_text(out, as_toml(planned))
     for line in planned.words:
         typer.echo(line)
     if out is None:

@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from umbel.cli.plans import as_toml
+from umbel.cli.plans import as_toml, write_text
 from umbel.data import Schema, find_typed, open_dataset
 from umbel.models.ranges import Answer
 from umbel.privacy.accounting.guarantee import DELTA, guarantee, stated
@@ -65,7 +65,7 @@ def app(
         asked = Question.planned(_columns(columns, Schema.read(Path(source))), clients, wanted, by, sites)
         values = {"dataset": "", **asked.values, "delta": delta, "wait": f"nodes={sites}"}
         words = f"{_cost(asked)} {clients:,} clients are enough for {len(asked.columns)} columns."
-        _write(file, as_toml(PlannedRun(values, [words])))
+        write_text(file, as_toml(PlannedRun(values, [words])))
         typer.echo(words)
         typer.echo(f"Next: flwr run . CONNECTION --run-config {shlex.quote(str(file))} --stream, and then")
         typer.echo(f"umbel ranges last --schema {shlex.quote(source)}")
@@ -86,7 +86,7 @@ def app(
         raise ConfigError("give the schema that gets the ranges, as --schema FILE", code="config.question")
     found = asked.answers(result.parameters)
     console().print(_table(found))
-    _write(file, tomli_w.dumps(with_answers(layout, found, asked.release).entries()))
+    write_text(file, tomli_w.dumps(with_answers(layout, found, asked.release).entries()))
     typer.echo(f"{_cost(asked)} Later plans count it, because {file} tells of it.")
     typer.echo(file)
 
@@ -102,13 +102,6 @@ def _cost(asked: Question) -> str:
     cost = guarantee({asked.release.release: 1}, DELTA)
     assert cost is not None, "noise with a public clip norm has a price"
     return f"The question costs each client {stated(cost)}."
-
-
-def _write(file: Path, text: str) -> None:
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be written: {error.strerror}", code="config.unwritable") from None
 
 
 def _table(found: Sequence[Answer]) -> Table:
