@@ -35,6 +35,7 @@ from umbel.protocol.release import LAPLACE, Kind, ReleaseBy
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import TrainingSpec
 from umbel.server.setup import Setup
+from umbel.simulation.in_process import play
 from umbel.simulation.ranges import Question, with_answers
 from umbel.simulation.start import values_of
 from umbel.simulation.wanted import Wanted
@@ -230,6 +231,30 @@ def test_the_answer_does_not_depend_on_the_channel_or_the_number_of_sites(umbel_
     assert again.count("age") == 1
     said("run", "synthetic", "rounds=1", "--no-baselines")
     said("ranges", "last", "--out", tmp_path / "other.toml", code="config.question")
+
+
+@pytest.mark.parametrize("size", [1e9, 0.9])
+def test_a_hostile_site_moves_no_count_by_more_than_its_clients_norms(
+    umbel_home: Path, monkeypatch: pytest.MonkeyPatch, size: float
+) -> None:
+    """One of ten sites says that all of its clients lie in the last cell: longer sums than theirs are left out."""
+    small(umbel_home, 6250)  # a fifth of them validates
+    honest, clients = SiteSanitiser.sanitised, 5000
+    asked = Question.planned(["age", "cost"], clients, Wanted(0.5), sites=10)
+
+    def wild(self: SiteSanitiser, *arguments: Any) -> Any:
+        sums, counts = honest(self, *arguments)
+        if self.place.site.first == 7:
+            sums["counts"][:] = 0
+            sums["counts"][0, 0, -1] = size * clients / 10
+        return sums, counts
+
+    config = {**asked.values, "dataset": "small"}
+    monkeypatch.setattr(SiteSanitiser, "sanitised", wild)
+    run = play(config, nodes=10)
+    found, released = run.state.hypotheses["counts"][0], max(entry.releases for entry in run.state.history)
+    assert released == (clients if size < 1 else clients * 9 // 10)
+    assert found[0, -1] * released <= clients / 10 + 6 * asked.spread
 
 
 @pytest.mark.slow

@@ -82,3 +82,8 @@ def test_what_leaves_and_who_may_ask_follow_the_entries() -> None:
     assert "server alone" in answer("who may ask")
     assert "people approve" in answer("who may ask", approve="ask")
     assert "Every other run waits" in answer("who may ask", researchers=f"ann={KEY}")
+
+
+def test_questions_about_ranges_are_told_if_the_site_answers_any() -> None:
+    assert "ranges" not in answer("what leaves")
+    assert "ranges of age,bmi, at an epsilon of at most 0.5" in answer("what leaves", ranges="age,bmi epsilon=0.5")
