@@ -40,7 +40,7 @@ def said(*words: Any) -> str:
 
 def refused(code: str, *words: Any) -> str:
     status, output = umbel(*words)
-    ended(status, output, code)
+    ended(status, f"{output.splitlines()[-1]}\n", code)
     return output
 
 
@@ -164,7 +164,7 @@ def test_rows_without_clients_are_dealt_out(stays: Path) -> None:
     assert told.splitlines()[-1] == "Next: umbel run stays"
     assert "3 training, 1 validation" in said("data", "show", "stays")
     assert "Test clients: 2, as dataset skewed/test." in said(
-        *("data", "import", stays, "--clients", 6, "--alpha", 0.5, "--target", "ward", "--drop", "hospital"),
+        *("data", "import", stays, "--clients", 6, "--set", "alpha=0.5", "--target", "ward", "--drop", "hospital"),
         *("--name", "skewed", "--test", 0.3),
     )
 
@@ -181,7 +181,6 @@ def test_large_numbers_are_told_and_so_is_what_to_do(stays: Path) -> None:
         f"Scales of age, cost were estimated from the training clients' rows with epsilon {spent(3, 8)} a client"
         in told
     )
-    assert "--set age.minimum=0" in told
     told = said(*words, "--set", "age.minimum=0", "--set", "age.maximum=120", "--set", "cost.scale=10000")
     assert "(age - 60) / 60" in told
     assert "epsilon" not in told
@@ -197,7 +196,7 @@ def test_dates_and_gaps_need_no_python(stays: Path) -> None:
     frame.loc[3, "age"] = ""
     frame.to_csv(stays, index=False)
     words = ("data", "import", stays, "--client", "hospital", "--target", "cost")
-    assert "--missing drop or --missing indicate or --set age.fill=0.0" in refused("data.missing-value", *words)
+    assert "--missing drop or --missing indicate" in refused("data.missing-value", *words)
     told = said(*words, "--missing", "indicate", "--set", "came.parts=['weekday']")
     assert "unchanged; 0 or 1, whether it is missing" in told
     assert "came feature date dates as 2024-01-31 numbers near 1: weekday" in told
@@ -252,7 +251,7 @@ def test_categories_are_those_found_or_given(stays: Path) -> None:
         ("--client hospital --target cost --validation h77", "data", "'h77'"),
         ("--client hospital --target cost --missing guess", "data", "refuse, drop"),
         ("--clients 300 --target cost", "data", "1 to 200"),
-        ("--client hospital --target cost --alpha 1", "data.alpha-without-clients", "--clients"),
+        ("--client hospital --target cost --set alpha=1", "data.alpha-without-clients", "--clients"),
         ("--schema own.toml --target cost", "data.schema-clash", "schema"),
         ("--client hospital --target cost --set 'model=mlp inputs=9 hidden=2 outputs=1'", "data", "inputs=9"),
         ("--client hospital --target smoker --set loss=cross-entropy", "data", "classes"),
@@ -282,7 +281,7 @@ def test_who_adds_what_the_import_says_can_plan_a_guarantee(tmp_path: Path, umbe
     words = ["data", "import", tmp_path / "mixed.csv", "--client", "who", "--target", "near"]
     words += ["--set", "known.minimum=0", "--set", "known.maximum=90"]
     told = said(*words)
-    assert "a public range of small, near: " in told
+    assert "a public range of small, near, which" in told
     assert "--set small.minimum=NUMBER --set small.maximum=NUMBER." in told
     with raises(ConfigError, "config.no-range", "small, far, near"):
         values_of("mixed", wanted=Wanted(epsilon=8))
@@ -355,8 +354,8 @@ def test_a_column_that_is_nearly_always_0_gets_a_scale(tmp_path: Path) -> None:
     assert "--set claim.scale=10000." in told
 
 
-def test_constants_that_are_told_fit_numbers_far_from_zero_and_do_not_ask_for_estimates_twice(tmp_path: Path) -> None:
-    """Years lie around 1,939 or 1,944; who had scales estimated is told what these do not fit."""
+def test_constants_that_are_told_fit_numbers_far_from_zero(tmp_path: Path) -> None:
+    """Years lie around 1,939 or 1,944."""
     draw = np.random.default_rng(0)
     who = np.arange(400) % 40
     steals = np.where(who < 2, 5_000.0, 1.0) * (1 + draw.random(400))
@@ -373,12 +372,6 @@ def test_constants_that_are_told_fit_numbers_far_from_zero_and_do_not_ask_for_es
         told := said(*words)
     )
     assert " --set steals.scale=10000. In simulation" in told
-    (tmp_path / "two.csv").write_text("who,age,cost\nnorth,70,12000\nsouth,34,5000\n")
-    two = said("data", "import", tmp_path / "two.csv", "--client", "who", "--target", "cost", "--standardise")
-    assert "these are large" in two
-    assert "--standardise" not in two
-    told = said(*words, "--standardise", "--replace")
-    assert "with --replace, and add --set steals.scale=10000.\n" in told
 
 
 def test_a_code_for_missing_does_not_make_all_other_numbers_small(tmp_path: Path, umbel_home: Path) -> None:

@@ -93,7 +93,7 @@ def scaled(
         If this epsilon is too small to estimate the ranges from so few clients.
     """
     numbers = [column for column in (*schema.features, schema.target) if _unscaled(column)]
-    declared = {column.name: _declared(column, column is schema.target) for column in numbers if _bounded(column)}
+    declared = {column.name: scale_of(column, column is schema.target) for column in numbers if bounded(column)}
     unknown = [column for column in numbers if column.name not in declared]
     if not unknown:
         return Scales(_with(schema, declared))
@@ -159,14 +159,16 @@ def _values(frame: pd.DataFrame, column: Column) -> NDArray[np.float64]:
     series = frame[column.name]
     if column.type == "date":
         return days_since(as_dates(series, column), column).to_numpy(np.float64)
-    return as_numbers(series)
+    return as_numbers(series, column)
 
 
-def _bounded(column: Column) -> bool:
+def bounded(column: Column) -> bool:
+    """Return whether a column has a public range."""
     return column.minimum is not None and column.maximum is not None and column.minimum < column.maximum
 
 
-def _declared(column: Column, target: bool) -> tuple[float, float]:
+def scale_of(column: Column, target: bool) -> tuple[float, float]:
+    """Return the offset and the scale that take a column's public range to -1 to 1; a target has no offset."""
     assert column.minimum is not None
     assert column.maximum is not None
     if target:
