@@ -46,7 +46,7 @@ _NUMBER = re.compile(
     r"(?P<digits>(?:[1-9]\d{0,2}(?:(?:,\d{3})+|(?:'\d{3})+|(?: \d{3})+)|\d+)?(?:\.\d*)?(?:[eE][+-]?\d+)?)"
     r"(?(money)| ?[$€£¥]?)"
 )
-_CURRENCY = "([$€£¥])"
+CURRENCY = "[$€£¥]"
 _PLAIN = str.maketrans({"\u2212": "-", "\u2019": "'", "\xa0": " ", "\u202f": " ", "\u2009": " "})
 _SWAPPED = str.maketrans(",.", ".,")
 
@@ -109,8 +109,8 @@ class Fault:
     `mend` has the entries of the column with which they fit, where there are some.
     """
 
-    column: str
     what: str
+    column: str
     row: int
     count: int
     fix: str
@@ -140,8 +140,8 @@ class Reading:
             # A prediction's schema adds no numbers, and takes the values that the run's takes.
             if mend and self.syntax is not Syntax.PREDICTION:
                 fix = f"{fix}, or set {' '.join(self.syntax.entry(column.name, *one) for one in mend.items())}"
-            at = what, int(bad.index[0]) + 1, len(bad), fix, mend
-            self.faults.append(Fault(column.name, *at, code="data.missing-value" if lacks else "data.bad-value"))
+            at = column.name, int(bad.index[0]) + 1, len(bad), fix, mend
+            self.faults.append(Fault(what, *at, code="data.missing-value" if lacks else "data.bad-value"))
 
     def end(self, text: str = "") -> None:
         """Raise a `DatasetError` if there is a fault; by default its text names each."""
@@ -456,7 +456,7 @@ def as_numbers(series: pd.Series, column: Column | None = None) -> NDArray[np.fl
     if len(rest):
         places, known = pd.factorize(rest)
         values[np.isnan(values)] = np.array([number_in(str(one), unit, decimal) for one in known] or [np.nan])[places]
-        signs = texts.str.extract(_CURRENCY, expand=False)
+        signs = texts.str.extract(f"({CURRENCY})", expand=False)
         if signs.nunique() > 1:  # a sum in two currencies is none
             values[(signs.notna() & (signs != signs.mode()[0])).to_numpy(np.bool_)] = np.nan
     return values

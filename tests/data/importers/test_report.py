@@ -23,6 +23,8 @@ from umbel.data import Column, Schema, find_dataset, open_dataset
 from umbel.data.table import Reading, as_texts, encode, number_in, values_of
 from umbel.protocol.errors import DatasetError
 
+GUIDE = Path(__file__).resolve().parents[3] / "docs" / "guides" / "data.md"
+
 GOLDEN = {
     "shops": """\
 column  role  type  in the rows  missing  umbel proposes
@@ -69,6 +71,8 @@ def test_one_look_reports_every_column_and_what_it_proposes_imports(
     lines = [re.sub(" {2,}", "  ", line.strip()) for line in output.splitlines()]
     notes = [line for line in lines if re.match(r"(A guess|To mend|\w.*(;|\.)$)", line)]
     assert [line for line in lines[:-1] if line not in notes] == GOLDEN[name].splitlines(), output
+    if name == "shops":
+        assert "\n".join(line.rstrip() for line in output.splitlines()[:-1]) in GUIDE.read_text(encoding="utf-8")
     assert ("patient_id alone predicts again" in output) == (name == "clinics")
     assert not umbel_home.exists()
     status, output = typed(monkeypatch, *following(output))

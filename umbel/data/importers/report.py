@@ -16,6 +16,7 @@ from umbel.data import Column, Schema
 from umbel.data.hints import Syntax
 from umbel.data.importers.ranges import bounded, scale_of
 from umbel.data.table import (
+    CURRENCY,
     FALSE,
     ISO_DATE,
     TRUE,
@@ -321,10 +322,13 @@ def _column(series: pd.Series, name: str, role: str, given: Mapping[str, Any], s
         elif formats:
             fix = f"set {' or '.join(syntax.entry(name, 'format', one) for one in formats)}"
             what = f"{texts.iloc[0]!r}, which may be a day and a month, or a month and a day"
-            at = what, int(there.index[0]) + 1, len(there), fix, {"format": formats[0]}
-            faults.append(Fault(name, *at, code="data.ambiguous-date"))
+            at = name, int(there.index[0]) + 1, len(there), fix, {"format": formats[0]}
+            faults.append(Fault(what, *at, code="data.ambiguous-date"))
     told = {"unit": f"with the unit {entries.get('unit')}", "decimal": "with a decimal comma"}
-    if ways := [told[key] for key in told if entries.get(key) and key not in given]:
+    ways = [told[key] for key in told if entries.get(key) and key not in given]
+    if entries["type"] in ("number", "integer") and as_texts(there).str.contains(CURRENCY).any():
+        ways.append("without the currency")
+    if ways:
         notes.append(f"Numbers of {name}, as {as_texts(there).iloc[0]!r}, are read {' and '.join(ways)}.")
     if listed or (entries["type"] == "category" and "categories" not in entries):
         checked = Column(name=name, **(entries | {"categories": ["?"]}))
@@ -336,7 +340,7 @@ def _column(series: pd.Series, name: str, role: str, given: Mapping[str, Any], s
         if (count := len(entries["categories"])) > MOST_CATEGORIES:
             fix = "leave the column out, list its categories, or set its type to number if its digits are amounts"
             what = f"one of {count} different texts, as {entries['categories'][0]!r}, too many for categories"
-            faults.append(Fault(name, what, int(there.index[0]) + 1, len(there), fix, code="data.categories"))
+            faults.append(Fault(what, name, int(there.index[0]) + 1, len(there), fix, code="data.categories"))
     column = Column(name=name, **entries)
     if bounded(column) and not {"scale", "offset"} & given.keys():
         offset, scale = scale_of(column, role == "target")
