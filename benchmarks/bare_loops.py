@@ -127,7 +127,7 @@ LOOPS: dict[str, type[Hospital | CNN]] = {"hospital": Hospital, "cnn": CNN}
 
 
 def play(loop: Loop, brief: Brief, nu: float) -> list[float]:
-    """Play a task from its initial hypotheses; return the validation loss of each round and after the last."""
+    """Play a task from its initial hypotheses; return the validation loss after 0, 1, 2, ... rounds."""
     settings, rng = brief.settings, np.random.default_rng(0)
     hypotheses = {name: torch.from_numpy(value) for name, value in brief.hypotheses.items()}
     history = []

@@ -32,7 +32,7 @@ class Laps(Callback):
 
 
 def rounds(config: Mapping[str, Any], *observers: Callback) -> tuple[float, list[float]]:
-    """Do the rounds of a run config; return their seconds, and the validation losses of each and after the last.
+    """Do the rounds of a run config; return their seconds, and the validation losses after 0, 1, 2, ... of them.
 
     Data are open and the node has said what it hosts before the clock starts.
     """

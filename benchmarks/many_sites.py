@@ -13,7 +13,6 @@ that the SuperLink and the ServerApp computed in it, one plus the other, and the
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import ssl
@@ -49,6 +48,8 @@ from benchmarks.light_nodes import FAILED, ONLINE
 from benchmarks.measure import Out, benchmark, console
 from umbel.protocol.flower import build_bundle
 from umbel.protocol.project import APP
+from umbel.server.history import Round
+from umbel.server.run_folder import RunFolder
 
 _MIB = 1 << 20
 _HOST = "127.0.0.1"
@@ -286,7 +287,7 @@ def _watch(
     request = StartRunRequest(fab=bundle, override_config=user_config_to_proto(dict(config)))
     run, began = control.StartRun(request).run_id, time.time()
     first: dict[str, float] = {}  # what each had computed when the first round was over
-    done: list[dict[str, Any]] = []
+    done: list[Round] = []
     for turn in _until(_START_S + rounds * _ROUND_S):
         if not _lives(superlink):
             reading.failures["the SuperLink died"] += 1
@@ -297,7 +298,7 @@ def _watch(
         done = history(home)
         if done and not first:
             first = {name: seconds for name, (seconds, _) in used.items()}
-        if len(done) >= rounds:  # what a run does at its end is not measured
+        if len(done) > rounds:  # what a run does at its end is not measured
             reading.cpu = {name: (used[name][0] - seconds) / (rounds - 1) for name, seconds in first.items()}
             break
         if turn % 10 == 0 and (ended := _ended(control, run)):
@@ -307,8 +308,8 @@ def _watch(
         reading.failures["the run did not end"] += 1
     for file in (home / "umbel" / "runs").glob("*/config.toml"):
         reading.joined = file.stat().st_mtime - began
-    reading.rounds = [one["seconds"] for one in done[1:rounds]]
-    if lost := sum(one["lost_nodes"] for one in done):
+    reading.rounds = [one.seconds for one in done[2:]]
+    if lost := sum(one.lost_nodes for one in done):
         reading.failures["a node did not answer in a round"] += lost
     family = [one for host in hosts if _lives(host) for one in (host, *host.children(recursive=True))]
     for one in family:
@@ -317,10 +318,9 @@ def _watch(
     reading.database = sum(file.stat().st_size for file in home.glob("state.db*")) / _MIB
 
 
-def history(home: Path) -> list[dict[str, Any]]:
-    """Return the finished rounds of the run."""
-    lines = [line for file in home.glob("umbel/runs/*/history.jsonl") for line in file.open(encoding="utf-8")]
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+def history(home: Path) -> list[Round]:
+    """Return the finished rounds of the run, from round 0."""
+    return [one for folder in home.glob("umbel/runs/*") for one in RunFolder(folder).read_history()]
 
 
 def failures(home: Path) -> Counter[str]:

@@ -53,7 +53,6 @@ RUNS: dict[str, dict[str, Any]] = {
 NOT_EXACT = {"recommender"}
 # When it was saved, the round in which patience ran out trained as well; now it only validates.
 PATIENT = "fedavg"
-VALIDATED = ("number", "loss", "metric", "nearest", "best_round", "loss_spread", "metric_spread")
 
 
 def make_data(home: Path) -> None:
@@ -127,10 +126,11 @@ def test_a_run_gives_what_it_gave(
     config = run_config | COMMON | RUNS[name]
     found, expected = summary(run_app(config, InProcessGrid(umbel.client.app.app, config, nodes=2))), saved[name]
     if name == PATIENT:
-        last, kept = expected["history"][-1], [array for array in expected["arrays"] if array.startswith("hypotheses.")]
+        last, kept = (
+            expected["history"].pop(),
+            [array for array in expected["arrays"] if array.startswith("hypotheses.")],
+        )
         assert releases(expected["ledger"]) - releases(found["ledger"]) == last["releases"] == last["asked"] > 0
-        assert found["history"][-1]["asked"] == found["history"][-1]["releases"] == 0
-        expected["history"][-1] = {key: last[key] for key in VALIDATED if key in last}
         expected["arrays"] = {array: expected["arrays"][array] for array in kept}
         found["arrays"] = {array: found["arrays"][array] for array in kept}
     else:

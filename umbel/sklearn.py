@@ -120,7 +120,9 @@ class _Federated(BaseEstimator):
         dataset = open_dataset(path)
         outputs = traits_of(setup.model, dataset.features.shape[1:]).outputs[-1]
         # For rows of no known client.
-        self._mean = Predictors.plain(same_for(1, state.best), outputs, shares_of(state.history, 0, k)[None])
+        self._mean = Predictors.plain(
+            same_for(1, state.best), outputs, shares_of(state.history, state.best_round, k)[None]
+        )
         self._own: list[tuple[NDArray[np.int64], Predictors]] = []
         if len(self.clients_):
             learner = try_out(setup.model, dataset)

@@ -68,6 +68,6 @@ def test_an_empty_cluster_keeps_its_centroid() -> None:
 
 
 def test_only_rounds_that_trained_are_timed() -> None:
-    """umbel's history ends with a round that only evaluates."""
-    history = [{"seconds": 1.0, "loss": 3.0, "asked": 5}, {"seconds": 9.0, "loss": 2.0, "asked": 0}]
+    """umbel's history begins before the first."""
+    history = [{"seconds": 0.0, "loss": 3.0, "asked": 0}, {"seconds": 1.0, "loss": 2.0, "asked": 5}]
     assert plain_flower.reading(history) == plain_flower.Reading(1.0, 2.0)

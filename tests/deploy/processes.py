@@ -195,7 +195,7 @@ class Run:
         """After how many rounds it could go on."""
         try:
             with safetensors.safe_open(self.folder / "latest.safetensors", "numpy") as latest:
-                # Two digests follow the number (`server.run_folder`).
+                # More follows the number (`server.run_folder`).
                 return int(latest.metadata()["rounds"].split(" ")[0])
         except (FileNotFoundError, ValueError):
             return 0

@@ -54,7 +54,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, written in (("now", time.time()), ("long-ago", time.time() - 1e6)):
         folder = RunFolder.make(tmp_path / "runs", name)
         folder.write_config(RunConfig().entries())
-        (folder.path / "history.jsonl").write_text(a_round(1, stages={"pause": 0.5, "sites": 2.0}).line + "\n")
+        (folder.path / "history.jsonl").write_text(a_round(0, stages={"pause": 0.5, "sites": 2.0}).line + "\n")
         folder.write_status(
             Status(round=4, rounds=20, pause_below=2, written=written, paused=written, sites=tuple(sites))
         )

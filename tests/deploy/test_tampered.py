@@ -43,14 +43,14 @@ def garbage(deployment: Deployment) -> Run:
 
 
 def test_garbage_is_a_lost_reply_and_no_release(garbage: Run) -> None:
-    *spoilt, whole, last = garbage.history
+    start, *spoilt, whole = garbage.history
     assert [(entry["releases"], entry["lost_nodes"]) for entry in spoilt] == [(EVERYBODY - CLIENTS, 1)] * len(GARBAGE)
     assert (whole["releases"], whole["lost_nodes"]) == (EVERYBODY, 0)
-    assert not last["asked"]
+    assert not start["asked"]
 
 
 def test_garbage_does_not_keep_the_others_from_learning(garbage: Run) -> None:
-    assert all(entry["moved"] for entry in garbage.history[:-1])
+    assert all(entry["moved"] for entry in garbage.history[1:])
     assert all(np.isfinite(entry["loss"]) for entry in garbage.history)
     assert all(np.isfinite(value).all() for value in garbage.hypotheses().values())
 
@@ -64,7 +64,7 @@ def test_what_flower_itself_cannot_read_is_a_lost_reply_too(deployment: Deployme
     deployment.nodes["tampered"].tamper({1: UNREADABLE})
     run = deployment.submit(**SHORT, rounds=1, clients_per_round=EVERYBODY)
     assert deployment.wait(run) == "finished:completed"
-    assert (run.history[0]["releases"], run.history[0]["lost_nodes"]) == (EVERYBODY - CLIENTS, 1)
+    assert (run.history[1]["releases"], run.history[1]["lost_nodes"]) == (EVERYBODY - CLIENTS, 1)
 
 
 @pytest.fixture(scope="module")
@@ -82,14 +82,14 @@ def late(deployment: Deployment) -> Run:
 def test_a_site_that_misses_the_deadline_is_left_out_for_a_round_and_then_takes_part_again(late: Run) -> None:
     others = EVERYBODY - CLIENTS
     assert [(entry["asked"], entry["releases"], entry["lost_nodes"]) for entry in late.history] == [
+        (0, 0, 0),
         (EVERYBODY, EVERYBODY, 0),
         (EVERYBODY, others, 1),
         (others, others, 0),
         (EVERYBODY, EVERYBODY, 0),
         (EVERYBODY, EVERYBODY, 0),
-        (0, 0, 0),
     ]
-    assert late.history[1]["seconds"] >= ROUND_S, "it is waited for; that the wait ends the run itself shows"
+    assert late.history[2]["seconds"] >= ROUND_S, "it is waited for; that the wait ends the run itself shows"
 
 
 def test_a_release_that_missed_the_deadline_is_paid_for_like_any_other(deployment: Deployment, late: Run) -> None:
@@ -109,8 +109,8 @@ def test_a_reply_that_comes_after_the_quorum_is_counted_and_not_used(deployment:
     assert deployment.wait(run) == "finished:completed"
     others = EVERYBODY - CLIENTS
     assert [(entry["asked"], entry["releases"], entry["dropped"]) for entry in run.history] == [
+        (0, 0, 0),
         (EVERYBODY, others, 0),
         (others, others, 1),
-        (0, 0, 0),
     ]
     assert tampered.rounds_paid(run) == [1]

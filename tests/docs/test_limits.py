@@ -14,13 +14,13 @@ from umbel.client import dp_sgd
 from umbel.client.personal.auto import CLASS_PREFERENCES, PREFERENCES
 from umbel.client.row_gradients import SLACK
 from umbel.deploy import certs, flower, guard
-from umbel.nodes import presence, transport
+from umbel.nodes import transport
 from umbel.privacy.accounting.guarantee import guarantee
 from umbel.privacy.channels import client as channel
 from umbel.privacy.mechanisms.sanitise import NOISE_STEPS
 from umbel.privacy.site import runs
 from umbel.privacy.site.policy import Policy
-from umbel.protocol import home, words
+from umbel.protocol import home, presence, words
 from umbel.protocol.release import Clipping, Kind, Release
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import LEAST_ROW_RATE, ROW_CLIP_NORMS

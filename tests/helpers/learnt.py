@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.helpers.history import a_round, a_validation
+from tests.helpers.history import a_round
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.release import Clipping, Kind, Release
 from umbel.server.history import State
@@ -29,8 +29,6 @@ def learnt(
     """Write the folder of a run with these best hypotheses, how many releases each got a round, and what was kept."""
     folder = RunFolder(path)
     folder.write_config({"model": model, "loss": loss, "dataset": dataset, **config})
-    after = len(groups) + 1
-    history = [a_round(i, groups=list(one), best_round=i) for i, one in enumerate(groups, 1)]
-    history += [a_validation(after, best_round=after)] if groups else []
+    history = [a_round(0), *(a_round(i, groups=list(one), best_round=i) for i, one in enumerate(groups, 1))]
     folder.write_round(State(best, best, history=history), np.array([1]), RELEASE, kept or {})
     return path

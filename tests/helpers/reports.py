@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.drawing import leave_blank
-from tests.helpers.history import a_round, a_validation
+from tests.helpers.history import a_round
 from umbel import models
 from umbel.data import Manifest
 from umbel.privacy.accounting.guarantee import site_release
@@ -89,22 +90,22 @@ class Page(HTMLParser):
 
 def entry(number: int, **changes: Any) -> Round:
     """A round in which all ten clients released and the hypotheses became better than ever."""
-    values = {"loss": 1 / number, "metric": 1 / number, "nearest": [5.0, 5.0], "best_round": number}
+    loss = 1 / (number + 1)
+    values = {"loss": loss, "metric": loss, "nearest": [5.0, 5.0], "best_round": number}
     return a_round(number, **values | {"median_participations": 1.0, "max_participations": 2} | changes)
 
 
 def state(rounds: int = 20, final: bool = True, **changes: Any) -> State:
-    """A run in which the loss of theta(t) is 1/t."""
-    history = [entry(t) for t in range(1, rounds + 1)]
-    if final:
-        last = rounds + 1
-        history.append(a_validation(last, loss=1 / last, metric=1 / last, nearest=[5.0, 5.0], best_round=last))
+    """A run in which the loss after t rounds is 1 / (t + 1); that after the last is unknown unless `final`."""
+    history = [entry(t) for t in range(rounds + 1)]
+    if not final:
+        history[-1] = replace(history[-1], loss=None, metric=None)
     best = {"weight": np.array([[[5.0, 6.5]], [[4.0, -4.0]]], np.float32)}
     values: dict[str, Any] = {
         "hypotheses": best,
         "best": best,
-        "best_loss": 1 / max(1, len(history)),
-        "best_round": len(history),
+        "best_loss": 1 / (rounds + 1),
+        "best_round": rounds,
         "history": history,
         "stopped": f"all {rounds} rounds done",
     }

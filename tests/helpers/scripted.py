@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -98,6 +99,9 @@ class ScriptedFleet(Fleet):
         self.participations = np.array([0, 0, 0])
         self._strategy = strategy
 
+    def roster(self, grid: Any) -> Any:
+        return SimpleNamespace(nodes=[], simulated=True, validation=len(self._strategy.losses))
+
     def read(self, asked: Asked, replies: Iterable[Message]) -> Scores | None:
         strategy = self._strategy
         if not strategy.losses:
@@ -148,4 +152,4 @@ class After(Callback):
 def run_of(strategy: HypothesisStrategy, *callbacks: Callback, **changes: Any) -> Run:
     """Return a run that will begin at theta(1) = 0."""
     asked = setup(strategy, **changes)
-    return Run(asked, SpyGrid(echo), State(hypotheses=theta(0), best=theta(0)), callbacks, "mine")
+    return Run(asked, SpyGrid(echo), State.first(theta(0)), callbacks, "mine")

@@ -96,7 +96,7 @@ def test_a_stranger_trains_two_rounds(name: str, kind: str, engine: str, more: d
             validation="every=2", noise_multiplier=0.0, step_size=0.01, batch_size=2, patience=0, **asked,
         )
     )  # fmt: skip
-    assert [entry.releases for entry in run.state.history[:2]] == [2, 2]
+    assert [entry.releases for entry in run.state.history[1:]] == [2, 2]
     assert np.isfinite(run.state.history[-1].loss)
     assert all(np.isfinite(value).all() for value in run.state.hypotheses.values())
     model, dataset = run.setup.model, open_dataset(path)

@@ -28,8 +28,8 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
             (tmp_path / name).mkdir()
             (tmp_path / name / "version.py").write_text(f"__version__ = '{version}'\n")
             (tmp_path / name / "__init__.py").write_text(code)
-        monkeypatch.delitem(sys.modules, "torchvision", raising=False)
-        monkeypatch.delitem(sys.modules, "own_of_a_user", raising=False)
+        for name in [name for name in sys.modules if name.partition(".")[0] in ("torchvision", "own_of_a_user")]:
+            monkeypatch.delitem(sys.modules, name)
 
     return put
 

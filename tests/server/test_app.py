@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import errno
-import json
 import logging
 import os
 import re
@@ -133,8 +132,8 @@ def test_the_log_tells_each_round_and_the_outcome(play: Play, caplog: pytest.Log
     assert "GroupPrivacy: k = 2 hypotheses, 7 clients a round, clipping update" in told
     assert "3 nodes host 100 training and 100 validation clients" in told
     lines = [message for message in caplog.messages if message.startswith("round ")]
-    assert [line[:9] for line in lines] == ["round 1/2", "round 2/2"]
-    assert f"validation RMSE {run.history[0]['loss']:.4f}" in lines[0]
+    assert [line[:9] for line in lines] == ["round 0/2", "round 1/2", "round 2/2"]
+    assert f"validation RMSE {run.history[1]['loss']:.4f}" in lines[1]
     assert "The run is over after 2 rounds: all 2 rounds done." in told
     assert "Guarantee: none, because each update is clipped to its own norm, which proves nothing." in told
 
@@ -257,7 +256,8 @@ def test_clients_take_turns_and_the_run_ends_when_all_have_had_theirs(play: Play
     """A hundred training clients, thirty a round, twice each: seven rounds, of which the last asks twenty."""
     turns = {"rounds": 50, "clients_per_round": 30, "max_participations": 2}
     run, again = play(nodes=3, **turns), play(**turns)
-    assert [entry["asked"] for entry in run.history] == [30] * 6 + [20, 0], "and what they left is evaluated"
+    assert [entry["asked"] for entry in run.history] == [0] + [30] * 6 + [20]
+    assert run.history[-1]["loss"] is not None, "what they left is evaluated"
     assert {times for times, _ in run.ledger.values()} == {2}
     assert len(run.ledger) == 100
     assert run.stopped == "every client has reached max-participations = 2"
@@ -285,10 +285,10 @@ def test_when_no_site_releases_anything_the_run_ends_after_three_rounds(
     with raises(FleetError, "nodes.no-releases", "rounds", "3"):
         play(sites=[site | {"place": "0/1"} for site in sites(tmp_path, 3, min_noise_multiplier=100)])
     (folder,) = (umbel_home / "runs").iterdir()
-    entries = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
-    assert [(entry["moved"], entry["releases"]) for entry in entries] == [(False, 0)] * 3
-    assert len({entry["loss"] for entry in entries}) == 1
-    assert caplog.text.count("TOO FEW RELEASES: hypotheses unchanged") == 3
+    entries = RunFolder(folder).read_history()
+    assert [(entry.asked, entry.moved, entry.releases) for entry in entries[1:]] == [(7, False, 0)] * 3
+    assert len({entry.loss for entry in entries[:3]}) == 1
+    assert caplog.text.count("TOO FEW RELEASES: hypotheses unchanged") == 2, "the last round is not complete"
 
 
 def one_of_three(**policy: Any) -> list[dict[str, Any]]:
@@ -357,7 +357,7 @@ def test_every_node_gets_one_message_a_round_and_its_reply_holds_what_is_allowed
 def test_a_round_that_does_not_validate_asks_for_training_alone(play: Play) -> None:
     run = play(nodes=2, validation="every=3")
     assert isinstance(run.grid, ListeningGrid)
-    for number, entry in enumerate(run.trained, 1):
+    for number, entry in enumerate(run.history[:-1], 1):
         asked = {tuple(map(bool, numbers_asked(message.content))) for message, _ in run.grid.exchanged(str(number))}
         assert asked == ({(True, True)} if number in (1, 4) else {(True, False)})
         assert (entry["loss"] is None) == (number not in (1, 4))
@@ -380,7 +380,7 @@ def plane(folder: Path, theta: tuple[float, float], train: int, validation: int,
 def test_without_validation_clients_the_newest_hypotheses_are_kept(play: Play, umbel_home: Path) -> None:
     plane(umbel_home / "data" / "plane", (3, -2), train=8, validation=0)
     run = play(dataset="plane", hypotheses=1, noise_multiplier=0.0, rounds=30, step_size=0.5, patience=2)
-    assert [entry["loss"] for entry in run.history] == [None] * 30
+    assert [entry["loss"] for entry in run.history] == [None] * 31
     np.testing.assert_array_equal(run.arrays("hypotheses")["weight"], run.arrays("latest")["weight"])
     np.testing.assert_allclose(run.arrays("latest")["weight"], [[[3, -2]]], atol=0.01)
 
@@ -533,7 +533,7 @@ def test_a_run_is_done_by_one_process(
         do(run)
 
     monkeypatch.setattr(Run, "do", meanwhile)
-    assert [entry["number"] for entry in play(**changes).history] == [1, 2, 3, 4, 5, 6, LAST]
+    assert [entry["number"] for entry in play(**changes).history] == [*range(7)]
 
 
 def headed_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -579,7 +579,7 @@ def test_turns_that_the_run_config_limits_go_on(play: Play) -> None:
 def test_a_run_that_was_over_and_went_on_is_stopped_in_its_first_round(
     play: Play, whole: AppRun, umbel_home: Path, interrupted: Callable[..., str]
 ) -> None:
-    """The evaluation at its end and the round that takes its place have the same number."""
+    """Its last validation is made again in that round."""
     name = play(rounds=3).folder.name
     interrupted(2, "latest.safetensors", resume=name)  # the first time is before the round
     resumed = play(resume=name)
@@ -593,7 +593,7 @@ def test_a_run_that_was_killed_twice_in_a_round_goes_on(play: Play, interrupted:
     interrupted(1, "participations.jsonl", resume=name, **everybody)
     resumed = play(resume=name, **everybody)
     assert {often for often, _ in resumed.ledger.values()} == {7}, "six rounds, and what was charged stays charged"
-    assert [entry["number"] for entry in resumed.history] == [1, 2, 3, 4, 5, 6, LAST]
+    assert [entry["number"] for entry in resumed.history] == [*range(7)]
 
 
 def test_a_run_does_not_go_on_with_other_rows(play: Play, umbel_home: Path) -> None:
@@ -636,7 +636,7 @@ def test_a_run_starts_from_the_best_hypotheses_of_another(
         run = play(start_from=str(whole.folder), seed=1, rounds=1, observers=f"{__name__}:Start")
     np.testing.assert_array_equal(Start.seen, flatten(whole.arrays("hypotheses")))
     best = whole.history[-1]["best_round"]
-    assert run.history[0]["loss"] == whole.history[best - 1]["loss"]
+    assert run.history[0]["loss"] == whole.history[best]["loss"]
     assert f"starts from hypotheses of {whole.folder}; its guarantee does not count what clients spent" in caplog.text
     assert "the guarantee does not count what clients spent there" in (run.folder / "report.html").read_text()
     assert isinstance(run.grid, ListeningGrid)
@@ -690,7 +690,7 @@ def test_what_a_run_cannot_start_from_is_said_before_any_work(
     ],
 )
 def test_what_no_run_can_begin_with_is_named(play: Play, tmp_path: Path, value: NDArray[Any], words: Any) -> None:
-    (tmp_path / "config.toml").write_text("version = 1\n[config]\nseed = 0\n")
+    (tmp_path / "config.toml").write_text("version = 2\n[config]\nseed = 0\n")
     safetensors.numpy.save_file({"weight": value}, tmp_path / "hypotheses.safetensors")
     with raises(*words, tmp_path):
         play(start_from=str(tmp_path), seed=1)
@@ -704,7 +704,7 @@ def test_numbers_of_a_kind_that_numpy_lacks_are_named(play: Play, whole: AppRun,
         play(start_from=str(tmp_path), seed=1)
 
 
-@pytest.mark.parametrize("config", ["other = 1", "version = 1\n[config]\nseed = true"])
+@pytest.mark.parametrize("config", ["other = 1", "version = 2\n[config]\nseed = true"])
 def test_a_run_to_start_from_says_its_seed(play: Play, whole: AppRun, tmp_path: Path, config: str) -> None:
     (tmp_path / "config.toml").write_text(config)
     (tmp_path / "hypotheses.safetensors").write_bytes((whole.folder / "hypotheses.safetensors").read_bytes())
@@ -720,7 +720,7 @@ def test_hypotheses_of_other_data_are_told_with_these(play: Play, whole: AppRun,
 
 def test_hypotheses_go_with_their_frozen_parameters(play: Play, whole: AppRun, tmp_path: Path) -> None:
     """The same shapes, trained on top of another body."""
-    (tmp_path / "config.toml").write_text('version = 1\nfrozen = "of another body"\n[config]\nseed = 0\n')
+    (tmp_path / "config.toml").write_text('version = 2\nfrozen = "of another body"\n[config]\nseed = 0\n')
     (tmp_path / "hypotheses.safetensors").write_bytes((whole.folder / "hypotheses.safetensors").read_bytes())
     with raises(ConfigError, "config.other-frozen", "frozen", "pretrained"):
         play(start_from=str(tmp_path), seed=1)

@@ -40,11 +40,11 @@ def scripted(losses: list[float | None], *watching: Callback, **changes: Any) ->
 def test_a_run_that_every_site_refuses_ends(simulated: bool, refuses: bool) -> None:
     run = run_of(Scripted([9.0] * 6), Released())
     run.fleet.roster = lambda _: SimpleNamespace(  # type: ignore[method-assign,assignment,return-value]
-        simulated=simulated, refuses=lambda times: refuses and times <= len(run.state.history)
+        simulated=simulated, validation=1, refuses=lambda times: refuses and times <= run.state.history[-1].number
     )
     run.do()
     ends = refuses and not simulated
-    assert len(run.state.history) == (3 if ends else 6)
+    assert run.state.history[-1].number == (3 if ends else 5)
     assert run.state.stopped.startswith("every site refuses") == ends
 
 
@@ -55,7 +55,7 @@ def test_a_collapse_is_told_once_in_one_line(run_config: dict[str, Any], caplog:
     # All releases of `Scripted` go to hypothesis 0, two a round: ten rounds hold ten releases a hypothesis.
     lines = logged(caplog, run_config, Scripted([1.0] * 41), rounds=40)
     (at,) = (i for i, line in enumerate(lines) if "collapsed" in line)
-    assert lines[at - 1].startswith("round 10/40")
+    assert lines[at - 1].startswith("round  9/40"), "which was validated when round 10 trained"
     assert lines[at].startswith(
         "Since round 1 nearly all releases have gone to hypothesis 0: the hypotheses have collapsed into one. "
     )
@@ -78,9 +78,9 @@ def test_each_round_gets_a_line_with_the_time_left_from_the_second_on(
     run_config: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     lines = list(logged(caplog, run_config, Scripted([9, 8, 7, 6, 5]), rounds=4))
-    rounds = [f"round {number}/4" for number in range(1, 5)]
-    assert [line.split("  ")[0] for line in lines] == [*rounds, "after the last round"]
-    assert "validation RMSE 9.0000" in lines[0]
+    assert [line.split("  ")[0] for line in lines] == [f"round {number}/4" for number in range(5)]
+    assert "validation RMSE 8.0000" in lines[1]
+    assert "releases 2/3 (2+0)" in lines[1]
     assert [line.split("  ")[-1] for line in lines] == [
         "4 min 0 s", "5 min 0 s, about 2 min 0 s left", "6 min 0 s, about 1 min 0 s left", "7 min 0 s", "8 min 0 s",
     ]  # fmt: skip
@@ -96,20 +96,20 @@ def test_a_long_run_gets_a_hundred_lines_of_rounds_that_were_validated(
     lines = logged(caplog, run_config, Scripted(losses), rounds=1000, **{"validation": "every=5"})
     (warned,) = (line for line in lines if "collapsed" in line)
     lines.remove(warned)
-    assert len(lines) == 102, "every tenth, the last, and what came of it"
+    assert len(lines) == 102, "every tenth, and the first that lost a node"
     assert sum("validation" in line for line in lines) >= 100
-    assert lines[1].startswith("round   11/1000")
-    assert lines[1].endswith("14 min 0 s, about 16 h 29 min left")
+    assert lines[2].startswith("round   10/1000")
+    assert lines[2].endswith("14 min 0 s, about 16 h 29 min left")
 
 
 def test_what_goes_wrong_is_told_at_once_and_not_again_before_the_next_line(
     run_config: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    strategy = Scripted([1.0] * 301, stuck={2, 3, 5, 200})
+    strategy = Scripted([1.0] * 301, stuck={1, 2, 4, 200})
     strategy.lost = 0
     lines = logged(caplog, run_config, strategy, rounds=300)
     short = [line.split()[1].split("/")[0] for line in lines if "TOO FEW" in line]
-    assert short == ["2", "5", "200"], "round 3 comes before the line of round 4"
+    assert short == ["1", "4", "200"], "round 2 comes before the line of round 3"
 
 
 @pytest.mark.parametrize(
@@ -131,19 +131,18 @@ class Looking(Callback):
 
     def after_exchange(self, round: int, stages: dict[str, float]) -> None:
         state, _, _ = self.folder.read({"weight": (1, 2)})
-        self.seen.append((len(state.history), float(state.hypotheses["weight"][0, 0, 0]), state.stopped))
+        self.seen.append((state.history[-1].number, float(state.hypotheses["weight"][0, 0, 0]), state.stopped))
 
 
-def test_a_run_is_saved_after_each_round_and_at_its_end(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_saved_after_each_round_and_at_its_end(tmp_path: Any) -> None:
     folder = RunFolder(tmp_path / "run")
     strategy = Scripted([9, 8, 7])
     strategy.state = {"steps": np.array(3)}
-    monkeypatch.setattr(strategy.nodes, "roster", lambda grid: type("Empty", (), {"nodes": [], "simulated": True}))
     looking = Looking(folder)
     run = run_of(strategy, Checkpoints(), looking, rounds=2)
     run.folder = folder
     run.do()
-    assert looking.seen == [(1, 1.0, ""), (2, 2.0, ""), (3, 2.0, "all 2 rounds done")]
+    assert looking.seen == [(1, 1.0, ""), (2, 2.0, ""), (2, 2.0, "all 2 rounds done")]
     state, spent, kept = folder.read({"weight": (1, 2)})
     assert state.stopped == "all 2 rounds done"
     assert spent == {0: 2, 1: 2}
@@ -194,7 +193,6 @@ def saved(folder: RunFolder, *watching: Callback, patch: pytest.MonkeyPatch, **c
         def before_round(self, round: int, arrays: ArrayRecord) -> None:
             strategy.state["steps"] += 1  # in place, as momentum is
 
-    patch.setattr(strategy.nodes, "roster", lambda grid: type("Empty", (), {"nodes": [], "simulated": True}))
     run = run_of(strategy, Stepping(), Checkpoints(), *watching, **({"rounds": 3} | changes))
     run.folder = folder
     run.do()
@@ -216,7 +214,7 @@ def test_an_earlier_round_is_written_as_it_was(tmp_path: Path, monkeypatch: pyte
     with raises(DiskError, "disk.full"):
         saved(folder, LettingGo(slow), patch=monkeypatch)
     state, _, kept = folder.read({"weight": (1, 2)})
-    assert (len(state.history), float(state.hypotheses["weight"][0, 0, 0])) == (1, 1.0)
+    assert (state.history[-1].number, float(state.hypotheses["weight"][0, 0, 0])) == (1, 1.0)
     np.testing.assert_array_equal(kept["steps"], [1, 1])
 
 
@@ -249,7 +247,7 @@ def test_a_run_that_another_error_ends_is_written_and_tells_of_a_failure_to_writ
         if fails_at:
             assert "could not be saved: the disk is full" in caplog.text
         else:
-            assert len(folder.read({"weight": (1, 2)})[0].history) == 1, "it waits for the write"
+            assert len(folder.read({"weight": (1, 2)})[0].history) == 2, "it waits for the write"
             assert "could not be saved" not in caplog.text
 
 

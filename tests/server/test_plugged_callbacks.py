@@ -40,7 +40,7 @@ class Teller(Callback):
         told.append((self.name, "before", round, len(self.run.state.history)))
 
     def after_exchange(self, round: int, stages: dict[str, float]) -> str | None:
-        told.append((self.name, "after", round, self.run.state.history[-1].asked))
+        told.append((self.name, "after", round, self.run.state.history[-1].number))
         return f"{self.name} has seen enough" if round == self.stop_after else None
 
     def on_stop(self, reason: str) -> None:
@@ -120,7 +120,7 @@ def test_what_cannot_watch_is_named(text: str, code: str, part: str) -> None:
 
 def test_every_callback_is_told_in_order(run_config: dict[str, Any]) -> None:
     play(run_config | {"rounds": 2, "restarts": 1, "observers": f"{TELLER} name=a; {TELLER} name=b"})
-    each = [("begin", 0), ("before", 1, 0), ("after", 1, 7), ("before", 2, 1), ("after", 2, 7), ("after", 3, 0)]
+    each = [("begin", 1), ("before", 1, 1), ("after", 1, 1), ("before", 2, 2), ("after", 2, 2), ("after", 3, 2)]
     each.append(("end", "all 2 rounds done"))
     assert told == [(name, *call) for call in each for name in ("a", "b")]
 
@@ -128,7 +128,7 @@ def test_every_callback_is_told_in_order(run_config: dict[str, Any]) -> None:
 def test_one_that_stops_the_run_ends_it_after_that_round_with_its_reason(run_config: dict[str, Any]) -> None:
     config = run_config | {"rounds": 9, "restarts": 1, "observers": f"{TELLER} name=first stop-after=2; {TELLER}"}
     run = run_in_process(config)
-    assert len(run.history) == 2
+    assert len(run.trained) == 2
     assert run.stopped == "first has seen enough"
     assert [call[0] for call in told if call[1:] == ("stop", "first has seen enough")] == ["first", "teller"]
     assert [call for call in told if call[1] == "end"] == [
@@ -154,13 +154,13 @@ def test_after_a_crash_it_is_told_of_the_rounds_that_are_left(run_config: dict[s
     with pytest.raises(RuntimeError, match="the power went"):
         run_in_process(config)
     (folder,) = (umbel_home / "runs").iterdir()
-    assert told[-1] == ("teller", "after", 3, 7)
+    assert told[-1] == ("teller", "after", 3, 3)
     told.clear()
     config |= {"resume": folder.name}
     run = run_in_process(config)
-    assert told[:3] == [("teller", "begin", 3), ("teller", "before", 4, 3), ("teller", "after", 4, 7)]
+    assert told[:3] == [("teller", "begin", 4), ("teller", "before", 4, 4), ("teller", "after", 4, 4)]
     assert [call[1:3] for call in told if call[1] == "after"] == [("after", 4), ("after", 5)]
-    assert [entry["number"] for entry in run.history] == [1, 2, 3, 4, 5]
+    assert [entry["number"] for entry in run.history] == [0, 1, 2, 3, 4]
     whole = run_config | {"rounds": 4, "restarts": 1}
     expected = run_in_process(whole).arrays("latest")["weight"]
     assert run.arrays("latest")["weight"].tobytes() == expected.tobytes(), "who watches changes nothing"

@@ -21,8 +21,8 @@ from umbel.protocol.errors import FleetError
 from umbel.protocol.messages import hosting_reply, hypotheses_in
 from umbel.protocol.records import to_array_record
 from umbel.protocol.tasks import Hosting
-from umbel.server.history import Round, State
-from umbel.server.run import _median, distances, draw_hypotheses, initial_hypotheses, ratios
+from umbel.server.history import Round, State, distances
+from umbel.server.run import _median, draw_hypotheses, initial_hypotheses, ratios
 from umbel.simulation import in_process
 from umbel.strategies import Callback, GroupPrivacy
 
@@ -59,7 +59,7 @@ def test_a_round_that_no_node_answers_is_repeated_once_nodes_are_back(monkeypatc
     monkeypatch.setattr(fleet, "wait", lambda round, *_: waited.append(round))
     run.do()
     assert asked == waited == [1, 2, 3, 3, 3, 4, 5, 6]
-    assert [entry.number for entry in run.state.history] == [1, 2, 3, 4, 5, 6]
+    assert [entry.number for entry in run.state.history] == [0, 1, 2, 3, 4, 5]
     assert [round for round, _, _ in strategy.trained] == [1, 2, 3, 3, 3, 4, 5]
 
 
@@ -71,7 +71,7 @@ def test_what_is_validated_is_what_the_round_starts_from() -> None:
     assert strategy.validated == [(0, 0), (1, 1), (2, 2), (3, 3), (4, 4), (5, 5)], "after so many rounds"
     assert [entry.loss for entry in state.history] == [9, 8, 7, 6, 5, 4]
     assert [entry.metric for entry in state.history] == [18, 16, 14, 12, 10, 8]
-    assert (state.best_loss, state.best_round, value_of(state.best)) == (4, 6, 5), "of the last round of training"
+    assert (state.best_loss, state.best_round, value_of(state.best)) == (4, 5, 5), "of the last round of training"
 
 
 def test_a_round_is_told_what_the_run_asks_of_all_clients() -> None:
@@ -84,38 +84,57 @@ def test_a_round_is_told_what_the_run_asks_of_all_clients() -> None:
 
 def test_the_history_holds_what_came_out() -> None:
     state, _ = play(Scripted([9, 8, 7]), rounds=2)
-    first, second, last = (replace(entry, seconds=0.0, stages={}) for entry in state.history)
+    start, first, second = (replace(entry, seconds=0.0, stages={}) for entry in state.history)
+    assert start == Round(number=0, loss=9.0, metric=18.0, nearest=[0.0, 0.0])
     assert first == Round(
-        number=1, loss=9.0, metric=18.0, asked=3, releases=2, lost_nodes=1, groups=[2, 0], nearest=[0.0, 0.0],
+        number=1, loss=8.0, metric=16.0, asked=3, releases=2, lost_nodes=1, groups=[2, 0], nearest=[0.0, 0.0],
         moved=True, best_round=1, median_participations=1.0, max_participations=1, seconds=0.0,
     )  # fmt: skip
-    assert (second.number, second.best_round, second.max_participations) == (2, 2, 2)
-    assert (last.number, last.asked, last.releases, last.groups, last.moved) == (3, 0, 0, [], False)
-    for entry in state.history:
+    assert (second.number, second.loss, second.best_round, second.max_participations) == (2, 7, 2, 2)
+    for entry in state.history[1:]:
         assert [*entry.stages] == ["pause", "sites", "validation", "aggregation"]
         assert entry.seconds == pytest.approx(sum(entry.stages.values()), abs=0.003), "rounded to a millisecond each"
 
 
 def test_each_round_is_told_when_it_is_over() -> None:
     seen: list[Any] = []
-    play(
-        Scripted([9, 8, 7]), After(lambda s: seen.append((len(s.history), value_of(s.hypotheses), s.stopped))), rounds=2
+    run = run_of(Scripted([9, 8, 7]), After(lambda s: seen.append((value_of(s.hypotheses), s.stopped))), rounds=2)
+    run.do()
+    assert seen == [(1, ""), (2, ""), (2, "all 2 rounds done")]
+
+
+@pytest.mark.parametrize(
+    ("losses", "changes", "complete"),
+    [
+        ([9, 8, 7], {}, [[0], [1], [2]]),
+        ([9, 8, 7], {"validation": "every=2"}, [[0, 1], [], [2]]),
+        ([9, 9, 9], {"patience": 1}, [[0], [1]]),
+        ([], {}, [[0, 1], [2]]),
+    ],
+)
+def test_a_round_is_complete_once_no_validation_of_it_is_to_come(
+    losses: list[float], changes: dict[str, Any], complete: list[list[int]]
+) -> None:
+    seen: list[list[int]] = []
+    run = run_of(
+        Scripted(losses), After(lambda _: seen.append([entry.number for entry in run.complete])), rounds=2, **changes
     )
-    assert seen == [(1, 1, ""), (2, 2, ""), (3, 2, "all 2 rounds done")]
+    run.do()
+    assert seen == complete
 
 
 # --- a run that is stopped
 
 
 def stopping(at: int, why: str) -> Callback:
-    return After(lambda state: why if len(state.history) == at else None)
+    return After(lambda state: why if state.history[-1].number == at else None)
 
 
 @pytest.mark.parametrize("losses", [(), (9, 8, 7, 6, 5, 4)])
 @pytest.mark.parametrize("at", [2, 5])
 def test_a_callback_ends_the_run_after_the_round_and_says_why(losses: Sequence[float], at: int) -> None:
     seen: list[tuple[int, str]] = []
-    told = After(lambda s: seen.append((len(s.history), s.stopped)))
+    told = After(lambda s: seen.append((s.history[-1].number, s.stopped)))
     state, grid = play(Scripted(losses), stopping(at, "it knows enough"), told)
     assert seen == [*((number, "") for number in range(1, at)), (at, "it knows enough")]
     assert state.stopped == "it knows enough"
@@ -125,9 +144,9 @@ def test_a_callback_ends_the_run_after_the_round_and_says_why(losses: Sequence[f
 def test_who_stops_first_says_why() -> None:
     """umbel's own patience comes first."""
     state, _ = play(Scripted([1, 2, 3, 4, 5, 6]), stopping(2, "it knows enough"), stopping(2, "so do I"))
-    assert (len(state.history), state.stopped) == (2, "it knows enough")
+    assert (state.history[-1].number, state.stopped) == (2, "it knows enough")
     state, _ = play(Scripted([1, 2, 3, 4, 5, 6]), stopping(2, "it knows enough"), patience=1)
-    assert (len(state.history), state.stopped) == (2, "no better hypotheses in 1 validation")
+    assert (state.history[-1].number, state.stopped) == (1, "no better hypotheses in 1 validation")
 
 
 # --- a strategy that does all by itself
@@ -149,7 +168,7 @@ def test_what_a_strategy_makes_of_replies_is_heard() -> None:
     assert [entry.metric for entry in state.history] == [0.5] * 4
     assert value_of(state.hypotheses) == 30
     assert value_of(state.best) == 30
-    assert all(entry.moved for entry in state.history[:3])
+    assert all(entry.moved for entry in state.history[1:])
 
 
 # --- too few releases
@@ -157,8 +176,8 @@ def test_what_a_strategy_makes_of_replies_is_heard() -> None:
 
 def test_a_round_with_too_few_releases_leaves_the_hypotheses_and_says_so() -> None:
     state, _ = play(Scripted([9, 8, 7, 6], stuck=[2, 3]), rounds=4)
-    assert [entry.moved for entry in state.history] == [True, False, False, True, False]
-    # theta is 0, 1, 1, 1 at the start of the rounds and 2 after them.
+    assert [entry.moved for entry in state.history] == [False, True, False, False, True]
+    # theta is 0 before the rounds, and 1, 1, 1, 2 after them.
     assert [entry.loss for entry in state.history] == [9, 8, 8, 8, 7]
     assert value_of(state.hypotheses) == 2
 
@@ -169,8 +188,8 @@ def test_a_round_with_too_few_releases_leaves_the_hypotheses_and_says_so() -> No
 def test_the_best_are_those_that_were_validated_not_those_they_became() -> None:
     state, _ = play(Scripted([9, 5, 7, 8, 5, 7]))
     assert value_of(state.best) == 1
-    assert (state.best_loss, state.best_round) == (5, 2)
-    assert [entry.best_round for entry in state.history] == [1, 2, 2, 2, 2, 2]
+    assert (state.best_loss, state.best_round) == (5, 1)
+    assert [entry.best_round for entry in state.history] == [0, 1, 1, 1, 1, 1]
     assert value_of(state.hypotheses) == 5
 
 
@@ -185,14 +204,14 @@ def test_without_validation_clients_all_rounds_run_and_the_newest_are_kept() -> 
     assert grid.exchanges == [[["training"]]] * 5
     assert state.stopped == "all 5 rounds done"
     assert value_of(state.best) == value_of(state.hypotheses) == 5
-    assert state.best_round == 0
-    assert [entry.loss for entry in state.history] == [None] * 5
+    assert state.best_round == 5
+    assert [entry.loss for entry in state.history] == [None] * 6
 
 
 def test_until_a_validation_client_answers_the_newest_are_kept() -> None:
     state, _ = play(Scripted([None, None, 7, None, 8, 9]))
     assert [entry.loss for entry in state.history] == [None, None, 7, None, 8, 9]
-    assert [entry.best_round for entry in state.history] == [0, 0, 3, 3, 3, 3]
+    assert [entry.best_round for entry in state.history] == [0, 1, 2, 2, 2, 2]
     assert value_of(state.best) == 2
     state, _ = play(Scripted([None] * 6))
     assert value_of(state.best) == 5
@@ -210,7 +229,7 @@ def test_until_a_validation_client_answers_the_newest_are_kept() -> None:
         ([9, 8, 7, 6, 5, 4], 1, 6, "all 5 rounds done"),
         ([9, 9, 9, 9, 9, 9], 0, 6, "all 5 rounds done"),
         ([9, 8, 7, 6, 5, 5], 1, 6, "all 5 rounds done"),
-        ([None] * 6, 1, 5, "all 5 rounds done"),
+        ([None] * 6, 1, 6, "all 5 rounds done"),
     ],
 )
 def test_patience_ends_a_run_that_gets_no_better(
@@ -222,9 +241,8 @@ def test_patience_ends_a_run_that_gets_no_better(
 
 
 def test_patience_counts_validations_not_rounds() -> None:
-    # Rounds 1, 4, 7 and 10 validate theta = 0, 3, 6 and 9.
     state, _ = play(Scripted([5] * 20), rounds=20, patience=2, validation="every=3")
-    assert [entry.number for entry in state.history if entry.loss is not None] == [1, 4, 7]
+    assert [entry.number for entry in state.history if entry.loss is not None] == [0, 3, 6]
     assert len(state.history) == 7
 
 
@@ -232,7 +250,7 @@ def test_a_validation_that_nobody_answers_is_none(caplog: pytest.LogCaptureFixtu
     state, _ = play(Scripted([5, None, None, None, 6, 7]), patience=2)
     assert state.stopped == "all 5 rounds done"
     told = [message for message in caplog.messages if "no validation client reported" in message]
-    assert [message.split(":")[0] for message in told] == ["round 2", "round 3", "round 4"]
+    assert [message.split(":")[0] for message in told] == ["round 1", "round 2", "round 3"]
 
 
 def test_where_patience_may_end_the_run_validation_goes_alone() -> None:
@@ -242,11 +260,11 @@ def test_where_patience_may_end_the_run_validation_goes_alone() -> None:
     both, alone, training = [["evaluation", "training"]], [["evaluation"]], [["training"]]
     assert run.grid.exchanges == [both, both, alone, training, both, alone]  # type: ignore[attr-defined]
     assert [round for round, *_ in strategy.trained] == [1, 2, 3, 4]
-    assert [entry.asked for entry in run.state.history] == [3, 3, 3, 3, 0]
+    assert [entry.asked for entry in run.state.history] == [0, 3, 3, 3, 3]
     assert run.fleet.participations.tolist() == [4, 4, 0], "nobody is charged in the round that ends the run"
     assert value_of(run.state.hypotheses) == 4, "which have been validated"
-    assert (run.state.best_round, value_of(run.state.best)) == (3, 2)
-    for entry in run.state.history:
+    assert (run.state.best_round, value_of(run.state.best)) == (2, 2)
+    for entry in run.state.history[1:]:
         assert [*entry.stages] == ["pause", "sites", "validation", "aggregation"]
 
 
@@ -259,18 +277,18 @@ def test_a_validation_that_belongs_to_the_training_goes_with_it() -> None:
     state, grid = play(Joint([5, 6, 7, 8]), patience=1)
     assert grid.exchanges == [[["evaluation", "training"]]] * 2
     assert state.stopped == "no better hypotheses in 1 validation"
-    assert [entry.asked for entry in state.history] == [3, 3]
+    assert [entry.asked for entry in state.history] == [0, 3, 3]
 
 
 # --- validating now and then
 
 
 @pytest.mark.parametrize(
-    ("every", "validated"), [(1, [1, 2, 3, 4, 5, 6]), (2, [1, 3, 5, 6]), (3, [1, 4, 6]), (9, [1, 6])]
+    ("every", "validated"), [(1, [0, 1, 2, 3, 4, 5]), (2, [0, 2, 4, 5]), (3, [0, 3, 5]), (9, [0, 5])]
 )
 def test_rounds_in_between_train_alone(every: int, validated: list[int]) -> None:
     state, grid = play(Scripted([9, 8, 7, 6, 5, 4]), validation=f"every={every}")
-    assert [number for number, (asks,) in enumerate(grid.exchanges, 1) if "evaluation" in asks] == validated
+    assert [number for number, (asks,) in enumerate(grid.exchanges) if "evaluation" in asks] == validated
     assert [entry.number for entry in state.history if entry.loss is not None] == validated
     assert all("training" in asks for (asks,) in grid.exchanges[:5])
 
@@ -357,10 +375,10 @@ def test_eq_9s_ratio_is_an_updates_length_as_a_part_of_the_distance_to_the_next_
 
 
 def test_a_round_keeps_eq_9s_ratio(run_config: dict[str, Any]) -> None:
-    history = in_process.play(run_config | {"rounds": 1}).state.history
-    assert len(history[0].ratio) == len(history[0].nearest) == 2
-    assert [ratio > 0 for ratio in history[0].ratio] == [count > 0 for count in history[0].groups]
-    assert history[-1].ratio == [], "nobody trained"
+    first, last = in_process.play(run_config | {"rounds": 1}).state.history
+    assert len(last.ratio) == len(last.nearest) == len(first.nearest) == 2
+    assert [ratio > 0 for ratio in last.ratio] == [count > 0 for count in last.groups]
+    assert first.ratio == [], "nobody trained"
 
 
 @pytest.mark.parametrize("spent", [[0], [3], [0, 0, 3], [0, 0, 2, 4], [0, 0, 0, 4], [0, 2, 4, 6], [0, 2]])

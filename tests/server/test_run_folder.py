@@ -48,7 +48,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 @pytest.fixture
 def state() -> State:
-    return State(hypotheses=LATEST, best=BEST, history=[a_round(1), a_round(2, loss=None, metric=None)])
+    return State(LATEST, BEST, history=[a_round(0), a_round(1), a_round(2, loss=None, metric=None)])
 
 
 def contents(path: Path) -> dict[str, bytes]:
@@ -157,7 +157,7 @@ def test_what_stays_as_it_was_is_not_written_again(folder: RunFolder, state: Sta
     state.best, state.best_loss = LATEST, 0.5
     assert written() == {"latest.safetensors", "hypotheses.safetensors"}
     state.stopped = "it knows enough"
-    assert written() == {"outcome.json"}
+    assert written() == {"outcome.json", "history.jsonl", "latest.safetensors"}, "its last round is complete"
 
 
 @pytest.mark.parametrize("prepare", FAILURES.values(), ids=FAILURES.keys())
@@ -200,15 +200,15 @@ def test_a_run_is_read_again_as_it_was_written(folder: RunFolder, state: State, 
 
 
 def test_patience_begins_anew_with_another_number_of_hypotheses(folder: RunFolder, state: State) -> None:
-    """As it does in a run that goes on; the best of the old number stay until the new ones are validated."""
-    state.history = [a_round(1), a_round(2)]
+    state.history[-1] = a_round(2)
     state.best_round, state.best_loss, state.stale = 1, 0.5, 1
     folder.write_round(state, np.array([1]), ONE, {})
     assert RunFolder(folder.path).read(SHAPES)[0].stale == 1
-    state.hypotheses = {name: value[:1] for name, value in LATEST.items()}
+    state.hypotheses = state.best = {name: value[:1] for name, value in LATEST.items()}
+    state.best_loss = np.inf
     folder.write_round(state, np.array([1]), ONE, {})
     read, _, _ = RunFolder(folder.path).read(SHAPES)
-    assert (read.best_loss, read.best_round, read.stale) == (np.inf, 1, 0)
+    assert (read.best_loss, read.stale) == (np.inf, 0)
 
 
 def test_what_a_strategy_keeps_lies_in_one_file_with_the_hypotheses(folder: RunFolder, state: State) -> None:
@@ -239,6 +239,7 @@ def kill_in_round_3(folder: RunFolder, state: State, **found: Any) -> None:
     folder.write_round(state, np.array([1]), ONE, {"steps": np.array(2)})
     latest = (folder.path / "latest.safetensors").read_bytes()
     vars(state).update(found)
+    state.history[-1] = a_round(2, best_round=state.best_round)
     state.history.append(a_round(3, best_round=state.best_round))
     folder.write_round(state, np.array([2]), ONE, {"steps": np.array(3)})
     (folder.path / "latest.safetensors").write_bytes(latest)
@@ -246,9 +247,9 @@ def kill_in_round_3(folder: RunFolder, state: State, **found: Any) -> None:
 
 def test_rounds_that_latest_does_not_stand_for_are_forgotten(folder: RunFolder, state: State) -> None:
     """The run was killed between the files of a round: it does that round again."""
-    kill_in_round_3(folder, state, best=LATEST, best_round=3)
+    kill_in_round_3(folder, state, best=LATEST, best_round=2)
     read, spent, kept = RunFolder(folder.path).read(SHAPES)
-    assert [one.number for one in read.history] == [1, 2]
+    assert [one.loss for one in read.history] == [0.5, 0.5, None]
     assert (read.best_round, read.best_loss, read.stale) == (1, math.inf, 0), "the loss was that of others"
     assert int(kept["steps"]) == 2
     assert spent == {0: 2}, "what was charged stays charged"
@@ -288,7 +289,7 @@ def test_a_run_that_goes_on_is_read_as_it_was_after_one_of_its_rounds(
 
     monkeypatch.setattr(RunFolder, "read_best", meanwhile)
     read, _, _ = RunFolder(folder.path).read(SHAPES)
-    assert [one.number for one in read.history] == [1, 2]
+    assert [one.number for one in read.history] == [0, 1, 2]
     np.testing.assert_array_equal(read.hypotheses["fc.bias"], LATEST["fc.bias"])
 
 
@@ -300,7 +301,7 @@ GROWN = ["history.jsonl", "participations.jsonl"]
 
 def play(folder: RunFolder, state: State, participations: NDArray[np.int64], rounds: int, asked: int) -> None:
     """Do rounds in each of which the next clients release."""
-    for number in range(len(state.history) + 1, len(state.history) + rounds + 1):
+    for number in range(len(state.history), len(state.history) + rounds):
         state.history.append(a_round(number, releases=asked))
         participations[np.arange(number * asked, (number + 1) * asked) % len(participations)] += 1
         folder.write_round(state, participations, ONE, {})
@@ -322,7 +323,7 @@ def test_a_round_writes_as_much_however_many_there_were(
 
     for name in ("write_atomically", "append"):
         monkeypatch.setattr(run_folder, name, counted(getattr(run_folder, name)))
-    state.history, participations = [], np.zeros(30_000, np.int64)
+    state.history, participations = [a_round(0)], np.zeros(30_000, np.int64)
     seen = []
     for rounds in (10, 100, 290, 100):
         written.clear()
@@ -336,7 +337,7 @@ def test_a_round_writes_as_much_however_many_there_were(
 def test_the_ledger_lacks_no_more_than_a_tenth_while_a_run_goes_on_and_nothing_at_its_end(
     folder: RunFolder, state: State
 ) -> None:
-    state.history, participations = [], np.zeros(2000, np.int64)
+    state.history, participations = [a_round(0)], np.zeros(2000, np.int64)
     behind = []
     for _ in range(40):
         play(folder, state, participations, 1, asked=20)
@@ -365,7 +366,7 @@ def test_a_line_that_a_killed_run_left_half_is_none(folder: RunFolder, state: St
     with (folder.path / file).open("ab") as opened:
         opened.write(torn.encode("latin-1"))
     read, spent, _ = RunFolder(folder.path).read(SHAPES)
-    assert [one.number for one in read.history] == [1, 2]
+    assert [one.number for one in read.history] == [0, 1, 2]
     assert spent == {1: 2}
     assert RunFolder(folder.path).read_history() == read.history
 

@@ -31,7 +31,7 @@ Damage = Callable[[Path], None]
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of four rounds and the evaluation at their end."""
+    """The folder of a run of four rounds."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("UMBEL_HOME", str(tmp_path_factory.mktemp("home")))
         leave_blank(patch)
@@ -57,8 +57,9 @@ def saved(folder: Path, **changes: Any) -> Saved:
     return Saved.of(Setup.parse(CONFIG | {"rounds": 9, "resume": str(folder)} | changes))
 
 
-def latest(change: Callable[[Arrays], Arrays], rounds: str = "") -> Damage:
-    """Change arrays of latest.safetensors; with a number of rounds the digest fits them, as if a run had written so."""
+def latest(change: Callable[[Arrays], Arrays], rounds: str = "", killed: bool = False) -> Damage:
+    """Change arrays of latest.safetensors; with a number of rounds the digest fits them, as if a run had written so,
+    and been `killed` before the last of these was validated."""
 
     def do(folder: Path) -> None:
         file = folder / "latest.safetensors"
@@ -66,8 +67,8 @@ def latest(change: Callable[[Arrays], Arrays], rounds: str = "") -> Damage:
             before = opened.metadata()
         arrays = change(safetensors.numpy.load_file(file))
         if rounds:
-            best = before["rounds"].split()[-1]
-            before = {"rounds": f"{rounds} {_digest(arrays, rounds)} {best}"}
+            best, line = before["rounds"].split(" ")[2], RunFolder(folder).read_history()[-1].line if killed else ""
+            before = {"rounds": f"{rounds} {_digest(arrays, rounds)} {best} {line}"}
         safetensors.numpy.save_file(arrays, file, before)
 
     return do
@@ -75,7 +76,7 @@ def latest(change: Callable[[Arrays], Arrays], rounds: str = "") -> Damage:
 
 def weight(value: Any) -> Damage:
     """Put other hypotheses in the file."""
-    return latest(lambda arrays: arrays | {"weight": np.asarray(value)}, rounds="5")
+    return latest(lambda arrays: arrays | {"weight": np.asarray(value)}, rounds="4")
 
 
 def text(file: str, change: Callable[[str], str]) -> Damage:
@@ -88,7 +89,7 @@ def text(file: str, change: Callable[[str], str]) -> Damage:
 def test_a_whole_folder_says_where_the_run_stands(copy: Path) -> None:
     before = {file.name: file.read_bytes() for file in copy.iterdir()}
     found = saved(copy)
-    assert [entry.number for entry in found.state.history] == [1, 2, 3, 4], "the evaluation comes again"
+    assert [entry.number for entry in found.state.history] == [0, 1, 2, 3, 4]
     assert found.state.stopped == ""
     assert sum(found.spent.values()) == sum(entry.releases for entry in found.state.history)
     assert list(found.kept) == ["respawn/idle", "respawn/told"]
@@ -98,10 +99,10 @@ def test_a_whole_folder_says_where_the_run_stands(copy: Path) -> None:
 @pytest.mark.parametrize("written", [[], ["history.jsonl"], ["history.jsonl", "participations.jsonl"]])
 def test_a_round_that_was_not_finished_is_no_damage(copy: Path, longer: Path, written: list[str]) -> None:
     """A run writes history, participations and latest, in this order, and may be killed in between."""
-    latest(lambda arrays: arrays, rounds="4")(copy)
+    latest(lambda arrays: arrays, rounds="4", killed=True)(copy)
     for file in written:
         shutil.copy(longer / file, copy)
-    assert [entry.number for entry in saved(copy).state.history] == [1, 2, 3, 4]
+    assert [entry.number for entry in saved(copy).state.history] == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -113,13 +114,13 @@ def test_a_round_that_was_not_finished_is_no_damage(copy: Path, longer: Path, wr
         (weight(np.zeros((2, 1, 3), np.float32)), "weight of each hypothesis is (1, 3), not (1, 2)"),
         (weight(np.zeros((2, 1, 2))), "weight of the hypotheses is float64, not float32"),
         (weight(np.zeros((3, 1, 2), np.float32)), "there are 3 hypotheses, not 1 to 2"),
-        (latest(lambda arrays: {"bias": arrays["weight"]}, rounds="5"), "'weight' is missing"),
-        (latest(lambda arrays: arrays, rounds="-1"), "has -1 rounds, but history.jsonl has 5"),
-        (latest(lambda arrays: arrays, rounds="6"), "has 6 rounds, but history.jsonl has 5"),
+        (latest(lambda arrays: {"bias": arrays["weight"]}, rounds="4"), "'weight' is missing"),
+        (latest(lambda arrays: arrays, rounds="-1"), "is of round -1, but history.jsonl has 5 lines"),
+        (latest(lambda arrays: arrays, rounds="5"), "is of round 5, but history.jsonl has 5 lines"),
         (text("history.jsonl", lambda was: was[: len(was) // 2]), "line 3 of history.jsonl is not a round"),
         (text("history.jsonl", lambda was: was.replace("}", ', "more": 1}')), "line 1 of history.jsonl is not a round"),
         (text("history.jsonl", lambda was: was.replace('"loss": ', '"loss": "a lot", "was": ')), "line 1 of history"),
-        (text("history.jsonl", lambda was: "\n".join(was.splitlines()[1:])), "line 1 of history.jsonl is of round 2"),
+        (text("history.jsonl", lambda was: "\n".join(was.splitlines()[1:])), "line 1 of history.jsonl is of round 1"),
         (text("outcome.json", lambda _: "[]"), "outcome.json does not say"),
         (text("nodes.json", lambda _: "[]"), "nodes.json names no node"),
         (text("nodes.json", lambda was: was.replace("100", "-1")), "'train': -1"),
@@ -155,10 +156,8 @@ def test_without_one_of_its_files_it_is_no_run(copy: Path, file: str) -> None:
 def test_rounds_are_left(copy: Path) -> None:
     with raises(ConfigError, "config.resume-done", "resume", "rounds", "4"):
         saved(copy, rounds=4)
-    entries = [json.loads(line) for line in (copy / "history.jsonl").read_text().splitlines()]
-    latest(lambda arrays: arrays, rounds="4")(copy)
-    assert len(entries) == 5
-    assert len(saved(copy, rounds=4).state.history) == 4, "it was killed before the evaluation at the end"
+    latest(lambda arrays: arrays, rounds="4", killed=True)(copy)
+    assert len(saved(copy, rounds=4).state.history) == 5, "it was killed before the evaluation at the end"
 
 
 def test_a_run_that_patience_ended_continues_with_more_as_if_it_had_had_that_from_the_start(

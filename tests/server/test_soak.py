@@ -67,11 +67,11 @@ def test_many_rounds_of_faults(run_config: dict[str, Any]) -> None:
     config = run_config | {"rounds": ROUNDS, "clients-per-round": 20, "round-timeout": 0.02, "restarts": 1}
     grid, setup = FaultyGrid(config, seed=1), Setup.parse(config)
     start = initial_hypotheses(setup, grid)
-    state = State(hypotheses=start, best=start)
+    state = State.first(start)
     memory: list[int] = []
 
     def weigh(state: State) -> None:
-        if len(state.history) in (30, ROUNDS):
+        if state.history[-1].number in (30, ROUNDS):
             gc.collect()
             memory.append(psutil.Process().memory_info().rss)
 

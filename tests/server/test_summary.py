@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.helpers.history import a_round, a_validation
+from tests.helpers.history import a_round
 from umbel import models
 from umbel.data import Manifest
 from umbel.privacy.accounting.guarantee import DELTA, Guarantee, amount, guarantee
@@ -45,10 +45,7 @@ def summary(model: str = "mlp", manifest: Manifest | None = HOSPITAL, loss: str 
 def entry(number: int = 3, **changes: Any) -> Round:
     """A round in which 98 of 100 clients released."""
     values: dict[str, Any] = {"loss": 0.09, "metric": 0.09, "asked": 100, "releases": 98, "groups": [60, 38]}
-    return a_round(number, **{"best_round": 2} | values | changes)
-
-
-FINAL = a_validation(4, loss=0.09, metric=0.09, best_round=2)
+    return a_round(number, **{"best_round": 1} | values | changes)
 
 
 def linear(*rows: tuple[float, float]) -> Arrays:
@@ -58,8 +55,8 @@ def linear(*rows: tuple[float, float]) -> Arrays:
 def state(best: Arrays | None = None, **changes: Any) -> State:
     """A run that ended after three rounds."""
     best = best or linear((0, 0))
-    history = [entry(number=1), entry(number=2), entry(number=3), FINAL]
-    values: dict[str, Any] = {"best_loss": 0.08, "best_round": 2, "history": history, "stopped": "all 3 rounds done"}
+    history = [a_round(0, loss=0.09), entry(number=1), entry(number=2), entry(number=3)]
+    values: dict[str, Any] = {"best_loss": 0.08, "best_round": 1, "history": history, "stopped": "all 3 rounds done"}
     return State(hypotheses=best, best=best, **values | changes)
 
 
@@ -103,7 +100,7 @@ HOSPITAL_LINE = "round 3/3  validation RMSE 900.0 dollars  best after 1 round  r
             HOSPITAL_LINE.replace("98/100 (60+38)", "1/100 (0+0)  TOO FEW RELEASES: hypotheses unchanged"),
         ),
         (entry(moved=False), 3, f"{HOSPITAL_LINE}  NOT FINITE: hypotheses unchanged"),
-        (FINAL, 3, "after the last round  validation RMSE 900.0 dollars  best after 1 round"),
+        (a_round(0, loss=0.09, metric=0.09), 3, "round 0/3  validation RMSE 900.0 dollars  best after 0 rounds"),
     ],
 )
 def test_a_round_is_one_line(said: Round, rounds: int, line: str) -> None:
@@ -120,11 +117,9 @@ def test_a_metric_that_is_not_the_loss_is_told_as_well() -> None:
     assert "cross-entropy 0.5000  accuracy 0.8300" in line
 
 
-def test_rounds_and_the_end_count_alike_what_the_best_were_trained_for() -> None:
-    """Round t starts from what t - 1 rounds of training left; the evaluation at the end is of all rounds."""
-    final = a_validation(4, loss=0.07, metric=0.07, best_round=4)
-    assert summary().round_line(final, rounds=3).endswith("best after 3 rounds")
-    ended = state(best_round=4, best_loss=0.07, history=[entry(number=1), entry(number=2), entry(number=3), final])
+def test_the_last_round_may_be_the_best() -> None:
+    final = entry(loss=0.07, metric=0.07, best_round=3)
+    ended = state(best_round=3, best_loss=0.07, history=[entry(number=1), entry(number=2), final])
     told = summary().outcome_lines(ended)[1]
     assert told == "After the last round: validation RMSE 700.0 dollars, the lowest of all rounds."
 
@@ -139,9 +134,9 @@ def test_the_last_round_leads_and_the_best_stands_beside_it_and_says_who_chose_i
         "After the last round: validation RMSE 900.0 dollars. Best, after 1 round, chosen by validation clients: RMSE "
         "800.0 dollars."
     )
-    exact = [entry(), replace(FINAL, exact_reports=40)]
+    exact = [entry(number=2), entry(exact_reports=40)]
     assert "chosen by exact losses of validation clients" in summary().outcome_lines(state(history=exact))[1]
-    stopped = summary().outcome_lines(state(history=[entry(number=1), entry(number=2), entry(number=3)]))
+    stopped = summary().outcome_lines(state(history=[entry(number=1), entry(number=2), entry(loss=None)]))
     assert stopped[1].startswith("After 2 rounds, at the last validation: validation RMSE 900.0 dollars. Best")
     # Small hypotheses are printed, and large ones are not.
     lines = summary().outcome_lines(state({"weight": np.ones((2, 3)) * [[0.5], [-1.25]]}))
@@ -170,7 +165,7 @@ def test_clients_that_no_guarantee_covers_are_named() -> None:
 
 def told(**changes: Any) -> list[str]:
     """Return the lines on privacy."""
-    return summary(**changes).privacy_lines(FINAL.median_participations, FINAL.max_participations)
+    return summary(**changes).privacy_lines(entry().median_participations, entry().max_participations)
 
 
 @pytest.mark.parametrize(
@@ -346,7 +341,7 @@ def test_a_noisy_report_has_its_noise_and_bound_beside_it_and_no_round_is_the_be
 @pytest.mark.parametrize(("other", "alike"), [(0.09 + 0.056, 1), (0.09 + 0.057, 0)])
 def test_a_round_is_the_lowest_only_if_noise_tells(other: float, alike: int) -> None:
     """Noise of .02 in each is .028 in a difference, and two deviations are .0566."""
-    ended = state(history=[noisy(1, other), noisy(2, 0.09)], best_round=2, best_loss=0.09)
+    ended = state(history=[noisy(0, other), noisy(1, 0.09)], best_round=1, best_loss=0.09)
     (_, told, *_) = summary().outcome_lines(ended)
     assert ("the lowest of all rounds" in told) is not bool(alike)
     assert ("does not tell the kept round, after 1 round, from 1 other" in told) is bool(alike)

@@ -74,7 +74,7 @@ def test_a_run_is_returned_as_it_ended_and_leaves_nothing(umbel_home: Path) -> N
     counting = Counting()
     config = run_config("synthetic", rounds=3, restarts=1)
     run = play(config, observers=[counting])
-    assert [entry.number for entry in run.state.history] == [1, 2, 3, 4]
+    assert [entry.number for entry in run.state.history] == [0, 1, 2, 3]
     assert counting.rounds == 4
     assert run.state.stopped == "all 3 rounds done"
     assert run.fleet.participations.sum() == 21
@@ -94,7 +94,7 @@ def test_nodes_may_be_configured_as_sites_configure_them() -> None:
     config = run_config("synthetic", rounds=2, restarts=1, clients_per_round=100)
     nodes = [{"partition-id": i, "num-partitions": 2, "paper-budget": 0.4} for i in range(2)]
     run = play(config, node_configs=nodes, strict=False)
-    assert [entry.releases for entry in run.state.history] == [100, 0, 0]
+    assert [entry.releases for entry in run.state.history] == [0, 100, 0]
 
 
 @pytest.mark.parametrize("strict", [True, False])
@@ -106,7 +106,7 @@ def test_a_node_that_refuses_ends_a_strict_run(strict: bool) -> None:
         with raises(FleetError, "nodes.refused", "1"):
             play(config, node_configs=nodes)
     else:
-        assert [entry.lost_nodes for entry in play(config, node_configs=nodes, strict=False).state.history] == [1, 1, 0]
+        assert [entry.lost_nodes for entry in play(config, node_configs=nodes, strict=False).state.history] == [0, 1, 1]
 
 
 # --- a guarantee for each row

@@ -25,7 +25,7 @@ def test_a_run_gives_what_the_apps_own_rounds_give() -> None:
     config = run_config("synthetic", rounds=5, seed=4)
     setup, grid = Setup.parse(config), InProcessGrid(umbel.client.app.app, config, nodes=3)
     start = initial_hypotheses(setup, grid)
-    state = State(start, start)
+    state = State.first(start)
     Run(setup, grid, state).do()
 
     finished = finish(config)

@@ -15,7 +15,7 @@ import torch
 
 import umbel
 from tests.helpers.datasets import manifest
-from tests.helpers.history import a_round, a_validation
+from tests.helpers.history import a_round
 from tests.helpers.paper import paper_run
 from umbel import models
 from umbel.data import Dataset, offsets_of, write_dataset
@@ -49,9 +49,9 @@ def a_run(folder: Path, ended: Any = None, history: Any = None, **changes: Any) 
     setup = Setup.parse(in_process.run_config("synthetic") | BASE | {"dataset": str(folder)} | changes)
     last = setup.model.initial(0) if ended is None else ended
     last = {name: value[None] for name, value in last.items()} if ended is None else last
-    rounds = [a_round(1), a_round(2), a_validation(3)] if history is None else history
+    rounds = [a_round(0), a_round(1), a_round(2)] if history is None else history
     rounds = [replace(one, nearest=[], groups=[10] if one.asked else []) for one in rounds]
-    return setup, State(last, last, 0.5, 3, 0, rounds, "done")
+    return setup, State(last, last, 0.5, 2, 0, rounds, "done")
 
 
 def ways(setup: Setup, state: State) -> Ways:
@@ -206,9 +206,9 @@ def test_clients_pick_on_one_half_of_their_rows_and_are_measured_on_the_other(tm
 
 def test_the_best_round_stands_beside_the_last_and_says_who_chose_it(tmp_path: Path) -> None:
     folder = write(tmp_path / "d", (ONES, [1.0] * 4), (ONES, [1.0] * 4), train=1, loss="mse")
-    exact = [a_round(1), a_round(2, exact_reports=1), a_validation(3, exact_reports=1)]
+    exact = [a_round(0), a_round(1, exact_reports=1), a_round(2, exact_reports=1)]
     setup, state = a_run(folder, theta((3, 0)), history=exact)
-    state.best, state.best_round = theta((1, 0)), 2
+    state.best, state.best_round = theta((1, 0)), 1
     worth = appraise(setup, state, {})
     found = {arm.way: arm for arm in worth.arms}
     assert (found[Way.LAST].mean, found[Way.BEST].mean) == (2.0, 0.0)
@@ -317,7 +317,7 @@ def test_each_sentence(found: dict[Way, Any], worth_it: bool, words: str) -> Non
 def test_a_run_whose_rounds_led_away_is_not_worth_it_however_well_it_ended(
     tmp_path: Path, losses: tuple[float, float], last: float
 ) -> None:
-    history = [a_round(1, loss=losses[0]), a_round(2, loss=losses[1])]
+    history = [a_round(0, loss=losses[0]), a_round(1, loss=losses[1])]
     folder = write(tmp_path / "d", (ONES, [1.0] * 4), (ONES, [0.0] * 4), train=1, loss="mse")
     worth = appraise(*a_run(folder, theta((last, 0)), history=history), {})
     assert (worth.worth_it, worth.verdict.startswith("No: it diverged")) == (False, True)

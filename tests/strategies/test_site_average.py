@@ -238,7 +238,7 @@ def test_one_hypothesis_finds_the_model_between_them(umbel_home: Path) -> None:
     rows, targets = (np.concatenate([part[i] for part in clients]) for i in (0, 1))
     best = np.linalg.lstsq(rows, targets.ravel(), rcond=None)[0]
     assert np.linalg.norm(flatten(run.state.hypotheses)[0] - best) < 1.0
-    entry = run.state.history[0]
+    entry = run.state.history[1]
     assert entry.groups == [entry.releases]
 
 

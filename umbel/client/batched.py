@@ -91,9 +91,8 @@ class Batched(Engine):
         k = len(next(iter(hypotheses.values())))
         outputs = self.forward(hypotheses, cohort.features.expand(k, *cohort.features.shape))
         targets = cohort.targets.expand(k, *cohort.targets.shape)
-        scores: list[Score] = [self.model.loss]
-        if self.model.metric.per_sample is not self.model.loss.per_sample:
-            scores.append(self.model.metric)
+        same = self.model.metric.per_sample is self.model.loss.per_sample
+        scores: list[Score] = [self.model.loss] if same else [self.model.loss, self.model.metric]
         values = torch.stack([one.of_rows(outputs, targets, 2) for one in scores]).double().cpu().numpy()
         return torch.from_numpy(np.add.reduceat(values, cohort.starts, axis=2))
 

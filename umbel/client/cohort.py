@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from umbel.data import Dataset, held_out
@@ -54,7 +54,7 @@ class Cohort:
         return self.lengths.cumsum() - self.lengths
 
     @classmethod
-    def gather(cls, dataset: Dataset, clients: Sequence[int], device: torch.device) -> Cohort:
+    def gather(cls, dataset: Dataset, clients: ArrayLike, device: torch.device) -> Cohort:
         """Read the rows of `clients`, and no others, in one copy."""
         chosen = np.asarray(clients, dtype=np.int64)
         first = dataset.offsets[chosen]

@@ -66,8 +66,10 @@ class Learner:
 
     def tensors(self, arrays: Arrays) -> Parameters:
         """Return arrays as tensors on the device; those of a message are read-only, so they are copied."""
-        own = {name: value if value.flags.writeable else np.array(value) for name, value in arrays.items()}
-        return {name: torch.from_numpy(value).to(self.device) for name, value in own.items()}
+        return {
+            name: torch.from_numpy(value if value.flags.writeable else np.array(value)).to(self.device)
+            for name, value in arrays.items()
+        }
 
     def choose(self, hypotheses: Parameters, cohort: Cohort, local: Parameters | None = None) -> Tensor:
         """Return the hypothesis that fits each client's rows best, (clients,); 0 if there is only one."""
@@ -82,17 +84,19 @@ class Learner:
         """
         own, cohort = local or {}, self._readable(cohort)
         k, together = len(next(iter(hypotheses.values()))), self.engine == BATCHED
-        sums = torch.empty(2, k, len(cohort), dtype=torch.float64)
+        sums = np.empty((2, k, len(cohort)))
 
         def add(engine: Engine, part: slice) -> None:
-            sums[:, :, part] = engine.sums(hypotheses, cohort.part(part), {name: own[name][part] for name in own})
+            sums[:, :, part] = engine.sums(
+                hypotheses, cohort.part(part), {name: own[name][part] for name in own}
+            ).numpy()
 
         stacked = together and bool(own)
         sizes = self._training_bytes(cohort, ALL_ROWS) if stacked else self._scoring_bytes(cohort, k if together else 1)
         with torch.inference_mode():
             self._in_chunks(cohort, sizes, add)
+        loss, metric = (torch.from_numpy(mean) for mean in sums / cohort.lengths)
         with one_thread():
-            loss, metric = sums / torch.from_numpy(cohort.lengths)
             return self.model.loss.report(loss).numpy(), self.model.metric.report(metric).numpy()
 
     def score_newcomers(self, hypotheses: Parameters, cohort: Cohort, fresh: Parameters, step_size: float) -> Scores:
@@ -225,11 +229,11 @@ class Learner:
         ends, limit, begin = sizes.cumsum(), self._chunk_bytes(), 0
         while begin < len(cohort):
             check_time()
-            size = 0 if alone else min(limit, self._room)
-            fits = int(ends.searchsorted(ends[begin] - sizes[begin] + size, side="right"))
-            engine, part = self._chunk(cohort.lengths, begin, max(begin + 1, fits))
-            few = engine.exact or int(sizes[part].sum()) <= ONE_THREAD_BYTES
-            trouble = ""
+            before, room = ends[begin] - sizes[begin], 0 if alone else min(limit, self._room)
+            fits = max(begin + 1, int(ends.searchsorted(before + room, side="right")))
+            engine, part = self._chunk(cohort.lengths, begin, fits)
+            size, trouble = int(ends[part.stop - 1] - before), ""
+            few = engine.exact or size <= ONE_THREAD_BYTES
             try:
                 with one_thread() if few and self.device.type == "cpu" else nullcontext():
                     compute(engine, part)
@@ -248,7 +252,7 @@ class Learner:
                     'device = "cpu"',
                     code="model.memory",
                 )
-            self._room = int(sizes[part].sum()) // 2
+            self._room = size // 2
 
     def _chunk(self, lengths: NDArray[np.int64], begin: int, most: int) -> tuple[Engine, slice]:
         """Return what computes the next clients, and which: they end before `most`, and are of one width at a site."""

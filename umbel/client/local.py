@@ -56,6 +56,8 @@ class LocalParameters:
 
         A client without any gets initial ones; with `hidden` also a client whose training did not hide each row.
         """
+        if not self._model.local_shapes:
+            return {}
         fit = self._kept[_HIDDEN] >= hidden
         where = {client: row for row, client in enumerate(self._kept[_CLIENTS].tolist()) if fit[row]}
         new = [i for i, client in enumerate(clients) if client not in where]

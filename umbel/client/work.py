@@ -61,14 +61,14 @@ class NodeClients:
     def train(self, task: TrainingSpec, hypotheses: Arrays, assigned: NDArray[np.int64]) -> Work:
         """Return how clients train from their best hypotheses, or those assigned (Algorithm 1, lines 5 and 6)."""
         node, clients = self.node, self.node.training_clients(task.clients)
-        update, names = node.update(task), list(node.model.shapes)
+        update, names, numbers = node.update(task), list(node.model.shapes), np.asarray(clients)
         kept, hidden = self._kept(task), task.hides_rows(len(hypotheses[names[0]]))
         before = kept.read(clients, hidden)
         after = {name: value.copy() for name, value in before.items()}
         turns, starts = self._turns(clients, update.rows is None), node.learner.tensors(hypotheses)
 
         def train(places: Places, cohort: Cohort, learner: Learner, chosen: Tensor, local: Parameters) -> Results:
-            asked, seed, round = np.asarray(clients)[places].tolist(), node.seed, task.round
+            asked, seed, round = numbers[places].tolist(), node.seed, task.round
             draws = row_sources(seed, round, asked) if update.rows else streams(seed, "shuffle", round, asked)
             trained, own = learner.train(starts, chosen, cohort, update, draws, local)
             for name, value in own.items():
@@ -82,7 +82,7 @@ class NodeClients:
             return [which, *(shared[name] for name in names)]
 
         def compute(places: Places) -> Results:
-            cohort, told = self._cohort(clients, places), torch.from_numpy(assigned[places])
+            cohort, told = self._cohort(numbers[places]), torch.from_numpy(assigned[places])
             local = node.learner.tensors({name: value[places] for name, value in before.items()})
             with turns.learner() as learner:
                 chosen = torch.where(told == OWN, learner.choose(starts, cohort, local), told)
@@ -114,11 +114,11 @@ class NodeClients:
     def score(self, task: EvaluationSpec, hypotheses: Arrays) -> Work:
         """Return how clients score their best hypothesis."""
         node, clients = self.node, self.node.validation_clients(task.clients)
-        kept, turns = self._kept(task), self._turns(clients)
+        kept, turns, numbers = self._kept(task), self._turns(clients), np.asarray(clients)
         scored = node.learner.tensors(hypotheses)
 
         def compute(places: Places) -> Results:
-            own, cohort = np.asarray(clients)[places].tolist(), self._cohort(clients, places)
+            own, cohort = numbers[places].tolist(), self._cohort(numbers[places])
             with turns.learner() as learner:
                 if node.model.local_shapes and not self.site.policy.trainers_report:
                     fresh = learner.tensors(kept.fresh(own))
@@ -141,8 +141,8 @@ class NodeClients:
         lengths, hosted = offsets[asked + 1] - offsets[asked], max(len(node.training), len(node.validation))
         return Turns(node.learner, lengths.tolist(), hosted, node.dataset.features.shape[1:], together)
 
-    def _cohort(self, clients: Sequence[ClientInDataset], places: Places) -> Cohort:
-        return Cohort.gather(self.node.dataset, np.asarray(clients)[places].tolist(), self.node.learner.device)
+    def _cohort(self, clients: NDArray[np.int64]) -> Cohort:
+        return Cohort.gather(self.node.dataset, clients, self.node.learner.device)
 
     def _kept(self, task: TrainingSpec | EvaluationSpec) -> LocalParameters:
         """Return the clients' local parameters."""

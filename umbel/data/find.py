@@ -18,6 +18,7 @@ from contextlib import suppress
 from functools import cache, lru_cache
 from importlib.metadata import entry_points
 from pathlib import Path
+from stat import S_ISDIR
 from types import ModuleType
 
 from umbel.data.data import Dataset, Manifest, check
@@ -115,10 +116,11 @@ def stats_of(path: Path) -> list[os.stat_result]:
     A file that cannot be read has none: opening it says why.
     """
     with suppress(OSError):
-        if os.path.isdir(path):
-            with os.scandir(path) as entries:
-                return [entry.stat() for entry in sorted(entries, key=lambda entry: entry.name)]
-        return [os.stat(path)]
+        whole = os.stat(path)
+        if not S_ISDIR(whole.st_mode):
+            return [whole]
+        with os.scandir(path) as entries:
+            return [entry.stat() for entry in sorted(entries, key=lambda entry: entry.name)]
     return []
 
 

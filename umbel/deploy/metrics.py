@@ -20,9 +20,8 @@ from umbel.protocol.errors import UmbelError
 from umbel.protocol.metrics import Labels, machine, metric, publish, watched
 from umbel.protocol.presence import Presence
 from umbel.protocol.words import one_line
-from umbel.server.history import Round
 from umbel.server.run_folder import RunFolder
-from umbel.server.runs import all_runs, home_of_runs
+from umbel.server.runs import DAMAGE, all_runs, home_of_runs
 from umbel.server.status import RunState
 
 _PROCESSES = ("umbel server start", "flower-superlink", "flwr-serverapp")
@@ -61,9 +60,10 @@ def series(database: Path | None, certificates: dict[str, Path]) -> list[Metric]
             releases[own] = site.releases
             for code, many in site.refusals.items():
                 refusals[(*own, code)] += many
-        if history := _history(folder):
-            seconds[run] = history[-1].seconds
-            stages |= {(*run, stage): value for stage, value in history[-1].stages.items()}
+        with suppress(UmbelError, OSError, *DAMAGE):  # a damaged run hides no other
+            if history := folder.read_history():
+                seconds[run] = history[-1].seconds
+                stages |= {(*run, stage): value for stage, value in history[-1].stages.items()}
     found = [
         metric("umbel_run_state", "1 for the state of a run.", states, "run", "state"),
         metric("umbel_run_round", "The round that is next or under way; after the end, the last.", rounds, "run"),
@@ -80,13 +80,6 @@ def series(database: Path | None, certificates: dict[str, Path]) -> list[Metric]
         size = sum(map(_size, database.parent.glob(f"{glob.escape(database.name)}*")))
         found.append(metric("umbel_server_database_bytes", "Size of the SuperLink's database on disk.", size))
     return [*found, *machine(home_of_runs(), certificates, _PROCESSES, "umbel_server")]
-
-
-def _history(folder: RunFolder) -> list[Round]:
-    try:
-        return folder.read_history()
-    except (UmbelError, OSError, ValueError):  # before the first round, or damaged: of all runs only this one
-        return []
 
 
 def _size(path: Path) -> int:

@@ -181,7 +181,7 @@ class Fleet:
     def task_of(self, round: int, config: Mapping[str, Any], decisions: Mapping[str, Any]) -> TrainingSpec:
         """Return the task for all clients of a round."""
         clip = {"clipping": str(self.run.clipping.mode), "clip_norm": self.run.clipping.at(round)}
-        return TrainingSpec.of_config({**config, **clip, **decisions})
+        return TrainingSpec.of_config({**dict(config.items()), **clip, **decisions})
 
     def ask_evaluation(
         self,

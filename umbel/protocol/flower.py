@@ -8,7 +8,6 @@ with a warning.
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import re
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from warnings import warn
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, Message
 from flwr.common.config import parse_config_args
 from flwr.common.constant import ErrorCode, SType
 from flwr.supercore.run import Run
@@ -49,7 +48,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-_RECORDS = (RecordDict, ArrayRecord, ConfigRecord, MetricRecord)
+_SCALARS = (int, float, str, bytes)
 
 _SOON_S = 0.05
 """Seconds until a missing part of a message is looked for again; Flower waits a second."""
@@ -97,23 +96,19 @@ def delivered(message: Message) -> Message:
 
     Only the bytes of arrays are shared, which are read-only.
     """
-    # The copy takes what is in its memo as it is.
-    known: dict[int, Any] = {id(message.metadata): _shallow(message.metadata)}
-    if message.has_content():
-        known[id(message.content)] = _deep(message.content)
-    return copy.deepcopy(message, known)
+    known: Any = {"metadata": _shallow(message.metadata)}
+    return Message(message.error, **known) if message.has_error() else Message(_deep(message.content), **known)
 
 
 def _deep(value: Any) -> Any:
     """Return a copy of a record, or of an entry of one."""
-    if isinstance(value, int | float | str | bytes):  # most entries; records are abstract classes, slow to tell
+    if isinstance(value, _SCALARS):  # most entries
         return value
-    if isinstance(value, _RECORDS):
-        record: Any = value.copy()
-        return filled(record, {name: _deep(entry) for name, entry in value.items()})
+    if isinstance(value, list):
+        return value.copy()
     if isinstance(value, Array):
         return _shallow(value)
-    return value.copy() if type(value) is list else value
+    return filled(value.copy(), {name: _deep(entry) for name, entry in value.items()})
 
 
 def _shallow(value: T) -> T:

@@ -10,7 +10,6 @@ import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, fields
-from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Self
 
 from flwr.app import ConfigRecord, MetricRecord
@@ -54,14 +53,9 @@ ROWS = "row_clip_norm", "row_noise_multiplier", "row_rate", "row_batch"
 
 
 def _distinct(clients: tuple[int, ...]) -> tuple[int, ...]:
-    if not _different(clients):
+    if min(clients, default=0) < 0 or len(set(clients)) < len(clients):
         raise ValueError("each client may be asked once, counted from 0")
     return clients
-
-
-@lru_cache(maxsize=4)  # in a simulation, server and node check the same clients
-def _different(clients: tuple[int, ...]) -> bool:
-    return min(clients, default=0) >= 0 and len(set(clients)) == len(clients)
 
 
 def _channel(name: Any) -> Any:
@@ -114,9 +108,9 @@ class _Spec:
     clients: Clients = ()  # like the round filled in for each message; a template has neither
 
     def asking(self, round: int, clients: Iterable[ClientOnNode]) -> Self:
-        """Return the same task for other clients, in another round."""
-        spec, asked = object.__new__(type(self)), _Spec(round, clients)  # type: ignore[arg-type]
-        spec.__dict__.update(self.__dict__ | asked.__dict__)  # the other fields have been checked
+        """Return the same task for other clients, in another round; a node checks what a server asks."""
+        spec = object.__new__(type(self))
+        spec.__dict__.update(self.__dict__, round=round, clients=tuple(clients))
         return spec
 
     def to_record(self) -> ConfigRecord:
@@ -147,9 +141,9 @@ class _Spec:
             If a field has the wrong type or is out of range.
         """
         values = {name: config[name] for name in fields_of(cls) if name in config}
-        asked = values.pop("round", 0), values.pop("clients", ())
+        asked = _Spec(values.pop("round", 0), values.pop("clients", ()))
         template = once(cls._of, values)  # the other fields stay the same in all rounds
-        return template.asking(*asked) if asked != (0, ()) else template
+        return template.asking(asked.round, asked.clients)
 
     @classmethod
     def _of(cls, values: Mapping[str, Any]) -> Self:

@@ -61,8 +61,7 @@ def conduct(grid: Grid, setup: Setup, run_id: int, watching: Sequence[Callback] 
             folder.write_manifest(setup.manifest)
             held.enter_context(folder.held())
             log(INFO, "Results go to %s", folder.path)
-            start = initial_hypotheses(setup, grid, folder.path.name)
-            state = State(hypotheses=start, best=start)
+            state = State.first(initial_hypotheses(setup, grid, folder.path.name))
         callbacks = (*callbacks, Log(summary), Checkpoints(), Sites(), Released(), *watching)
         run = Run(setup, grid, state, callbacks, folder.path.name, folder)
         run.do()
@@ -104,9 +103,7 @@ def _resume(setup: Setup, grid: Grid) -> State:
     """Return the state of an interrupted run after its last finished round."""
     saved = Saved.of(setup)
     state = saved.restore(grid)
-    # An evaluation at the end belongs to no round of the resumed run, and must not stand for the next one.
-    saved.folder.write_latest(state, saved.kept)
-    log(INFO, "The run continues after round %d", len(state.history))
+    log(INFO, "The run continues after round %d", state.history[-1].number)
     log(INFO, "Results go to %s", saved.folder.path)
     if setup.fleet.roster(grid).simulated:  # a site keeps all that on its disk
         text = (

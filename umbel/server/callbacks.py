@@ -82,7 +82,7 @@ class Released(Callback):
         """Raise if nothing was released in the first rounds; at once if simulated nodes refuse, since they always
         will. Stop a later run that all sites refuse, as when their clients' budgets are used up."""
         roster, history = self.run.roster, self.run.state.history
-        if any(entry.releases for entry in history):  # usually the first entry
+        if any(entry.releases for entry in history):  # usually the first round
             refuses = not roster.simulated and roster.refuses(_FIRST)
             return "every site refuses; each site's log says why" if refuses else None
         trained = [entry for entry in history if entry.asked]
@@ -130,7 +130,7 @@ class Sites(Callback):
     def _write(self, **more: Any) -> None:
         run, roster = self.run, self.run.roster
         if run.folder is not None and not roster.simulated:
-            number = len(run.state.history) + 1
+            number = len(run.state.history)
             run.folder.write_status(status_of(run.setup.config, roster, number, run.fleet.participations, **more))
 
 
@@ -158,6 +158,7 @@ class Log(Callback):
 
     def at_end(self) -> None:
         """Log the outcome, and the report's warnings."""
+        self._lines()
         state, summary = self.run.state, self._summary
         for line in summary.outcome_lines(state):
             log(INFO, "%s", line)
@@ -166,8 +167,8 @@ class Log(Callback):
             log(WARNING, "%s: %s", alarm.title, alarm.text)
 
     def after_exchange(self, round: int, stages: dict[str, float]) -> None:
-        """Log the round, if it gets a line, and warn once if the hypotheses have collapsed into one."""
-        self._line()
+        """Log complete rounds that get a line, and warn once if the hypotheses have collapsed into one."""
+        self._lines()
         history = self.run.state.history
         groups = history[-1].groups
         if len(groups) < 2 or max(groups) < sum(groups):
@@ -178,22 +179,21 @@ class Log(Callback):
             log(WARNING, "Since round %d nearly all releases have gone to hypothesis %d: the hypotheses have collapsed "
                 "into one. %s", last[0].number, int(np.argmax(groups)), why_collapsed(last))  # fmt: skip
 
-    def _line(self) -> None:
+    def _lines(self) -> None:
         state, config, now = self.run.state, self.run.setup.config, self._clock()
-        entry, rounds = state.history[-1], config.rounds
+        rounds, done = config.rounds, state.history[-1].number
         # The first round includes the nodes' start, so it is excluded from the estimate.
-        first, first_end = self._first = self._first or (entry.number, now)
-        due = (entry.number - 1) % self._every == 0 or entry.number >= rounds or bool(state.stopped)
-        trouble = bool(entry.lost_nodes or (entry.asked and not entry.moved))
-        if not due and (self._told or not trouble):
-            return
-        self._told = trouble
-        line = f"{self._summary.round_line(entry, rounds)}  {in_time(now - self._began)}"
-        left = rounds - entry.number
-        if entry.number > first and left > 0 and not state.stopped:
+        first, first_end = self._first = self._first or (done, now)
+        time = in_time(now - self._began)
+        if first < done < rounds and not state.stopped:
             most = "at most" if config.patience else "about"
-            line += f", {most} {in_time((now - first_end) / (entry.number - first) * left)} left"
-        log(INFO, line)
+            time += f", {most} {in_time((now - first_end) / (done - first) * (rounds - done))} left"
+        for entry in self.run.complete:
+            due = entry.number % self._every == 0 or entry.number >= rounds or bool(state.stopped)
+            trouble = bool(entry.lost_nodes or (entry.asked and not entry.moved))
+            if (due or (trouble and not self._told)) and (entry.number or entry.loss is not None):
+                self._told = trouble
+                log(INFO, "%s  %s", self._summary.round_line(entry, rounds), time)
 
 
 def _size(state: State, kept: Arrays) -> int:

@@ -6,12 +6,12 @@ import json
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from umbel.protocol.arrays import Arrays
+from umbel.protocol.arrays import Arrays, flatten
 
 # The end of a run: a tenth of its rounds, with minimum numbers of rounds and of releases for each hypothesis. The
 # probability that a given one of k equal groups gets none of that many releases is below 1 in 20,000.
@@ -27,10 +27,10 @@ _ROUNDING = 1e-5  # of the highest loss; below it, losses differ by rounding err
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """The result of a round: a line of ``history.jsonl``."""
+    """A round of training and the validation of what came of it: a line of ``history.jsonl``."""
 
-    number: int  # from 1; a run's last entry evaluates the hypotheses from its last training round
-    # For the hypotheses at the start of the round, over the validation clients that replied.
+    number: int  # from 1; 0 is before the first, for the first hypotheses
+    # After the round, over the validation clients that replied; known one exchange later than the training.
     loss: float | None = None
     metric: float | None = None
     asked: int = 0  # clients asked to train
@@ -38,26 +38,26 @@ class Round:
     lost_nodes: int = 0  # nodes without a valid reply
     groups: list[int] = field(default_factory=list)  # releases for each hypothesis
     nearest: list[float]
-    """Distance of each hypothesis at the start of the round to the nearest other one; empty for k = 1."""
-    moved: bool  # whether there were enough releases to move the hypotheses
-    best_round: int  # the round whose initial hypotheses had the lowest loss so far
-    median_participations: float  # over all training clients, up to this round
-    max_participations: int
-    seconds: float
-    dropped: int = 0  # late, repeated or unexpected replies, and releases too far from the hypotheses
+    """Distance of each hypothesis after the round to the nearest other one; empty for k = 1."""
+    moved: bool = False  # whether there were enough releases to move the hypotheses
+    best_round: int = 0  # after which the loss was lowest so far; the newest without a finite loss
+    median_participations: float = 0.0  # over all training clients, up to this round
+    max_participations: int = 0
+    seconds: float = 0.0  # of the exchange that trained; it may have validated the round before
+    dropped: int = 0  # late, repeated or unexpected replies, and releases too far from the hypotheses, in that exchange
     # Quantiles over validation clients (`umbel.protocol.releases.SPREAD`); empty without validation.
     loss_spread: list[float] = field(default_factory=list)
     metric_spread: list[float] = field(default_factory=list)
     ratio: list[float] = field(default_factory=list)
     """The ratio of both sides of the group privacy paper's Eq. 9, which assumes that it is far below 1: the longest
-    sanitised update assigned to each hypothesis, relative to its distance to the nearest other one. 0 without releases;
-    empty for k = 1, and if releases were not assigned."""
+    sanitised update assigned to each hypothesis, relative to its distance to the nearest other one before the round. 0
+    without releases; empty for k = 1, and if releases were not assigned."""
     exact_reports: int = 0  # validation clients that reported without noise; no guarantee covers these
     report_noise: float = 0.0  # standard deviation of the noise in loss and metric
     report_bound: float = 0.0  # to which reports were clipped; 0 for neither
     stages: dict[str, float] = field(default_factory=dict)
-    """Seconds of each stage: ``pause`` for lack of sites, ``sites`` from the first message to the last reply,
-    ``validation`` and ``aggregation``."""
+    """Seconds of that exchange's stages: ``pause`` for lack of sites, ``sites`` from the first message to the last
+    reply, ``validation`` and ``aggregation``."""
 
     @property
     def undefined(self) -> bool:
@@ -75,17 +75,34 @@ class State:
     """The state of a run; it suffices to resume the run."""
 
     hypotheses: Arrays  # for the next round, each (k, *shape)
-    best: Arrays  # of lowest validation loss so far, or the latest without validation
+    best: Arrays  # of lowest validation loss so far, or the latest without a finite one
     best_loss: float = math.inf
     best_round: int = 0
     stale: int = 0  # validations since the best one
-    history: list[Round] = field(default_factory=list)
+    history: list[Round] = field(default_factory=list)  # its last entry may not be validated yet
     stopped: str = ""  # why the run ended; empty while it runs
 
+    @classmethod
+    def first(cls, hypotheses: Arrays) -> State:
+        """Return the state of a run before its first round."""
+        return cls(hypotheses, hypotheses, history=[Round(number=0, nearest=distances(flatten(hypotheses)))])
 
-def fits(entry: Round, k: int) -> bool:
-    """Return whether a round had k hypotheses; a strategy may change their number."""
-    return len(entry.nearest) == (k if k > 1 else 0) and (not entry.asked or len(entry.groups) == k)
+
+def distances(hypotheses: NDArray[np.float64]) -> list[float]:
+    """Return the distance from each of the hypotheses (k, n) to the nearest other one."""
+    if len(hypotheses) == 1:
+        return []
+    between = np.sqrt([np.square(hypotheses - each).sum(axis=1) for each in hypotheses])
+    np.fill_diagonal(between, np.inf)
+    nearest: list[float] = between.min(axis=1).tolist()
+    return nearest
+
+
+def fitted(entry: Round, k: int) -> Round:
+    """Return a round without what it says of another number of hypotheses: a strategy may change their number."""
+    apart = k if k > 1 else 0
+    groups = [0] * k if entry.asked and len(entry.groups) != k else entry.groups
+    return replace(entry, groups=groups, nearest=entry.nearest if len(entry.nearest) == apart else [math.nan] * apart)
 
 
 def diverged(history: Sequence[Round]) -> bool:
@@ -171,12 +188,10 @@ def collapsed(history: Sequence[Round]) -> bool:
 def shares_of(history: Sequence[Round], best_round: int, k: int) -> NDArray[np.float64]:
     """Return the share of the releases (k,) of each of k hypotheses, in the ten rounds that made them last.
 
-    They are those from which `best_round` started; the newest where it is 0. Equal shares where there were no releases.
+    They are those up to `best_round`. Equal shares where there were no releases.
     """
     made = [
-        entry.groups
-        for entry in history
-        if (not best_round or entry.number < best_round) and len(entry.groups) == k and any(entry.groups)
+        entry.groups for entry in history if entry.number <= best_round and len(entry.groups) == k and any(entry.groups)
     ]
     groups = np.sum(made[-_MADE_IN:] or [[1] * k], axis=0, dtype=np.float64)
     shares: NDArray[np.float64] = groups / groups.sum()

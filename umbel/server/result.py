@@ -54,8 +54,8 @@ class Result:
 
     @cached_property
     def history(self) -> pd.DataFrame:
-        """One row for each round, indexed by its number: validation loss and metric, and their quantiles over clients,
-        in the data's units; releases, seconds.
+        """One row for each round, indexed by its number: validation loss and metric after it, and their quantiles over
+        clients, in the data's units; releases, seconds. Round 0 is before the first.
 
         See `umbel.server.history.Round` for the columns.
         """
@@ -79,8 +79,7 @@ class Result:
 
         It is the lowest of all rounds with as many hypotheses.
         """
-        best = int(self.history["best_round"].iloc[-1])
-        return float(self.history["loss"][best]) if best else float("nan")
+        return float(self.history["loss"][self.history["best_round"].iloc[-1]])
 
     @property
     def last_loss(self) -> float:
@@ -148,12 +147,12 @@ class Result:
 
     @property
     def _often(self) -> tuple[float, int, int, int]:
-        # A run writes them after the round's line in the history, so they are read first.
         spent, rounds = self._folder.read_participations(), self._rounds()
         last, exact = rounds[-1], max(entry.exact_reports for entry in rounds)
-        if (more := max(spent.values(), default=0)) > (most := last.max_participations):
+        # A run saves them before the round.
+        if (more := max(spent.values(), default=0)) > (most := last.max_participations) + 1:
             raise ValueError(f"a client released {more} times by participations.jsonl, and {most} by history.jsonl")
-        return float(last.median_participations), most, exact, self._summary.left(rounds)
+        return float(last.median_participations), max(most, more), exact, self._summary.left(rounds)
 
     @property
     def parameters(self) -> dict[str, NDArray[np.float32]]:

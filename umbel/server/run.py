@@ -30,8 +30,8 @@ from umbel.protocol.hypotheses import Hypotheses
 from umbel.protocol.log import log
 from umbel.protocol.releases import Scores
 from umbel.protocol.words import count_of
-from umbel.server.history import Round, State
-from umbel.server.run_folder import RunFolder
+from umbel.server.history import Round, State, distances
+from umbel.server.run_folder import RunFolder, number_of
 from umbel.server.setup import Setup
 from umbel.strategies import Callback, HypothesisStrategy
 from umbel.strategies.base import Outcome
@@ -107,13 +107,15 @@ class Run(Callback):
     name: str = ""  # the same after the run resumes
     folder: RunFolder | None = None
     outcome: Outcome | None = None  # of the last round; None if it only validated
+    complete: Sequence[Round] = ()  # rounds since the last exchange of which nothing more will be known
     _begun: ArrayRecord | None = field(default=None, init=False)  # the hypotheses that the exchange is to train
-    _scores: Scores | None = field(default=None, init=False)
+    _told: int = field(default=0, init=False)  # rounds that were complete before
     logs = True
 
     def __post_init__(self) -> None:
         for callback in self.callbacks:
             callback.run = self
+        self._told = len(self.state.history) - 1
 
     @property
     def fleet(self) -> Fleet:
@@ -144,7 +146,7 @@ class Run(Callback):
             config.round_timeout,
             task.to_record(),
             task.evaluation.to_record(),
-            first_round=len(state.history) + 1,
+            first_round=len(state.history),
             evaluate_every=config.validation.every,
             callbacks=[self, *self.callbacks],
             nodes=self.fleet,
@@ -152,7 +154,7 @@ class Run(Callback):
 
     def before_round(self, round: int, arrays: ArrayRecord) -> None:
         """Note the hypotheses, and name the round in the log."""
-        self._begun = arrays
+        self._begun, self.outcome = arrays, None
         logs.about(round=round)
 
     def may_stop(self, round: int) -> bool:
@@ -163,17 +165,19 @@ class Run(Callback):
         """Keep the hypotheses if they are the best so far."""
         state, patience = self.state, self.setup.config.patience
         if metrics is None:
-            text = "round %d: no validation client reported; their sites refuse, or their budgets are used up"
-            log(WARNING, text, round + 1)
+            log(WARNING, "round %d: no validation client reported; sites refuse, or their budgets are used up", round)
             return None
         # A strategy may have other metrics besides.
         known: dict[str, Any] = {each.name: metrics[each.name] for each in fields(Scores) if each.name in metrics}
-        self._scores = Scores(**known)
-        if self._scores.loss < state.best_loss:
-            state.best, state.best_loss, state.best_round = state.hypotheses, self._scores.loss, round + 1
-            state.stale = 0
-            return None
-        state.stale += 1
+        scores = Scores(**known)
+        state.stale += state.history[-1].loss is None  # a resumed run may repeat its last validation
+        if scores.loss < state.best_loss:
+            state.best, state.best_loss, state.best_round, state.stale = state.hypotheses, scores.loss, round, 0
+        state.history[-1] = replace(
+            state.history[-1], loss=scores.loss, metric=scores.metric, loss_spread=scores.loss_spread,
+            metric_spread=scores.metric_spread, exact_reports=scores.exact, report_noise=scores.noise,
+            report_bound=scores.bound, best_round=state.best_round,
+        )  # fmt: skip
         return f"no better hypotheses in {count_of(patience, 'validation')}" if 0 < patience <= state.stale else None
 
     def after_train(self, round: int, arrays: ArrayRecord, metrics: MetricRecord | None) -> None:
@@ -188,47 +192,36 @@ class Run(Callback):
         self.outcome = Outcome(round, nobody, nobody, groups, None, asked, lost, following)
 
     def after_exchange(self, round: int, stages: dict[str, float]) -> None:
-        """Add the round to the history."""
-        state, scores = self.state, self._scores
-        outcome = self.outcome if self.outcome and self.outcome.round == round else None
+        """Add the round that was trained to the history."""
+        state, outcome, spent = self.state, self.outcome, self.fleet.participations
         if self._begun is None:
-            state.stopped = self._why_over
-        self.outcome, self._begun, self._scores = outcome, None, None
-        k, before = len(next(iter(state.hypotheses.values()))), flatten(state.hypotheses)
-        nearest = distances(before)
-        following = outcome.following if outcome else None
-        if following is not None:
-            state.hypotheses = following
-            if len(next(iter(following.values()))) != k:
-                # More hypotheses fit the scored rows better, so losses of different numbers are not compared.
-                state.best_loss, state.stale = math.inf, 0
-        if not state.best_round:
-            state.best = state.hypotheses  # no validation: use the latest hypotheses
-        spent = self.fleet.participations
-        happened: dict[str, Any] = {}
-        if scores is not None:
-            happened |= {
-                "loss": scores.loss, "metric": scores.metric, "loss_spread": scores.loss_spread,
-                "metric_spread": scores.metric_spread, "exact_reports": scores.exact, "report_noise": scores.noise,
-                "report_bound": scores.bound,
-            }  # fmt: skip
-        if outcome is not None:
-            happened |= {"asked": outcome.asked, "releases": len(outcome.clients), "lost_nodes": outcome.lost_nodes}
-            happened |= {"groups": outcome.counts.tolist(), "ratio": ratios(outcome.longest, nearest)}
-        state.history.append(
-            Round(
-                number=round,
-                nearest=nearest,
-                moved=following is not None,
-                best_round=state.best_round,
-                median_participations=_median(spent),
-                max_participations=int(spent.max()),
-                seconds=_rounded(sum(stages.values())),
-                dropped=self.fleet.dropped,
+            state.stopped, self.outcome = self._why_over, None
+        elif outcome is not None:
+            before = nearest = state.history[-1].nearest
+            if (following := outcome.following) is not None:
+                if number_of(following) != number_of(state.hypotheses):
+                    # More hypotheses fit the scored rows better, so losses of different numbers are not compared.
+                    state.best_loss, state.stale = math.inf, 0
+                state.hypotheses, nearest = following, distances(flatten(following))
+            if state.best_loss == math.inf:
+                state.best, state.best_round = state.hypotheses, round
+            state.history.append(Round(
+                number=round, asked=outcome.asked, releases=len(outcome.clients), lost_nodes=outcome.lost_nodes,
+                groups=outcome.counts.tolist(), nearest=nearest, moved=following is not None,
+                best_round=state.best_round, median_participations=_median(spent), max_participations=int(spent.max()),
+                seconds=_rounded(sum(stages.values())), dropped=self.fleet.dropped,
+                ratio=ratios(outcome.longest, before),
                 stages={stage: _rounded(seconds) for stage, seconds in stages.items()},
-                **happened,
-            )
-        )
+            ))  # fmt: skip
+        self._begun = None
+        self._note_complete()
+
+    def _note_complete(self) -> None:
+        """Note which rounds are complete now: where validation is due, the next exchange completes the last one."""
+        last, run = self.state.history[-1].number, self.setup.config
+        due = self.roster.validation and (last % run.validation.every == 0 or last >= run.rounds or self.fleet.used_up)
+        upto = last + bool(self.state.stopped or not due)
+        self.complete, self._told = self.state.history[self._told : upto], upto
 
     def on_stop(self, reason: str) -> None:
         """Keep the reason."""
@@ -237,6 +230,7 @@ class Run(Callback):
     def at_end(self) -> None:
         """Say why the run is over, unless something stopped it."""
         self.state.stopped = self.state.stopped or self._why_over
+        self._note_complete()
 
     @property
     def _why_over(self) -> str:
@@ -244,16 +238,6 @@ class Run(Callback):
         if self.fleet.used_up and sum(entry.asked > 0 for entry in self.state.history) < rounds:
             return f"every client has reached max-participations = {most}"
         return f"all {rounds} rounds done" if rounds > 1 else "its only round is done"
-
-
-def distances(hypotheses: NDArray[np.float64]) -> list[float]:
-    """Return the distance from each of the hypotheses (k, n) to the nearest other one."""
-    if len(hypotheses) == 1:
-        return []
-    between = np.sqrt([np.square(hypotheses - each).sum(axis=1) for each in hypotheses])
-    np.fill_diagonal(between, np.inf)
-    nearest: list[float] = between.min(axis=1).tolist()
-    return nearest
 
 
 def ratios(longest: NDArray[np.float64] | None, nearest: Sequence[float]) -> list[float]:

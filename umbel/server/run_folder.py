@@ -63,9 +63,10 @@ class RunFolder:
     ``hypotheses.safetensors``  the best hypotheses so far, each array (k, \*shape)
     ``latest.safetensors``      the hypotheses for the next round; under ``strategy/`` the state that the
                                 strategy keeps; metadata ``rounds``: their number, a digest of all
-                                that, and one of the best hypotheses, "new" if their loss is unknown
+                                that, one of the best hypotheses, "new" if their loss is unknown, and
+                                during a run the last round's line, which lacks its validation
     ``nodes.json``              the nodes in the order in which their clients are numbered
-    ``history.jsonl``           a line a round (`umbel.server.history.Round`)
+    ``history.jsonl``           a line a round, from round 0 (`umbel.server.history.Round`)
     ``participations.jsonl``    a line a round: how often each client released in it; the first line of a
                                 run that resumed covers all rounds before
     ``outcome.json``            why the run ended
@@ -152,7 +153,7 @@ class RunFolder:
         if self._best is None or self._best[0] is not state.best:
             self._write("hypotheses.safetensors", _to_bytes(state.best))
             self._best = state.best, _digest(state.best, "")
-        self._write_new_rounds(state.history, participations)
+        self._write_new_rounds(state.history if state.stopped else state.history[:-1], participations)
         self._write("outcome.json", json.dumps({"stopped": state.stopped}) + "\n")
         # Writing the table whenever it has grown by a tenth costs a constant amount for each release.
         if self._untold * _BEHIND >= self._rows or (state.stopped and self._untold):
@@ -195,12 +196,12 @@ class RunFolder:
     def write_latest(self, state: State, kept: Mapping[str, NDArray[Any]]) -> None:
         """Save the hypotheses for the next round; arguments as for `write_round`, which calls this last."""
         latest = state.hypotheses | {_STRATEGY + name: value for name, value in kept.items()}
-        rounds = str(len(state.history))
+        rounds, line = str(state.history[-1].number), "" if state.stopped else state.history[-1].line
         self._best = self._best or (state.best, _digest(state.best, ""))
         # Hypotheses without a known loss have none after reading either.
         best = self._best[1] if math.isfinite(state.best_loss) else "new"
         # One entry: safetensors writes several in any order, and the same run should give the same bytes.
-        standing = f"{rounds} {_digest(latest, rounds)} {best}"
+        standing = f"{rounds} {_digest(latest, rounds)} {best} {line}"
         if standing != self._written.get("latest"):
             self._write("latest.safetensors", _to_bytes(latest, {"rounds": standing}))
             self._written["latest"] = standing
@@ -269,14 +270,15 @@ class RunFolder:
         `ValueError` if its files do not match, or hold no hypotheses of the model.
         """
         (latest, metadata), best = self._opened("latest"), self.read_best()
-        number, *digests = metadata["rounds"].split(" ")
-        if len(digests) != 2 or digests[0] != _digest(latest, number):
+        number, digest, digest_of_best, line = metadata["rounds"].split(" ", 3)
+        if digest != _digest(latest, number):
             raise ValueError("latest.safetensors has been changed")
-        rounds = int(number)
-        history = self.read_history(rounds)
-        if not 1 <= rounds <= len(history):
-            raise ValueError(f"latest.safetensors has {rounds} rounds, but history.jsonl has {len(history)}")
-        history = history[:rounds]
+        complete = int(number) + (not line)
+        history = _read_lines(self.path / "history.jsonl", _round, complete)
+        if not 1 <= complete <= len(history):
+            raise ValueError(f"latest.safetensors is of round {number}, but history.jsonl has {len(history)} lines")
+        # A run that was killed may have written rounds that it repeats.
+        history = [*history[:complete], *([_round(line, complete)] if line else ())]
         best_round = history[-1].best_round
         outcome = json.loads(self._text("outcome.json"))
         if not isinstance(outcome, dict) or "stopped" not in outcome:
@@ -284,7 +286,7 @@ class RunFolder:
         losses = {entry.number: entry.loss for entry in history if entry.loss is not None}
         hypotheses, kept_best = hypotheses_in(latest, shapes, most), hypotheses_in(best, shapes, most)
         # If an unfinished round had found better hypotheses, these are not the best: the run scores them again.
-        same = number_of(hypotheses) == number_of(kept_best) and digests[1] == _digest(best, "")
+        same = digest_of_best == _digest(best, "")
         state = State(
             hypotheses=hypotheses,
             best=kept_best,
@@ -292,17 +294,16 @@ class RunFolder:
             best_round=best_round,
             stale=sum(1 for number in losses if number > best_round) if same else 0,
             history=history,
-            stopped=outcome["stopped"],
+            stopped="" if line else outcome["stopped"],
         )
         return state, self.read_participations(1), kept_in(latest)
 
     def check_releases(self, spent: Mapping[ClientInRun, int], history: Sequence[Round]) -> None:
         """Raise `ValueError` unless participations fit the finished rounds: the guarantee follows from them."""
-        newest = self.read_history(len(history))[-1]  # or an unfinished round of a killed run, which they may include
         total, most = sum(spent.values()), max(spent.values(), default=0)
         released, known = sum(entry.releases for entry in history), history[-1].max_participations
-        # A run that was killed twice in a round may have counted less the first time than the second's history says.
-        if total < released or not known <= most <= newest.max_participations:
+        # Or one more, of a round that a killed run repeats.
+        if total < released or not known <= most <= known + 1:
             raise ValueError(
                 f"participations.jsonl says that there were {total} releases, {most} of one client, and history.jsonl "
                 f"{released}, {known} of one client"
@@ -313,15 +314,23 @@ class RunFolder:
         file = self.path / "outcome.json"
         return str(json.loads(self._text(file.name))["stopped"] or "") if file.exists() else ""
 
-    def read_history(self, finished: int = 0) -> list[Round]:
+    def read_history(self) -> list[Round]:
         """Return all saved rounds, also those that a killed run repeats; none before the first. Errors as for `read`.
+
+        The last one may lack its validation.
+        """
+        history = _read_lines(self.path / "history.jsonl", _round)
+        if (latest := self.path / "latest.safetensors").exists():
+            with safetensors.safe_open(latest, "numpy") as file:
+                number, _, _, line = file.metadata()["rounds"].split(" ", 3)
+            history += [_round(line, len(history))] if line and int(number) == len(history) else []
+        return history
+
+    def read_participations(self, finished: int = 0) -> dict[ClientInRun, int]:
+        """Return the number of releases of each client that released, also in repeated rounds; errors as for `read`.
 
         So many lines as are `finished` must be complete; the last line after them may be incomplete.
         """
-        return _read_lines(self.path / "history.jsonl", _round, finished)
-
-    def read_participations(self, finished: int = 0) -> dict[ClientInRun, int]:
-        """Return the number of releases of each client that released, also in repeated rounds; as `read_history`."""
         spent = Counter[ClientInRun]()
         for line in _read_lines(self.path / "participations.jsonl", _participations, finished):
             spent.update(line)
@@ -369,16 +378,16 @@ class RunFolder:
         return arrays, metadata
 
 
-def _read_lines(path: Path, read: Callable[[str, int], T], finished: int) -> list[T]:
+def _read_lines(path: Path, read: Callable[[str, int], T], finished: int = 0) -> list[T]:
     """Return the content of each line; the last may be incomplete after a kill, unless so many are finished."""
     if not (finished or path.exists()):
         return []
     lines, contents = path.read_text(encoding="utf-8", errors="replace").splitlines(), []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(lines):
         try:
             contents.append(read(line, number))
         except ValueError:
-            if not finished < number == len(lines):
+            if number < finished or number + 1 < len(lines):
                 raise
     return contents
 
@@ -387,7 +396,7 @@ def _participations(line: str, number: int) -> dict[ClientInRun, int]:
     try:
         return cast(dict[ClientInRun, int], _TIMES.validate_json(line, strict=True))
     except ValueError as error:
-        raise ValueError(f"line {number} of participations.jsonl does not say how often clients released") from error
+        raise ValueError(f"line {number + 1} of participations.jsonl does not say who released") from error
 
 
 def _round(line: str, number: int) -> Round:
@@ -395,9 +404,9 @@ def _round(line: str, number: int) -> Round:
         _ROUND.validate_json(line, strict=True)
         entry = Round(**json.loads(line))
     except (ValueError, TypeError) as error:
-        raise ValueError(f"line {number} of history.jsonl is not a round") from error
+        raise ValueError(f"line {number + 1} of history.jsonl is not a round") from error
     if entry.number != number or not 0 <= entry.best_round <= number:
-        raise ValueError(f"line {number} of history.jsonl is of round {entry.number}, the best {entry.best_round}")
+        raise ValueError(f"line {number + 1} of history.jsonl is of round {entry.number}, the best {entry.best_round}")
     return entry
 
 

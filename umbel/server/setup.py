@@ -218,16 +218,10 @@ class Saved(NamedTuple):
             clients = sum(Hosting.from_record(hosting.to_record()).train for _, hosting in nodes)
             if spent and (last := max(spent)) >= clients:
                 raise ValueError(f"participations.jsonl says that client {last} of {clients} released")
-        # Entries after the last training round only evaluate, and are made again at the end.
-        over = not state.history[-1].asked or not state.best_round
-        while state.history and not state.history[-1].asked:
-            again = state.history.pop()
-            state.stale -= state.stale > 0 and again.loss is not None and again.number > state.best_round
-        if len(state.history) > setup.config.rounds or (over and len(state.history) == setup.config.rounds):
-            raise ConfigError(
-                f"resume: the run has done its {len(state.history)} rounds; raise rounds to continue",
-                code="config.resume-done",
-            )
+        done, rounds = state.history[-1].number, setup.config.rounds
+        if done > rounds or (done == rounds and state.stopped):
+            text = f"resume: the run has done its {done} rounds; raise rounds to continue"
+            raise ConfigError(text, code="config.resume-done")
         state.stopped = ""
         return cls(setup, folder, state, spent, kept, nodes)
 
@@ -235,6 +229,10 @@ class Saved(NamedTuple):
         """Give nodes and strategy of the setup what they had, and return the state of the run."""
         self.setup.fleet.resume(grid, self.nodes, self.spent)
         self.setup.strategy.state = self.kept
+        # Releases of an unfinished round count. If the run is killed again, there may be one more of a client.
+        most = int(self.setup.fleet.participations.max())
+        self.state.history[-1] = replace(self.state.history[-1], max_participations=most)
+        self.folder.write_latest(self.state, self.kept)
         return self.state
 
 

@@ -52,14 +52,14 @@ class Summary:
 
     def round_line(self, entry: Round, rounds: int) -> str:
         """Return the log's line for a round."""
-        line = f"round {entry.number:>{len(str(rounds))}}/{rounds}" if entry.asked else "after the last round"
+        line = f"round {entry.number:>{len(str(rounds))}}/{rounds}"
         if entry.loss is not None and entry.metric is not None:
             line += f"  validation {self.loss(entry.loss)}"
             if self.model.metric.name != "rmse":
                 line += f"  {self.model.metric.name} {decimals(entry.metric)}"
             line += self.noise_of(entry)
             if not entry.report_noise:  # otherwise a single round may be the lowest by chance
-                line += f"  best after {count_of(entry.best_round - 1, 'round')}"
+                line += f"  best after {count_of(entry.best_round, 'round')}"
         if entry.asked:
             groups = "+".join(map(str, entry.groups))
             line += f"  releases {entry.releases}/{entry.asked} ({groups})"
@@ -84,23 +84,24 @@ class Summary:
     def _validated(self, state: State) -> Iterator[str]:
         """Yield the validation loss of the last validated hypotheses, and of the best."""
         scored = [entry for entry in state.history if entry.loss is not None]
-        if not (scored and state.best_round):
+        if state.best_loss == math.inf:
             return
-        last = scored[-1]
-        when = "the last round" if not last.asked else f"{count_of(last.number - 1, 'round')}, at the last validation"
+        last, after = scored[-1], count_of(scored[-1].number, "round")
+        when = "the last round" if last is state.history[-1] else f"{after}, at the last validation"
         line = f"After {when}: validation {self.loss(last.loss or 0.0)}{self.noise_of(last)}"
         if alike := undecided(scored, state.best_round):
             yield (
                 f"{line}. The noise in the reports does not tell the kept round, after "
-                f"{count_of(state.best_round - 1, 'round')}, from {count_of(alike, 'other', 'others')}."
+                f"{count_of(state.best_round, 'round')}, from {count_of(alike, 'other', 'others')}."
             )
             return
         if last.number == state.best_round:
             yield f"{line}, the lowest of all rounds."
             return
-        how = "exact losses of validation clients" if last.exact_reports else "validation clients"
-        best = count_of(state.best_round - 1, "round")
-        yield f"{line}. Best, after {best}, chosen by {how}: {self.loss(state.best_loss)}."
+        yield (
+            f"{line}. Best, after {count_of(state.best_round, 'round')}, chosen by "
+            f"{'exact losses of ' if last.exact_reports else ''}validation clients: {self.loss(state.best_loss)}."
+        )
 
     def left(self, history: Sequence[Round]) -> int:
         """Return how many of the planned rounds a run has not done."""

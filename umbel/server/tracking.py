@@ -17,6 +17,7 @@ from typing import Any
 
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.log import log
+from umbel.server.history import Round
 from umbel.server.run import Run
 from umbel.server.summary import Summary
 from umbel.strategies import Callback
@@ -31,9 +32,9 @@ def settings(run: Run) -> dict[str, Any]:
     return given | {"validation_loss_unit": unit} if unit else given
 
 
-def figures(run: Run) -> dict[str, float]:
-    """Return the figures of the last round."""
-    entry, summary = run.state.history[-1], Summary.of(run.setup)
+def figures(run: Run, entry: Round) -> dict[str, float]:
+    """Return the figures of a round."""
+    summary = Summary.of(run.setup)
     values: dict[str, float] = {"seconds": entry.seconds}
     if entry.loss is not None and entry.metric is not None:
         values["validation_loss"] = entry.loss * summary.factor
@@ -60,16 +61,18 @@ def spent(run: Run) -> dict[str, float]:
 
 
 class Tracker(Callback):
-    """Hands the figures of each round to a tool, and at the end what was spent."""
+    """Hands the figures of each complete round to a tool, and at the end what was spent."""
 
     run: Run
 
     def after_exchange(self, round: int, stages: dict[str, float]) -> None:
-        """Hand over the round."""
-        self._write(round, figures(self.run))
+        """Hand over the rounds that are complete now."""
+        for entry in self.run.complete:
+            self._write(entry.number, figures(self.run, entry))
 
     def at_end(self) -> None:
         """Hand over what was spent, and why the run ended."""
+        self.after_exchange(0, {})
         self._write(self.run.state.history[-1].number, spent(self.run), self.run.state.stopped)
 
     def _write(self, round: int, values: Mapping[str, float], stopped: str = "") -> None:
@@ -87,7 +90,7 @@ class TensorBoard(Tracker):
             text = "observers: tensorboard writes into the run's folder, and this run leaves none; leave it out"
             raise ConfigError(text, code="config.track-where")
         folder = str(self.run.folder.path / "tensorboard")
-        self._writer = SummaryWriter(folder, purge_step=len(self.run.state.history) + 1)
+        self._writer = SummaryWriter(folder, purge_step=self.run.state.history[-1].number)
         rows = "\n".join(f"| {name} | {value} |" for name, value in settings(self.run).items())
         self._writer.add_text("run config", f"| key | value |\n|---|---|\n{rows}")
 

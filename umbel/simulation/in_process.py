@@ -76,16 +76,12 @@ def play(
     setup = Setup.parse({**config, "resume": str(saved_in)} if resumes else config)
     grid = InProcessGrid(umbel.client.app.app, config, nodes, node_configs)
     setup.fleet.roster(grid)
-    if resumes:
-        state = Saved.of(setup).restore(grid)
-    else:
-        start = initial_hypotheses(setup, grid)
-        state = State(hypotheses=start, best=start)
+    state = Saved.of(setup).restore(grid) if resumes else State.first(initial_hypotheses(setup, grid))
     callbacks = [*named(setup), *observers, *([_NoNodeLost()] if strict else [])]
     folder = None
     if saved_in is not None:
         folder = RunFolder(saved_in)
-        folder.write_config(config, **setup.digests)
+        folder.write_config(setup.config.entries(), **setup.digests)
         callbacks.append(Checkpoints())
     run = Run(setup, grid, state, callbacks, folder=folder)
     run.do()

@@ -309,11 +309,11 @@ class Ways:
     def best(self) -> list[Row]:
         """Measure the best round's hypotheses, if they are others than the last round's."""
         state = self.state
-        if not state.best_round or all(np.array_equal(one, state.hypotheses[name]) for name, one in state.best.items()):
+        if all(np.array_equal(one, state.hypotheses[name]) for name, one in state.best.items()):
             return []
         exact = any(entry.exact_reports for entry in state.history)
         chosen = "exact losses of validation clients" if exact else "validation clients"
-        remark = f"after {count_of(state.best_round - 1, 'round')}, chosen by {chosen}"
+        remark = f"after {count_of(state.best_round, 'round')}, chosen by {chosen}"
         return [Row(Way.BEST, self._of(state.best), remark)]
 
     def own(self) -> Row | LeftOut:

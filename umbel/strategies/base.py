@@ -34,6 +34,7 @@ from umbel.protocol.arrays import (
 )
 from umbel.protocol.asked import Asked
 from umbel.protocol.errors import ConfigError
+from umbel.protocol.flower import filled
 from umbel.protocol.hypotheses import Hypotheses, number_in
 from umbel.protocol.log import log
 from umbel.protocol.release import ReleaseBy
@@ -435,7 +436,7 @@ class HypothesisStrategy(Strategy):
                 raise ConfigError(f"{text}; {name!r} is of type {kind}", code="config.state")
         self.history.append(replace(outcome, following=None))  # models may be large
         counts = {"asked": outcome.asked, "releases": len(outcome.clients), "lost-nodes": outcome.lost_nodes}
-        record = MetricRecord({**(metrics or {}), **counts, "groups": outcome.counts.tolist()})
+        record = filled(MetricRecord(dict(metrics or {})), {**counts, "groups": outcome.counts.tolist()})
         if outcome.following is None:
             return None, record
         return self.nodes.record(outcome.following), record

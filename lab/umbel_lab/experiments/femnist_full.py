@@ -51,10 +51,9 @@ def with_patience(history: Sequence[Mapping[str, Any]]) -> tuple[float, int]:
     """Return the metric of the best round up to where `PATIENCE` stops the run, and that last round."""
     lowest, metric, stale, last = math.inf, math.nan, 0, 0
     for entry in history:
-        last = entry["number"] if entry["asked"] else last
         if entry["loss"] is None:
             continue
-        stale += 1
+        stale, last = stale + 1, entry["number"]
         if entry["loss"] < lowest:
             lowest, metric, stale = entry["loss"], entry["metric"], 0
         if stale == PATIENCE:

@@ -39,7 +39,7 @@ FINE_TUNE, INTERPOLATE = Personal.FINE_TUNE.value, Personal.INTERPOLATE.value
 HELD_OUT_ALONE = (LOCAL_ONLY, FINE_TUNE, INTERPOLATE)
 """Further values of ``strategy``: validation clients train alone, or personalise the hypotheses of `group-privacy`."""
 
-_PACKED = ("number", "asked", "loss", "metric", "groups")  # of each validated round
+_PACKED = ("number", "loss", "metric")  # of each validated round
 
 
 def read(name: str) -> dict[str, Any]:

@@ -167,7 +167,7 @@ def _figure_1(results: Sequence[Result], folder: Path, name: str) -> None:
         for row, (arm, result) in enumerate(zip(TRIO, results, strict=True)):
             trace, best = result.trace, result.measures["best_round"]
             trained = int(trace["rounds"].max())
-            for column, (round, what) in enumerate(((1, "first round"), (min(best, trained), "best round"))):
+            for column, (round, what) in enumerate(((1, "first round"), (min(best + 1, trained), "best round"))):
                 ax = axes[row, column]
                 here = trace["rounds"] == round
                 for j in np.unique(trace["groups"][here]):

@@ -75,9 +75,3 @@ def test_the_status_of_a_run_that_is_over_says_why_it_ended(folder: RunFolder) -
 
 def test_a_simulation_has_no_sites(folder: RunFolder) -> None:
     assert "[config.status]" in umbel("server", "status", code=2)
-
-
-def test_the_last_validation_is_no_round(folder: RunFolder) -> None:
-    folder.write_status(Status(round=22, rounds=20, pause_below=2, written=NOON, sites=(site("north"),)))
-    (folder.path / "outcome.json").write_text(json.dumps({"stopped": "all 20 rounds done"}))
-    assert "20 of 20 done" in " ".join(umbel("server", "status").split())

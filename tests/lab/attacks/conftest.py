@@ -88,7 +88,7 @@ def prepared(
     """A run that is ready to begin, by default in this process; with a state, to go on."""
     setup, grid = Setup.parse(config), grid or InProcessGrid(app, config)
     start = initial_hypotheses(setup, grid)
-    return Run(setup, grid, state or State(start, start), named(setup), folder=folder)
+    return Run(setup, grid, state or State.first(start), named(setup), folder=folder)
 
 
 def passed_on(name: str) -> Any:

@@ -29,8 +29,8 @@ pytestmark = pytest.mark.rest
 SPECS = femnist_full.specs(Path(), range(2000, 2003), False, "")
 
 
-def entry(number: int, loss: float | None, metric: float = 0.0, asked: int = 10) -> dict[str, Any]:
-    return {"number": number, "loss": loss, "metric": metric if loss is not None else None, "asked": asked}
+def entry(number: int, loss: float | None, metric: float = 0.0) -> dict[str, Any]:
+    return {"number": number, "loss": loss, "metric": metric if loss is not None else None}
 
 
 def test_the_grid_is_the_papers_and_other_arms_have_larger_rounds_or_steps_or_other_writers(tmp_path: Path) -> None:
@@ -54,14 +54,12 @@ def test_the_grid_is_the_papers_and_other_arms_have_larger_rounds_or_steps_or_ot
 
 
 def test_patience_stops_after_five_validations_without_a_lower_loss() -> None:
-    # Validated every second round; the lowest loss so far is that of round 3, and the fifth after it is round 13.
+    # Validated every second round; the lowest loss so far is that after round 2, and the fifth after it is of round 12.
     losses = [2.0, 1.0, 1.5, 1.0, 1.2, 1.1, 3.0, 0.5]
-    history = [entry(2 * i + 1, loss, metric=i / 10) for i, loss in enumerate(losses)]
-    history[1:1] = [entry(2, None)]
-    assert femnist_full.with_patience(history) == (0.1, 13)
-    assert femnist_full.with_patience(history[:6]) == (0.1, 9), "not yet"
-    # The last entry evaluates what the last round left, and is no round.
-    assert femnist_full.with_patience([entry(1, 2.0), entry(2, 1.0, 0.7, asked=0)]) == (0.7, 1)
+    history = [entry(2 * i, loss, metric=i / 10) for i, loss in enumerate(losses)]
+    history[1:1] = [entry(1, None)]
+    assert femnist_full.with_patience(history) == (0.1, 12)
+    assert femnist_full.with_patience(history[:6]) == (0.1, 8), "not yet"
 
 
 def test_the_table_has_both_figures_of_one_run(tmp_path: Path) -> None:
@@ -69,15 +67,15 @@ def test_the_table_has_both_figures_of_one_run(tmp_path: Path) -> None:
     losses = [3.0, 2.0, *[2.5] * 5, 1.0]
     path = tmp_path / "runs" / spec.name
     path.mkdir(parents=True)
-    lines = [json.dumps(entry(5 * i + 1, loss, metric=0.1 * i)) for i, loss in enumerate(losses)]
+    lines = [json.dumps(entry(5 * i, loss, metric=0.1 * i)) for i, loss in enumerate(losses)]
     (path / "history.jsonl").write_text("\n".join(lines))
     one = {"mean": 0.7, "worst_decile": 0.5, "rand_index": 1.0}
-    femnist_full.page([Result(spec, {"best": one, "last": one, "best_round": 36}, path)]).write(tmp_path)
+    femnist_full.page([Result(spec, {"best": one, "last": one, "best_round": 35}, path)]).write(tmp_path)
     (row,) = read_csv(tmp_path)
     assert "Reasons" not in (tmp_path / "table.md").read_text()
-    assert (row["accuracy"], row["patience"], row["stopped"]) == ("0.7", "0.1", "31")
+    assert (row["accuracy"], row["patience"], row["stopped"]) == ("0.7", "0.1", "30")
     assert float(row["difference"]) == pytest.approx(0.7 - 0.835)
-    measures = {"best": one, "last": one, "best_round": 36}
+    measures = {"best": one, "last": one, "best_round": 35}
     larger_step, many = (SPECS[place] for place in (55, -1))
     for other in (larger_step, many):
         shutil.copytree(path, path.with_name(other.name))

@@ -16,6 +16,7 @@ from umbel.models import MODELS
 from umbel.privacy.accounting.guarantee import guarantee, pure_cost
 from umbel.protocol.arrays import flatten
 from umbel.protocol.release import Clipping, Kind, Release
+from umbel.protocol.run_config import RunConfig
 from umbel.simulation.in_process import play, run_config
 from umbel.simulation.sweep import Result, Spec
 from umbel_lab.experiments import frontier, scaffold
@@ -39,10 +40,10 @@ SERVICES = TASKS["hospital-services"]
 
 
 def release_of(config: dict[str, Any], n: int) -> Release:
-    k = config["hypotheses"]
+    run = RunConfig(**config)
     return Release(
-        Kind.TRAIN, n, config["noise-multiplier"], Clipping(config["clipping"]), mechanism=config["mechanism"],
-        hypotheses=k, choice_epsilon=config["choice-epsilon"] if k > 1 else 0.0,
+        Kind.TRAIN, n, run.noise_multiplier, run.clipping.mode, mechanism=run.mechanism, hypotheses=run.hypotheses,
+        choice_epsilon=run.choice_epsilon if run.hypotheses > 1 else 0.0,
     )  # fmt: skip
 
 

@@ -120,10 +120,9 @@ def _loss(value: float, unit: str) -> str:
 
 def _losses(path: Path) -> tuple[str, str]:
     """Return the last and the best loss, in the target's unit as `show` has them, if the run's model is here."""
-    entries = RunFolder(path).read_history() if (path / "history.jsonl").exists() else []
-    best = entries[-1].best_round if entries else 0
+    entries = RunFolder(path).read_history()
     last = next((entry.loss for entry in reversed(entries) if entry.loss is not None), None)
-    loss = next((entry.loss for entry in entries if entry.number == best), None)
+    loss = entries[entries[-1].best_round].loss if entries else None
     try:
         factor, unit = _scale(path) if last is not None else (0.0, "")
     except UmbelError:
@@ -148,7 +147,7 @@ def _scale(path: Path) -> tuple[float, str]:
 
 def _outcome(path: Path) -> tuple[int, str]:
     """Return the number of trained rounds, and why the run ended."""
-    entries = RunFolder(path).read_history() if (path / "history.jsonl").exists() else []
+    entries = RunFolder(path).read_history()
     stopped = RunFolder(path).read_outcome()
     if not stopped:
         when = datetime.fromtimestamp(path.stat().st_mtime).strftime("%Y-%m-%d %H:%M")
@@ -243,7 +242,7 @@ def _lines(folder: RunFolder, status: Status) -> list[tuple[str, str]]:
     history = folder.read_history()
     ended = folder.read_outcome()
     lines = [
-        ("rounds", f"{min(status.round - 1, status.rounds)} of {status.rounds} done"),
+        ("rounds", f"{status.round - 1} of {status.rounds} done"),
         ("sites", f"{there} of {len(status.sites)} can be asked; a round needs {count_of(status.pause_below, 'site')}"),
         ("as of", at_time(status.written)),
     ]
@@ -252,7 +251,7 @@ def _lines(folder: RunFolder, status: Status) -> list[tuple[str, str]]:
     if status.paused:
         waits = f"since {at_time(status.paused)}, at most until {at_time(status.ends)}"
         return [*lines, ("paused", waits)]
-    if history:
-        left = (status.rounds - len(history)) * sum(one.seconds for one in history) / len(history)
+    if trained := [one.seconds for one in history if one.asked]:
+        left = (status.rounds - len(trained)) * sum(trained) / len(trained)
         lines.append(("time left", f"about {in_time(max(0.0, left - (time.time() - status.written)))}"))
     return lines

@@ -179,10 +179,9 @@ class Reports(channels.Channel):
         for node, (values, exactly, nu, bound) in found.items():
             positions = asked.positions[node]
             scores[:, positions], exact[positions] = values, exactly
-            there = values[:, ~np.isnan(values).any(axis=0)]
-            # A site's mean has noise once, and stands for each of its clients.
-            separate = 1 if (there == there[:, :1]).all() else there.shape[1]
-            if nu and there.size:
+            if nu and (there := values[:, ~np.isnan(values).any(axis=0)]).size:
+                # A site's mean has noise once, and stands for each of its clients.
+                separate = 1 if (there == there[:, :1]).all() else there.shape[1]
                 variance += separate * (report_deviation(nu, bound) ** 2)
                 bounds.append(bound)
         answered = ~np.isnan(scores).any(axis=0)
@@ -202,8 +201,8 @@ class Reports(channels.Channel):
             loss, metric = (pulled_in(*values).mean() for values in zip(there, ordered, strict=True))
         m, most = there.shape[1], int(told_exactly.sum())
         # Noise, or a mean over many clients, shows nothing about their differences.
-        alone = np.sort(there[:, told_exactly])
-        spread = [alone[i, [round(q * (most - 1)) for q in SPREAD]].tolist() if most else [] for i in range(2)]
+        alone = ordered if most == m else np.sort(there[:, told_exactly])
+        spread = alone[:, [round(q * (most - 1)) for q in SPREAD]].tolist() if most else [[], []]
         clipped = min(filter(None, bounds), default=0.0)
         return Scores(float(loss), float(metric), m, spread[0], spread[1], most, math.sqrt(variance) / m, clipped)
 

@@ -5,6 +5,7 @@ Each is imported when it is first named, so that noise alone needs neither SciPy
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ _HOMES = {
 }
 
 
+@cache
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

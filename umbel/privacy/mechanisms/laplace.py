@@ -38,8 +38,7 @@ class Laplace(Mechanism):
         parts are drawn first, then the row's normals; the same seed requires the same order.
         """
         n, shapes = sum(sizes), [(size + 1) / 2 for size in sizes]
-        mixing: list[float] = []
-        normals: list[Matrix] = []
+        mixing, normals = list[float](), list[Matrix]()
         for generator in each(generators, len(radii)):
             mixing += map(generator.standard_gamma, shapes)
             normals.append(generator.standard_normal(n))

@@ -206,14 +206,14 @@ def _charge_clients(
     charge = Charge(message.run, task.round, release)
     paid = np.array(ledger.charge(charge, ids, site.limits, at_least, most))
     message.entry.charge(int(paid.sum()))
-    if not paid.all() and (paid.any() or at_least == 1):
+    if paid.all():
+        return paid, task, ids
+    if paid.any() or at_least == 1:
         unpaid = f"{(~paid).sum()} of {len(paid)} clients are over budget"
         if most < math.inf:
             unpaid += f", or took part {most:g} times, as often as this run may ask them"
         message.entry.refuse(what, Refused(unpaid, code="refused.budget"))
-    if not paid.all():
-        task = replace(task, clients=tuple(compress(task.clients, paid)))
-    return paid, task, list(compress(ids, paid))
+    return paid, replace(task, clients=tuple(compress(task.clients, paid))), list(compress(ids, paid))
 
 
 def _train_clients(message: Incoming, task: TrainingSpec, assigned: NDArray[np.int64]) -> Results:

@@ -254,7 +254,8 @@ class Site:
 
     def local_ids(self, clients: Sequence[ClientInDataset]) -> list[ClientOnNode]:
         """Return the numbers on the node of clients of the dataset."""
-        return cast(list[ClientOnNode], [(client - self.first) // self.step for client in clients])
+        own = (self.first, self.step) == (0, 1)
+        return cast(list[ClientOnNode], clients if own else [(client - self.first) // self.step for client in clients])
 
     def seed(self, run: RunConfig) -> int | None:
         """Return the run's seed in simulation, None where the data are the site's own."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umbel.protocol.words import count_of
-from umbel.server.history import Round, at_bound, collapsed, diverged, fits, last_rounds, middle_ratio, stuck
+from umbel.server.history import Round, at_bound, collapsed, diverged, fitted, last_rounds, middle_ratio, stuck
 
 
 class Alarm(NamedTuple):
@@ -43,7 +43,7 @@ def alarms(history: Sequence[Round], hypotheses: int, validate_every: int, valid
     Rounds with another number of hypotheses say nothing about these. The numbers are k, that of rounds from one
     validation to the next, and that of validation clients, if it is known.
     """
-    history = [entry for entry in history if fits(entry, hypotheses)]
+    history = [fitted(e, hypotheses) for e in history if len(e.nearest) == (hypotheses if hypotheses > 1 else 0)]
     empty = _empty(history, hypotheses) if hypotheses > 1 else ()
     return [*_validation(history, validate_every, validators), *empty, *_of_rounds(history)]
 
@@ -54,14 +54,15 @@ def _validation(history: Sequence[Round], validate_every: int, validators: int |
         yield _alarm("Hypotheses diverged", first=bad[0])
     if not validators and all(entry.loss is None for entry in history):
         return  # no validation clients
-    due = [entry for entry in history if (entry.number - 1) % validate_every == 0 or not entry.asked]
+    # The last round of an interrupted run is not validated yet.
+    due = [e for e in history if e.loss is not None or (e.number % validate_every == 0 and e is not history[-1])]
     missing = [entry.number for entry in due if entry.loss is None or not math.isfinite(entry.loss)]
     given = {entry.number: entry.loss or 0.0 for entry in due if entry.number not in missing}
     if missing:
         many = count_of(len(missing), "validation")
         yield _alarm("Validation loss not finite", missing=many, due=len(due), first=missing[0])
     if len(given) > 1 and min(given, key=given.__getitem__) == (first := min(given)):
-        yield _alarm("Validation loss never improved", first=first, given=len(given))
+        yield _alarm("Validation loss never improved", first=count_of(first, "round"), given=len(given))
     if bound := at_bound(history):
         yield _alarm("Validation reports lie at their bound", bound=bound)
 
@@ -72,7 +73,7 @@ def _empty(history: Sequence[Round], hypotheses: int) -> Iterator[Alarm]:
         return
     totals, best = np.sum([entry.groups for entry in last], axis=0), history[-1].best_round
     empty, rounds = np.flatnonzero(totals == 0), len(last)
-    before = _text("before", best=best) if 0 < best <= last[0].number else ""
+    before = _text("before", best=count_of(best, "round")) if best < last[0].number else ""
     if collapsed(history):
         every = "all" if len(empty) == hypotheses - 1 else f"{int(totals.max())} of"
         releases, winner = f"{every} {int(totals.sum())} releases", int(totals.argmax())

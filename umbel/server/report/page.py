@@ -8,7 +8,7 @@ import time
 import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -26,7 +26,7 @@ from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Kind
 from umbel.protocol.run_config import RunConfig, Validation
 from umbel.protocol.words import count_of
-from umbel.server.history import MIN_ROUNDS, RELEASES_EACH, Round, State, fits, last_rounds, undecided
+from umbel.server.history import MIN_ROUNDS, RELEASES_EACH, Round, State, fitted, last_rounds, undecided
 from umbel.server.report import figures
 from umbel.server.report.alarms import alarms
 from umbel.server.report.figures import STYLED, key, number
@@ -54,11 +54,11 @@ class View:
         state, summary, release = self.state, self.summary, self.summary.release
         self.k = k = len(next(iter(state.hypotheses.values())))
         # A strategy may change the number of hypotheses. Rounds with another number say nothing about these.
-        self.history = [entry if fits(entry, k) else _blank(entry, k) for entry in state.history]
+        self.history = [fitted(entry, k) for entry in state.history]
         self.trained = [entry for entry in self.history if entry.asked]
         self.validated = [entry for entry in self.history if entry.loss is not None]
-        self.best = next((entry for entry in self.history if entry.number == state.best_round), None)
-        """The round that started from the best hypotheses; None without validation."""
+        self.best = None if state.best_loss == math.inf else self.history[state.best_round]
+        """The round after which the loss was lowest; None without validation."""
         self.every = -(-len(self.history) // _MAX_ROWS) or 1
         """One in so many rounds has a row in the table."""
         self.undecided = undecided(self.history, state.best_round)
@@ -101,7 +101,7 @@ class View:
     @property
     def drawn(self) -> dict[str, Markup]:
         """The figures, by name; those without a value in any round are missing."""
-        factor, best, drawn = self.summary.factor, self.state.best_round or None, dict[str, Markup]()
+        factor, best, drawn = self.summary.factor, self.best.number if self.best else None, dict[str, Markup]()
         label = f"validation {self.summary.loss_name}{self.summary.in_unit}"
         if self.validated:
             rounds, losses = _numbers(self.validated), [(entry.loss or 0.0) * factor for entry in self.validated]
@@ -115,8 +115,8 @@ class View:
             drawn["spread"] = figures.bands("spread", _numbers(spread), quantiles, label)
         if self.trained:
             drawn["releases"] = figures.releases("releases", _numbers(self.trained), self.groups, self.shown)
-        steady = [entry for entry in self.state.history if fits(entry, self.k)]
-        if self.k > 1 and steady:
+        if self.k > 1:
+            steady = [entry for entry in self.state.history if len(entry.nearest) == self.k]
             nearest = np.array([entry.nearest for entry in steady])
             drawn["distances"] = figures.distances("distances", _numbers(steady), nearest, self.shown)
         if len(self.participations):
@@ -146,17 +146,11 @@ class View:
     def listed(self) -> list[Round]:
         """The rounds of the table: every n-th, with the best and the last."""
         kept = {*range(0, len(self.history), self.every), len(self.history) - 1}
-        return [e for i, e in enumerate(self.history) if i in kept or e.number == self.state.best_round]
+        return [e for i, e in enumerate(self.history) if i in kept or e is self.best]
 
 
 def _numbers(entries: list[Round]) -> list[int]:
     return [entry.number for entry in entries]
-
-
-def _blank(entry: Round, k: int) -> Round:
-    """Return a round with another number of hypotheses as an empty round with k."""
-    groups = [0] * k if entry.asked else []
-    return replace(entry, groups=groups, nearest=[math.nan] * (k if k > 1 else 0))
 
 
 def render(view: View, versions: Mapping[str, str]) -> str:
