@@ -276,12 +276,11 @@ def _finding(
     lacks = missing_in(series, found.column)
     found.lacks = int(lacks.sum())
     there = series[~lacks]
-    found.holds = _holds(there, found.column)
-    if found.column.type in ("number", "integer"):
-        numbers = as_numbers(there, found.column)
-        numbers = numbers[np.isfinite(numbers)] if np.isfinite(numbers).any() else np.zeros(1)
-        found.ends, size = (float(numbers.min()), float(numbers.max())), np.abs(numbers)
-        found.largest = float(np.quantile(size, 0.99) or size.max())
+    values = _plain(there, found.column).dropna()
+    found.holds = _holds(values)
+    if found.column.type in ("number", "integer") and len(values):
+        size, found.ends = values.abs(), (float(values.min()), float(values.max()))
+        found.largest = float(size.quantile(0.99) or size.max())
     for fault in found.faults:
         found.settings |= fault.mend
         if role != "feature" and (fault.code == "data.missing-value" or "na" in fault.mend):
@@ -289,7 +288,7 @@ def _finding(
         elif fault.code != "data.missing-value" and not fault.mend:
             found.drop = role == "feature"
     if role != "client":
-        _flag(found, there)
+        _flag(found, there, values)
     return found
 
 
@@ -419,30 +418,36 @@ def _natural(text: str) -> tuple[int, float, str]:
         return (1, 0.0, text)
 
 
-def _holds(there: pd.Series, column: Column) -> str:
-    """Return the range of a column's numbers or dates, or examples of its texts."""
-    if column.type in ("number", "integer") and np.isfinite(numbers := as_numbers(there, column)).any():
-        return f"{np.nanmin(numbers):,.6g} to {np.nanmax(numbers):,.6g}"
-    if column.type == "date" and (days := as_dates(there, column)).notna().any():
-        return f"{days.min():%Y-%m-%d} to {days.max():%Y-%m-%d}"
-    texts = as_texts(there).unique().tolist()
-    more = f" and {len(texts) - _FEW:,} more" if len(texts) > _FEW else ""
-    return ", ".join(sorted(texts, key=_natural)[:_FEW]) + more
+def _plain(there: pd.Series, column: Column) -> pd.Series:
+    """Return values as numbers, dates or texts."""
+    if column.type == "date":
+        return as_dates(there, column)
+    if column.type in ("number", "integer"):
+        return pd.Series(as_numbers(there, column), there.index)
+    return as_texts(there, column.pattern)
+
+
+def _holds(values: pd.Series) -> str:
+    """Return the range of numbers or dates, or examples of texts."""
+    style = "{:%Y-%m-%d}" if pd.api.types.is_datetime64_any_dtype(values) else "{:,.6g}"
+    if len(values) and not pd.api.types.is_string_dtype(values):
+        return f"{style.format(values.min())} to {style.format(values.max())}"
+    texts = sorted(values.unique().tolist(), key=_natural)
+    return ", ".join(texts[:_FEW]) + (f" and {len(texts) - _FEW:,} more" if len(texts) > _FEW else "")
 
 
 # --- what is to be done
 
 
-def _flag(found: Finding, there: pd.Series) -> None:
+def _flag(found: Finding, there: pd.Series, values: pd.Series) -> None:
     """Flag a column from which nothing can be learnt: all its values differ, or none does."""
     name, count = found.column.name, there.nunique()
-    numbers = as_numbers(there, found.column)
-    whole = bool(np.isfinite(numbers).all() and (numbers % 1 == 0).all())
+    whole = found.column.type in ("number", "integer") and bool((values % 1 == 0).all())
     if count < (1 if found.lacks else 2):
         found.drop = found.role == "feature"
         found.notes.append(f"{name} has a single value, from which nothing is learnt.")
     elif found.role == "feature" and count == len(there) >= 3 * _FEWEST and (found.column.type == "category" or whole):
-        found.drop = bool(not whole or _NAMED_ID.fullmatch(name) or (np.diff(numbers) > 0).all())
+        found.drop = bool(not whole or _NAMED_ID.fullmatch(name) or values.is_monotonic_increasing)
         found.notes.append(f"All values of {name} differ, as those of an id do; if it is one, leave it out.")
 
 
@@ -478,30 +483,21 @@ def _find_leaks(frame: pd.DataFrame, findings: Sequence[Finding]) -> None:
     """
     frame, target = frame.iloc[:: max(1, len(frame) // _SAMPLE)], findings[-1].column
     labels = frame[target.name][~missing_in(frame[target.name], target)]
-    classes = _cuttable(labels, target)
-    if target.type in ("number", "integer"):
-        classes = classes > classes.median()
+    classes = _plain(labels, target)
+    classes = classes > classes.median() if target.type in ("number", "integer") else folded(classes)
     for found in findings:
         if found.role != "feature":
             continue
         name, series = found.column.name, frame[found.column.name][labels.index]
         ordered = found.column.type in ("number", "integer", "date")
         lacks = missing_in(series, found.column)
-        values = _cuttable(series[~lacks], found.column)
+        values = _plain(series[~lacks], found.column)
         score = max(_cut(values, classes[values.index], ordered), _cut(lacks, classes, ordered=False))
         if score >= LEAK:
             found.drop = True
             told = f"one cut has a balanced accuracy of {score:.0%} on these rows"
             fix = "If it is known only afterwards, it gives the answer away; leave it out."
             found.notes.append(f"{name} alone predicts {target.name}: {told}. {fix}")
-
-
-def _cuttable(there: pd.Series, column: Column) -> pd.Series:
-    if column.type == "date":
-        return as_dates(there, column)
-    if column.type in ("number", "integer"):
-        return pd.Series(as_numbers(there, column), there.index)
-    return as_texts(there, column.pattern).str.casefold()
 
 
 def _cut(values: pd.Series, classes: pd.Series, ordered: bool) -> float:
