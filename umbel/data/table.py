@@ -95,7 +95,7 @@ class Rows:
 
     @property
     def notes(self) -> list[str]:
-        """What was left out or changed, as sentences."""
+        """Sentences on the rows left out and the values changed."""
         return [
             *(f"Rows left out: {count:,}, because {reason}." for reason, count in self.left_out.items()),
             *(f"Values of {name} taken to the bound of its range: {count:,}." for name, count in self.clipped.items()),
@@ -124,7 +124,7 @@ class Fault:
 
 @dataclass
 class Reading:
-    """What is noticed while columns of a table, called `source` in errors, are read: all faults, before an error."""
+    """The faults of all columns of a table, called `source` in errors, and the numbers that were clipped."""
 
     source: Any
     syntax: Syntax = Syntax.SCHEMA

@@ -46,7 +46,7 @@ def from_dataframe(
     A number stays a number, a boolean becomes 0 or 1, and a text becomes one column of 0 and 1 for each
     of its categories. A date becomes its year, month, weekday, and days since a public date. Integers of
     few values, or with a leading zero, look like codes and become categories too, and a note says so. A number with
-    a minimum and a maximum, and no scale of its own, is scaled to -1 to 1. For a target of
+    a minimum and a maximum, and no given scale is scaled to -1 to 1. For a target of
     numbers the loss is ``mse``, for categories ``cross-entropy``, and for a boolean, stored as -1 and 1, ``log``.
     All columns are looked at before anything is refused, and an error names all faults.
 

@@ -65,7 +65,7 @@ LOSS = {"number": "mse", "integer": "mse", "boolean": "log", "category": "cross-
 
 @dataclass
 class Finding:
-    """What a column holds, and what it is read as."""
+    """One column: its values, and the type as which they are read."""
 
     column: Column
     role: str  # client, target or feature
@@ -484,7 +484,7 @@ def _find_leaks(frame: pd.DataFrame, findings: Sequence[Finding]) -> None:
     frame, target = frame.iloc[:: max(1, len(frame) // _SAMPLE)], findings[-1].column
     labels = frame[target.name][~missing_in(frame[target.name], target)]
     classes = _plain(labels, target)
-    classes = classes > classes.median() if target.type in ("number", "integer") else folded(classes)
+    classes = classes > classes.median() if target.type in ("number", "integer") else folded(as_texts(classes))
     for found in findings:
         if found.role != "feature":
             continue
