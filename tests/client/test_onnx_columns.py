@@ -11,13 +11,14 @@ import torch
 
 from umbel.client.exports import LACKING, STRANGE, Input
 from umbel.data import Column
-from umbel.data.table import seen
+from umbel.data.table import Reading, seen
 
 
 @pytest.mark.parametrize(
     ("entries", "values", "sound"),
     [
         ({"type": "number", "minimum": 0, "maximum": 9}, [0.0, 9.0, 9.1, -1.0, np.inf, np.nan], [1, 1, 0, 0, 0, 0]),
+        ({"type": "number", "maximum": 9, "outside": "clip"}, [9.1, -1.0, np.inf, np.nan], [1, 1, 0, 0]),
         ({"type": "integer"}, [1.0, 1.5, np.nan, -3.0], [1, 0, 0, 1]),
         ({"type": "number", "fill": 2}, [np.nan, 1.0], [1, 1]),
         ({"type": "boolean", "missing": "indicate"}, [1.0, 0.0, 0.5, np.nan], [1, 1, 0, 1]),
@@ -36,4 +37,4 @@ def test_an_example_holds_what_the_table_takes_and_a_missing_value_where_it_may(
     column = Column(name="x", type="integer", minimum=3, maximum=4, missing="indicate")
     values = Input(column).example(3)
     assert values.isna().tolist() == [False, False, True]
-    np.testing.assert_array_equal(seen(pd.DataFrame({"x": values}), column, "x")[2], [0, 1])
+    np.testing.assert_array_equal(seen(pd.DataFrame({"x": values}), column, Reading("x"))[2], [0, 1])

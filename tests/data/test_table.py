@@ -184,7 +184,7 @@ def test_numbers_as_people_write_them(tmp_path: Path, number: str) -> None:
     assert rows.features[1] == 1_234_567.5
 
 
-@pytest.mark.parametrize("text", ["12,34", "1,2345", "0,250", "1.2.3", "12 %", "0x10", "$", ".", "--1", "1_000"])
+@pytest.mark.parametrize("text", ["12,34", "1,2345", "0,250", "1.2.3", "12 %", "0x10", "$", "$5$", "--1", "1_000"])
 def test_what_may_be_another_number_is_none(tmp_path: Path, text: str) -> None:
     with raises(DatasetError, "data.bad-value"):
         encode(table(CSV.replace("30", f'"{text}"'), tmp_path), with_feature(), "stays")
@@ -192,9 +192,16 @@ def test_what_may_be_another_number_is_none(tmp_path: Path, text: str) -> None:
 
 @pytest.mark.parametrize("number", ["1,234", "-2,09"])
 def test_a_comma_between_semicolons_may_be_a_decimal_one(tmp_path: Path, number: str) -> None:
+    size = {"name": "size", "type": "number"}
+    wanted = {",": float(number.replace(",", ".")), ".": 1234 if number == "1,234" else None}
     for rows in (f"a;{number}\nb;7\n", f"a;7\nb;{number}\n"):
+        frame = table(f"hospital;size\n{rows}", tmp_path).assign(cost=1.0)
         with raises(DatasetError, "data.bad-value", "size in data row", repr(number), "decimal point"):
-            table(f"town;size\n{rows}", tmp_path)
+            encode(frame, schema(features=[size]), "stays")
+        for decimal, value in wanted.items():
+            if value is not None:
+                rows_read = encode(frame, schema(features=[size | {"decimal": decimal}]), "stays").features
+                assert rows_read.ravel().tolist()[rows.index(number) > 4] == np.float32(value)
     assert table(f"town;size\na;{number}\nb;small\n", tmp_path)["size"].tolist() == [number, "small"]
 
 

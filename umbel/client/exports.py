@@ -22,7 +22,7 @@ from umbel.client.personal import Predictors
 from umbel.client.personal.predictors import mixed
 from umbel.client.prediction import class_names
 from umbel.data import Column, Dataset, Manifest, Schema
-from umbel.data.table import encode, seen
+from umbel.data.table import Reading, encode, seen
 from umbel.models.fit import Traits, one_line, traits_of
 from umbel.models.model import Model
 from umbel.protocol.errors import ConfigError, DatasetError, ModelError
@@ -73,10 +73,12 @@ class Input:
         if self.column.fill == "" and self.column.missing != "indicate":
             return None
         frame = pd.DataFrame({self.name: pd.Series([None], dtype=object)})
-        return np.asarray(seen(frame, self.column, "a missing value")[0], np.float64)
+        return np.asarray(seen(frame, self.column, Reading("a missing value"))[0], np.float64)
 
     def encoded(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Return a model's view (rows, numbers), as in `umbel.data.table.seen`, and which rows get a prediction."""
+        if self.column.outside == "clip":
+            values = torch.where(values.isfinite(), values.clamp(*self._limits), values)
         column, numbers = self.column, values[:, None]
         lacks, sound = (values == LACKING, values >= 0) if self.text else (values.isnan(), self._sound(values))
         if self.text and column.encode == "one-hot":
@@ -94,14 +96,11 @@ class Input:
 
     def example(self, rows: int) -> pd.Series:
         """Return values as in a table, (rows,); the third is missing, if that is allowed."""
-        column, places = self.column, range(rows)
-        low, high = self._limits
-        values: Any
+        column, places, (low, high) = self.column, range(rows), self._limits
+        values: Any = [i % 2 == 0 for i in places]
         if self.text:
             values = [column.categories[i % len(column.categories)] for i in places]
-        elif column.type == "boolean":
-            values = [i % 2 == 0 for i in places]
-        else:
+        elif column.type != "boolean":
             values = np.clip(column.offset + column.scale * np.linspace(-1, 1, rows + 1)[1:], low, high)
             if column.type == "integer":
                 values = np.clip(np.ceil(values), np.ceil(low), np.floor(high))

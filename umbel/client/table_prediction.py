@@ -83,7 +83,7 @@ class Table:
             )
             raise DatasetError(text, code="data.missing-column")
         found = encode(frame, schema, source, to_predict=True, syntax=Syntax.PREDICTION)
-        notes = [f"Rows left out: {count:,}, because {reason}." for reason, count in found.left_out.items()]
+        notes = found.notes
         owners = np.array([str(one) for one in found.clients], object)
         chosen = np.flatnonzero(np.isin(owners, clients)) if clients else np.arange(len(owners))
         if len(owners) and (strange := [one for one in clients if one not in owners]):

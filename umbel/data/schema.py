@@ -62,9 +62,14 @@ class Column(Entries):
         ``number``; ``integer``; ``boolean``; ``category``, one of a list of texts; ``date``;
         ``text``, for the column that names the client.
     unit : str
-        For readers.
+        For readers; a number in text may have it before or after.
     minimum, maximum : float, optional
         Range of the accepted numbers.
+    outside : str
+        Treatment of a number out of that range: ``refuse`` the table, or ``clip`` it to the bound.
+    decimal : str
+        Of numbers in text: the decimal sign, ``.`` or ``,``; empty for a point, where a file's separators leave no
+        doubt.
     scale, offset : float
         Public constants: a model sees ``(number - offset) / scale``.
     categories : list of str
@@ -85,6 +90,8 @@ class Column(Entries):
         makes at most 1.
     fill : str, int, float or bool
         Replacement for a missing value; empty to follow `missing`.
+    na : list of str
+        Texts that stand for a missing value in this column, besides the usual ones.
     missing : str
         Treatment of a missing value: ``refuse`` the table, ``drop`` the row, or ``indicate``; empty to follow the
         schema. An indicated feature has an extra number, 1 where the value is missing. Without a `fill`
@@ -98,6 +105,8 @@ class Column(Entries):
     unit: str = ""
     minimum: Finite | None = None
     maximum: Finite | None = None
+    outside: Literal["refuse", "clip"] = "refuse"
+    decimal: Literal["", ".", ","] = ""
     scale: float = Field(1.0, allow_inf_nan=False)
     offset: float = Field(0.0, allow_inf_nan=False)
     categories: list[str] = Field(default_factory=list)
@@ -109,6 +118,7 @@ class Column(Entries):
     since: Day = "2000-01-01"
     span: float = Field(3652.5, gt=0, allow_inf_nan=False)
     fill: Annotated[str | bool | int | float, _AS_TEXT] = ""
+    na: list[str] = Field(default_factory=list)
     missing: Literal["", "refuse", "drop", "indicate"] = ""
 
     @model_validator(mode="after")
@@ -116,6 +126,8 @@ class Column(Entries):
         where = f"column {self.name!r}"
         if self.type not in _NUMBERS and (self.minimum, self.maximum) != (None, None):
             raise ValueError(f"{where}: only numbers have a minimum and a maximum, not the type {self.type}")
+        if self.type not in _NUMBERS and (self.outside, self.decimal) != ("refuse", ""):
+            raise ValueError(f"{where}: only numbers have outside and decimal, not the type {self.type}")
         if self.minimum is not None and self.maximum is not None and self.minimum > self.maximum:
             raise ValueError(f"{where}: minimum {self.minimum:g} is above maximum {self.maximum:g}")
         if self.scale == 0:
@@ -261,7 +273,7 @@ class Schema(Entries):
     @property
     def encoding(self) -> list[dict[str, Any]]:
         """The entries that decide which numbers the features and the target become."""
-        accepted = {"unit", "minimum", "maximum", "missing"}
+        accepted = {"unit", "minimum", "maximum", "missing", "outside", "decimal", "na"}
         return [
             {**column.model_dump(exclude=accepted), "numbers": len(column.stored)}
             for column in (*self.features, self.target)

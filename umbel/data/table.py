@@ -12,7 +12,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,14 +21,15 @@ from zipfile import BadZipFile
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from pandas.tseries.api import guess_datetime_format
 
 from umbel.data.data import Dataset, Manifest, check, offsets_of
 from umbel.data.hints import Syntax
-from umbel.data.schema import OTHER, Column, Schema, repeated
+from umbel.data.schema import Column, Schema, repeated
 from umbel.protocol.errors import DatasetError, SiteError
 from umbel.protocol.words import count_of
 
-MISSING = ("", "na", "n/a", "nan", "null")
+MISSING = ("", "na", "n/a", "n.a.", "#n/a", "<na>", "nan", "nat", "null", "-", "--", "?", ".")
 """Texts that stand for a missing value, in any case."""
 
 _OTHERS = (".json", ".jsonl", ".ndjson", ".xlsx", ".xls", ".ods", ".feather", ".arrow")
@@ -39,10 +40,20 @@ TRUE, FALSE = ("true", "yes", "t", "y", "1", "on"), ("false", "no", "f", "n", "0
 
 ISO_DATE = r"\d{4}-\d{2}-\d{2}(?:[T ].*)?"
 
-# With commas between thousands and a dollar sign, as spreadsheets write numbers. 0,250 has a decimal comma.
-_NUMBER = re.compile(r"[+-]?\$?\s*(?:[1-9]\d{0,2}(?:,\d{3})+|\d+)?(?:\.\d*)?(?:[eE][+-]?\d+)?")
+# With signs between thousands and a currency before or after. 0,250 has a decimal comma, and 1 234,567.8 is no number.
+_NUMBER = re.compile(
+    r"(?P<sign>[+-])? ?(?P<money>[$€£¥])? ?(?(sign)|(?P<late>[+-])?)(?=\.?\d)"
+    r"(?P<digits>(?:[1-9]\d{0,2}(?:(?:,\d{3})+|(?:'\d{3})+|(?: \d{3})+)|\d+)?(?:\.\d*)?(?:[eE][+-]?\d+)?)"
+    r"(?(money)| ?[$€£¥]?)"
+)
+CURRENCY = "[$€£¥]"
+_PLAIN = str.maketrans({"\u2212": "-", "\u2019": "'", "\xa0": " ", "\u202f": " ", "\u2009": " "})
+_SWAPPED = str.maketrans(",.", ".,")
 
 _COMMA = r"[+-]?\d+,\d+"  # with a decimal comma, or one between thousands
+
+_SHORT = ("%d/%m/%y", "%m/%d/%y", "%d.%m.%y", "%d-%m-%y", "%m-%d-%y", "%d-%b-%y", "%d %b %y")
+"""Formats with a year of two digits, which pandas does not guess."""
 
 _SPACES = re.compile(r"\s*[^\S ]+\s*")
 """Line breaks and spaces of other kinds, with the spaces around them."""
@@ -52,6 +63,12 @@ _NUMBERED = re.compile(r"0*(\d+)(?:\.0+)?")
 
 _MOST_SURPLUS = 30
 """A row may have so many fields, all of them empty, after those of the header."""
+
+_MOST_ABSENT = 10
+"""A hint lists so many texts that may count as missing."""
+
+UNIT = r".*\d\)?\s*([^\d\s.,'()+$€£¥-](?:[^\d]{0,8}[^\d\s])?)"
+"""A number with a unit after it."""
 
 _LARGEST_EXACT = 2**53 - 1
 """The largest integer that a 64-bit number holds apart from its neighbours."""
@@ -73,7 +90,65 @@ class Rows:
     clients: list[Client]
     places: NDArray[np.int64]  # the table's row number of each, from 0
     left_out: Mapping[str, int]  # number of dropped rows by reason
+    clipped: Mapping[str, int]  # number of values that were taken to the bound of their range, by column
     blurred: Sequence[Column]  # columns whose numbers differ by too little for 32 bits
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences on the rows left out and the values changed."""
+        return [
+            *(f"Rows left out: {count:,}, because {reason}." for reason, count in self.left_out.items()),
+            *(f"Values of {name} taken to the bound of its range: {count:,}." for name, count in self.clipped.items()),
+        ]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Rows of a column that do not fit: the first, counted from 1, how many there are, and how to mend them.
+
+    `mend` has the entries of the column with which they fit, where there are some.
+    """
+
+    what: str
+    column: str
+    row: int
+    count: int
+    fix: str
+    mend: Mapping[str, Any] = field(default_factory=dict)
+    code: str = "data.bad-value"
+
+    def __str__(self) -> str:
+        more = f" (and in {count_of(self.count - 1, 'more row')})" if self.count > 1 else ""
+        return f"{self.column} in data row {self.row} is {self.what}{more}; {self.fix}"
+
+
+@dataclass
+class Reading:
+    """The faults of all columns of a table, called `source` in errors, and the numbers that were clipped."""
+
+    source: Any
+    syntax: Syntax = Syntax.SCHEMA
+    faults: list[Fault] = field(default_factory=list)
+    clipped: dict[str, int] = field(default_factory=dict)
+
+    def add(self, series: pd.Series, odd: Any, column: Column, what: str, fix: str, **mend: Any) -> None:
+        """Note the odd rows of a column (rows,), if there are any."""
+        bad = series[np.asarray(odd)]
+        if len(bad):
+            value, lacks = bad.iloc[0], what == "missing"
+            what = what if lacks else f"{value.item() if isinstance(value, np.generic) else value!r}, {what}"
+            # A prediction's schema adds no numbers, and takes the values that the run's takes.
+            if mend and self.syntax is not Syntax.PREDICTION:
+                fix = f"{fix}, or set {' '.join(self.syntax.entry(column.name, *one) for one in mend.items())}"
+            at = column.name, int(bad.index[0]) + 1, len(bad), fix, mend
+            self.faults.append(Fault(what, *at, code="data.missing-value" if lacks else "data.bad-value"))
+
+    def end(self, text: str = "") -> None:
+        """Raise a `DatasetError` if there is a fault; by default its text names each."""
+        if self.faults:
+            codes, told = {fault.code for fault in self.faults}, ". ".join(map(str, self.faults))
+            text = text or f"{self.source}: {told}"
+            raise DatasetError(text, code=codes.pop() if len(codes) == 1 else "data.faults")
 
 
 class Register(Protocol):
@@ -149,7 +224,7 @@ def read_table(path: Path) -> pd.DataFrame:
     try:
         return pd.read_parquet(path) if parquet else _read_csv(path)
     except ImportError:
-        raise DatasetError(f"{path} needs pyarrow: pip install 'umbel[parquet]'", code="data.needs-pyarrow") from None
+        raise DatasetError(f"{path} needs pyarrow: pip install pyarrow", code="data.needs-pyarrow") from None
     except (OSError, EOFError, ValueError, BadZipFile, zlib.error) as error:
         told = " ".join(str(error).split())
         kind = "parquet" if parquet else "CSV in UTF-8"
@@ -175,8 +250,7 @@ def _read_csv(path: Path) -> pd.DataFrame:
             raise DatasetError(
                 f"{path}: {wrong}; name or remove it, or quote values with commas", code="data.missing-column"
             )
-    if separator == ";":
-        _refuse_commas(frame, path)
+    frame.attrs["separator"] = separator
     return frame
 
 
@@ -194,20 +268,6 @@ def _with_names(path: Path, head: Sequence[str], options: dict[str, Any]) -> pd.
     raise ValueError(f"rows have over {_MOST_SURPLUS} fields more than the {len(head)} of the first line")
 
 
-def _refuse_commas(frame: pd.DataFrame, path: Path) -> None:
-    """Raise for a column of numbers with one comma each, in a file that keeps commas from separating columns.
-
-    Where a semicolon separates columns, a comma is usually decimal, and 1,234 could be either number.
-    """
-    for name in frame.columns:
-        texts = frame[name][~missing_in(frame[name])].str.strip()
-        commas = texts.str.fullmatch(_COMMA)
-        if commas.any() and (commas | texts.str.fullmatch(r"[+-]?\d+")).all():
-            wrong = f"{path}: {name} in data row {texts[commas].index[0] + 1} is {texts[commas].iloc[0]!r}"
-            fix = "write numbers with a decimal point, and with no comma between thousands"
-            raise DatasetError(f"{wrong}, which may have a decimal comma; {fix}", code="data.bad-value")
-
-
 def encode(
     frame: pd.DataFrame,
     schema: Schema,
@@ -219,16 +279,16 @@ def encode(
 ) -> Rows:
     """Check a table against a schema, and return its rows as numbers.
 
-    `source` is the table's name in errors. These name the first column that does not fit, its first bad row, counted
+    `source` is the table's name in errors. These name all columns that do not fit, the first bad row of each, counted
     from 1 below the header, and the fix in a `syntax`. For `derive` see `read`. Rows `to_predict` need no target.
     """
-    frame = frame.reset_index(drop=True)
+    frame, reading = frame.reset_index(drop=True), Reading(source, syntax)
     left_out: dict[str, int] = {}
     target = [] if to_predict else [schema.target]
     for column in (*target, *schema.features):
         if column.other == "drop" and column.name in (found := named(frame, schema.columns)).columns:
             series = found[column.name]
-            known = (places_in(series, column) >= 0) | missing_in(series, column.categories)
+            known = (places_in(series, column) >= 0) | missing_in(series, column)
             frame = _keep(frame, known, left_out, f"{column.name} is not one of its categories")
     if derive is not None:
         frame = derive(frame)
@@ -237,18 +297,19 @@ def encode(
     check_columns(frame, needed, source)
     for column in needed:
         if (column.missing or schema.missing) == "drop":
-            there = ~missing_in(frame[column.name], column.categories) | (column.fill != "")
+            there = ~missing_in(frame[column.name], column) | (column.fill != "")
             frame = _keep(frame, there, left_out, f"{column.name} is missing")
-    scaled = [seen(frame, column, source, syntax) for column in schema.features]
+    scaled = [seen(frame, column, reading) for column in schema.features]
     labelled = _labelled(frame, schema.target) if to_predict else np.ones(len(frame), np.bool_)
-    targets, blurred = _targets(frame, labelled, schema.target, source, syntax)
+    targets, blurred = _targets(frame, labelled, schema.target, reading)
     clients: list[Client] = [schema.name or "all"] * len(frame)
     if schema.client is not None:
-        clients = _clients(frame, schema.client, source)
+        clients = clients_in(frame, schema.client, reading)
+    reading.end()
     stacked = np.concatenate(scaled, axis=1).astype(np.float32)
     lost = [column for column, numbers in zip(schema.features, scaled, strict=True) if _blurs(numbers)]
     lost += [schema.target] * blurred
-    return Rows(stacked, targets, labelled, clients, frame.index.to_numpy(np.int64), left_out, lost)
+    return Rows(stacked, targets, labelled, clients, frame.index.to_numpy(np.int64), left_out, reading.clipped, lost)
 
 
 def _blurs(numbers: NDArray[np.float64]) -> bool:
@@ -266,11 +327,11 @@ def _labelled(frame: pd.DataFrame, target: Column) -> NDArray[np.bool_]:
         return np.zeros(len(frame), np.bool_)
     series = frame[target.name]
     known = places_in(series, target) >= 0 if target.other == "drop" else True
-    return np.asarray(~missing_in(series, target.categories) & known, np.bool_)
+    return np.asarray(~missing_in(series, target) & known, np.bool_)
 
 
 def _targets(
-    frame: pd.DataFrame, labelled: NDArray[np.bool_], target: Column, source: Any, syntax: Syntax
+    frame: pd.DataFrame, labelled: NDArray[np.bool_], target: Column, reading: Reading
 ) -> tuple[NDArray[Any], bool]:
     """Return the targets that a dataset stores (rows,), and whether they blur (see `_blurs`).
 
@@ -278,7 +339,7 @@ def _targets(
     """
     targets = np.zeros(len(frame))
     if labelled.any():
-        targets[labelled] = values_of(frame[labelled], target, source, syntax)
+        targets[labelled] = values_of(frame[labelled], target, reading)
     if target.type == "category":
         return targets.astype(np.int64), False
     if target.type == "boolean":
@@ -286,99 +347,159 @@ def _targets(
     with np.errstate(over="ignore"):
         scaled = targets / target.scale
     if labelled.any():
-        _refuse_large(frame[target.name], scaled[:, None], target, source)
+        _check_size(frame[target.name], scaled[:, None], target, reading)
     return scaled.astype(np.float32), _blurs(scaled[labelled, None])
 
 
-def seen(frame: pd.DataFrame, column: Column, source: Any, syntax: Syntax = Syntax.SCHEMA) -> NDArray[np.float64]:
-    """Return a model's view of a feature (rows, numbers), each number as `Column.stored` says."""
+def seen(frame: pd.DataFrame, column: Column, reading: Reading) -> NDArray[np.float64]:
+    """Return a model's view of a feature (rows, numbers), each as `Column.stored` says; rows of a fault are made up."""
     series = column_in(frame, column)
     indicate = column.missing == "indicate"
-    lacks = missing_in(series, column.categories).to_numpy(np.bool_)
+    lacks = missing_in(series, column).to_numpy(np.bool_)
     there = ~lacks if indicate and column.fill == "" else np.ones(len(series), np.bool_)
     stored = column.stored[:-1] if indicate else column.stored
     numbers = np.zeros((len(series), len(stored)))
-    values = _numbers(series[there], column, source, syntax, ("drop", "indicate"))
+    values = _numbers(series[there], column, reading, ("drop", "indicate"))
     with np.errstate(over="ignore"):
         numbers[there] = (values - [one["offset"] for one in stored]) / [one["scale"] for one in stored]
-    _refuse_large(series, numbers, column, source)
+    _check_size(series, numbers, column, reading)
     return np.column_stack([numbers, lacks]) if indicate else numbers
 
 
-def values_of(frame: pd.DataFrame, column: Column, source: Any, syntax: Syntax = Syntax.SCHEMA) -> NDArray[np.float64]:
-    """Return a column's numbers (rows,), checked but not scaled; for a category, the position in its list."""
+def values_of(frame: pd.DataFrame, column: Column, reading: Reading) -> NDArray[np.float64]:
+    """Return a column's numbers (rows,), not scaled; for a category, the position in its list."""
     single = column.model_copy(update={"encode": "index"})
-    return _numbers(column_in(frame, column), single, source, syntax, ("drop",))[:, 0]
+    return _numbers(column_in(frame, column), single, reading, ("drop",))[:, 0]
 
 
-def _numbers(
-    series: pd.Series, column: Column, source: Any, syntax: Syntax, missing: Sequence[str]
-) -> NDArray[np.float64]:
+def _numbers(series: pd.Series, column: Column, reading: Reading, missing: Sequence[str]) -> NDArray[np.float64]:
     """Return the numbers of a column (rows, numbers) before scaling; `missing` says how to treat missing values."""
+    syntax = reading.syntax
 
-    def refuse(odd: Any, what: str, fix: str = "repair or remove that row") -> None:
-        _refuse(series, odd, column, source, what, fix)
+    def note(odd: Any, what: str, fix: str = "repair or remove that row", **mend: Any) -> None:
+        reading.add(series, np.asarray(odd) & ~lacks, column, what, fix, **mend)
 
     if column.type == "category":
-        _refuse_blurred(series, column, source)
-    lacks = missing_in(series, column.categories)
+        _check_exact(series, column, reading)
+    lacks = missing_in(series, column).to_numpy(np.bool_)
     if column.fill != "":
-        series = series.astype(object).where(~lacks, column.fill)
-    else:
-        value = column.classes[0] if column.classes else column.since if column.type == "date" else column.offset
-        # A target that is made up would be learnt.
-        own = ("fill", value) if "indicate" in missing else ("missing", "drop")
-        ways = [*map(syntax.missing, missing), syntax.entry(column.name, *own)]
+        series, lacks = series.astype(object).where(~lacks, column.fill), np.zeros(len(series), np.bool_)
+    elif lacks.any():
+        ways = [*map(syntax.missing, missing), syntax.entry(column.name, "missing", missing[-1])]
         if syntax is Syntax.PREDICTION:
             ways = [syntax.entry(column.name, "missing", "drop")]
-        refuse(lacks, "missing", f"fill it in, or set {' or '.join(ways)}")
+        reading.add(series, lacks, column, "missing", f"fill it in, or set {' or '.join(ways)}")
     if column.type == "category":
         index = places_in(series, column)
         if column.other == "category":
             index = np.where(index >= 0, index, len(column.categories))
-        count, lists = (syntax.entry(column.name, *one) for one in (("other", "category"), ("categories", ["..."])))
-        fix = f"repair that row, list the category ({lists}), or set {count} to count it as {OTHER!r}"
+        fix = f"repair that row, or list the category ({syntax.entry(column.name, 'categories', ['...'])})"
         if syntax is Syntax.PREDICTION:
             fix = f"repair that row, or leave out such rows by {syntax.entry(column.name, 'other', 'drop')}"
-        refuse(index < 0, f"not one of its categories {', '.join(column.categories)}", fix)
+        other = "category" if "indicate" in missing else "drop"
+        note(index < 0, f"not one of its categories {', '.join(column.categories)}", fix, other=other)
+        index = np.maximum(index, 0)
         return np.eye(len(column.classes))[index] if column.encode == "one-hot" else index.astype(np.float64)[:, None]
     if column.type == "boolean":
         texts = as_texts(series).str.lower().replace({"1.0": "1", "0.0": "0", "-1.0": "-1"})
-        refuse(~texts.isin((*TRUE, *FALSE)), "not true or false")
+        odd = ~texts.isin((*TRUE, *FALSE)).to_numpy(np.bool_) & ~lacks
+        note(odd, "not true or false", **_absent(series[odd], column))
         return texts.isin(TRUE).to_numpy().astype(np.float64)[:, None]
     if column.type == "date":
         days = as_dates(series, column)
-        refuse(
-            days.isna(),
-            f"not a date as {column.format or '2024-01-31'}",
-            syntax.entry(column.name, "format", "%d.%m.%Y"),
-        )
+        if (odd := days.isna().to_numpy(np.bool_) & ~lacks).any():
+            fits = [one for one in formats_of(as_texts(series[~lacks])) if one != column.format]
+            mend: Mapping[str, Any] = {"format": fits[0]} if fits else _absent(series[odd], column)
+            note(odd, f"not a date as {column.format or '2024-01-31'}", **mend)
+        days = days.fillna(pd.Timestamp(column.since))
         since = days_since(days, column)
         parts = {"year": days.dt.year, "month": days.dt.month, "weekday": days.dt.day_of_week, "days": since}
         return np.column_stack([parts[part].to_numpy(np.float64) for part in column.parts])
-    values = as_numbers(series)
-    refuse(~np.isfinite(values), "not a number", "write it with a decimal point and no unit, or remove that row")
+    values = as_numbers(series, column).copy()
+    if series.attrs.get("separator") == ";" and not column.decimal and _comma(as_texts(series[~lacks])):
+        comma = as_texts(series).str.fullmatch(_COMMA)
+        note(comma, "which may have a decimal comma", "write it with a decimal point", decimal=",")
+        lacks, values[comma] = lacks | comma, np.nan
+    sound = np.isfinite(values)
+    odd = ~sound & ~lacks
+    fix = "write it with a decimal point and no unit, or remove that row"
+    note(odd, "not a number", fix, **_absent(series[odd], column))
+    values = np.where(sound, values, 0.0)
     if column.type == "integer":
-        refuse(values % 1 != 0, "not an integer")
+        note(sound & (values % 1 != 0), "not an integer", type="number")
     low = -np.inf if column.minimum is None else column.minimum
     high = np.inf if column.maximum is None else column.maximum
-    span = f"not from {low:,.10g} to {high:,.10g}"
-    refuse((values < low) | (values > high), span, "is it in another unit? Repair or remove that row")
-    return values[:, None]
+    far = sound & ((values < low) | (values > high))
+    if column.outside == "clip" and far.any():
+        reading.clipped[column.name] = int(far.sum())
+    elif far.any():
+        fix = "is it in another unit? Repair or remove that row"
+        note(far, f"not from {low:,.10g} to {high:,.10g}", fix, outside="clip")
+    return np.clip(values, low, high)[:, None] if column.outside == "clip" else values[:, None]
 
 
-def as_numbers(series: pd.Series) -> NDArray[np.float64]:
-    """Return numbers, or texts of numbers, without scaling; NaN where there is none."""
+def _absent(odd: pd.Series, column: Column) -> Mapping[str, Any]:
+    """Return the entry by which a few odd texts count as missing; none for many."""
+    texts = sorted(as_texts(odd).unique().tolist())
+    return {"na": [*column.na, *texts]} if 0 < len(texts) <= _MOST_ABSENT else {}
+
+
+def as_numbers(series: pd.Series, column: Column | None = None) -> NDArray[np.float64]:
+    """Return numbers, or texts of numbers, without scaling; NaN where there is none (see `number_in`)."""
     if pd.api.types.is_numeric_dtype(series) and not pd.api.types.is_bool_dtype(series):
         return series.to_numpy(np.float64, na_value=np.nan)
     texts = as_texts(series)
-    values = pd.to_numeric(texts, errors="coerce").to_numpy(np.float64, na_value=np.nan, copy=True)
+    unit, decimal = (column.unit, column.decimal) if column else ("", "")
+    plain = texts if decimal != "," else texts.where(~texts.str.contains("[.,]"))
+    values = pd.to_numeric(plain, errors="coerce").to_numpy(np.float64, na_value=np.nan, copy=True)
     rest = texts[np.isnan(values)]
     if len(rest):
-        sound = rest.str.fullmatch(_NUMBER) & rest.str.contains(r"\d", regex=True)
-        bare = rest.where(sound).str.replace(r"[$,\s]", "", regex=True)
-        values[np.isnan(values)] = pd.to_numeric(bare, errors="coerce").to_numpy(np.float64, na_value=np.nan)
+        places, known = pd.factorize(rest)
+        values[np.isnan(values)] = np.array([number_in(str(one), unit, decimal) for one in known] or [np.nan])[places]
+        signs = texts.str.extract(f"({CURRENCY})", expand=False)
+        if signs.nunique() > 1:  # a sum in two currencies is none
+            values[(signs.notna() & (signs != signs.mode()[0])).to_numpy(np.bool_)] = np.nan
     return values
+
+
+def number_in(text: str, unit: str = "", decimal: str = "") -> float:
+    """Return the number in a text, NaN if there is none or it may be another.
+
+    It may have a currency sign, the column's unit, signs between thousands and an accountant's minus.
+    """
+    bare = text.translate(_PLAIN).strip()
+    if unit and unit in bare:
+        bare = (bare.removesuffix(unit) if bare.endswith(unit) else bare.removeprefix(unit)).strip()
+    # An accountant's minus.
+    bare = re.sub(r"\((.*)\)|(.*)-", r"-\1\2", bare) if bare[-1:] in (")", "-") else bare
+    found = _NUMBER.fullmatch(bare.translate(_SWAPPED) if decimal == "," else bare)
+    if not found:
+        return float("nan")
+    return float((found["sign"] or found["late"] or "") + re.sub("[,' ]", "", found["digits"]))
+
+
+def formats_of(texts: pd.Series) -> list[str]:
+    """Return the formats of a date that read the most texts, if these are more than half, each otherwise.
+
+    Two are an ambiguity of day and month.
+    """
+    known = pd.Series(texts.unique(), dtype=str)
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # about the order, which all texts decide
+        guessed = [
+            guess_datetime_format(str(one), dayfirst=first) or "" for first in (True, False) for one in known[:20]
+        ]
+    # With points, the day is first.
+    styles = [style for style in dict.fromkeys([*guessed, *_SHORT]) if "%d" in style and not style.startswith("%m.")]
+    days = {style: pd.to_datetime(known, format=style, errors="coerce") for style in styles}
+    most = max((read.notna().sum() for read in days.values()), default=0)
+    best = {tuple(read): style for style, read in reversed(days.items()) if read.notna().sum() == most}
+    return list(best.values())[::-1] if 2 * most > len(known) else []
+
+
+def _comma(texts: pd.Series) -> bool:
+    """Return whether all texts are numbers, some with one comma, which may be decimal or between thousands."""
+    commas = texts.str.fullmatch(_COMMA)
+    return bool(commas.any() and (commas | texts.str.fullmatch(r"[+-]?\d+")).all())
 
 
 def as_dates(series: pd.Series, column: Column) -> pd.Series:
@@ -401,21 +522,24 @@ def days_since(dates: pd.Series, column: Column) -> pd.Series:
     return days
 
 
-def _clients(frame: pd.DataFrame, column: Column, source: Any) -> list[Client]:
+def clients_in(frame: pd.DataFrame, column: Column, reading: Reading) -> list[Client]:
+    """Return the client of each row, and note the faults."""
     series = column_in(frame, column)
     if column.type == "integer":
-        values = values_of(frame, column, source)
-        _refuse(series, np.abs(values) > _LARGEST_EXACT, column, source, _BLURRED, "give that column the type text")
+        values = values_of(frame, column, reading)
+        large = np.abs(values) > _LARGEST_EXACT
+        reading.add(series, large, column, _BLURRED, "give that column the type text")
         return [int(value) for value in values]
-    _refuse(series, missing_in(series), column, source, "missing", "name the client, or remove that row")
-    _refuse_blurred(series, column, source)
+    fix = f"name the client, or set {reading.syntax.entry(column.name, 'missing', 'drop')}"
+    reading.add(series, missing_in(series, column), column, "missing", fix)
+    _check_exact(series, column, reading)
     return as_texts(series).tolist()
 
 
 def as_texts(series: pd.Series, pattern: str = "") -> pd.Series:
     """Return texts without surrounding spaces, or the matches of a pattern in them; integers have no decimal point."""
     if pd.api.types.is_float_dtype(series):
-        return series.map(lambda value: f"{value:.0f}" if value % 1 == 0 else str(value))
+        return series.map(lambda value: f"{value:.0f}" if value % 1 == 0 else str(value)).astype(str)
     texts = series.astype(str).str.strip()
     return texts.str.extract(pattern, expand=True).iloc[:, 0].fillna(texts) if pattern else texts
 
@@ -423,23 +547,32 @@ def as_texts(series: pd.Series, pattern: str = "") -> pd.Series:
 def places_in(series: pd.Series, column: Column) -> NDArray[np.int64]:
     """Return the place of each value (rows,) among a column's categories, -1 for another.
 
-    A code may lose or gain ``.0`` between two tables, as pandas writes integers as 2.0 where some are missing.
+    A code may lose or gain ``.0`` between two tables, as pandas writes integers as 2.0 where some are missing. A word
+    may be written in another case.
     """
     texts, listed = as_texts(series, column.pattern), pd.Series(column.categories, dtype=str)
     places = pd.Index(listed).get_indexer(pd.Index(texts))
-    if (other := places < 0).any():
-        bare, found = (one.str.replace(r"^([+-]?\d+)\.0+$", r"\1", regex=True) for one in (listed, texts[other]))
-        if bare.is_unique:
-            places[other] = pd.Index(bare).get_indexer(pd.Index(found))
+    for plain in (_bare, folded):
+        if (other := places < 0).any() and (same := plain(listed)).is_unique:
+            places[other] = pd.Index(same).get_indexer(pd.Index(plain(texts[other])))
     return np.asarray(places, np.int64)
 
 
-def missing_in(series: pd.Series, listed: Sequence[str] = ()) -> pd.Series:
-    """Return a mask of the missing values of a column; a text among the `listed` categories is a value."""
-    empty = series.isna()
-    if not (pd.api.types.is_numeric_dtype(series) or pd.api.types.is_bool_dtype(series)):
+def _bare(texts: pd.Series) -> pd.Series:
+    return texts.str.replace(r"^([+-]?\d+)\.0+$", r"\1", regex=True)
+
+
+def folded(texts: pd.Series) -> pd.Series:
+    """Return words in one case; a single letter is a code, whose case may tell it from another."""
+    return texts.str.casefold().where(texts.str.len() > 1, texts)
+
+
+def missing_in(series: pd.Series, column: Column | None = None) -> pd.Series:
+    """Return a mask of the missing values of a column; a text among its categories is a value."""
+    empty, listed, absent = series.isna(), column.categories if column else (), column.na if column else ()
+    if absent or not (pd.api.types.is_numeric_dtype(series) or pd.api.types.is_bool_dtype(series)):
         texts = as_texts(series)
-        empty |= texts.str.lower().isin(MISSING) & ~texts.isin(listed)
+        empty |= texts.str.lower().isin(MISSING) & ~texts.isin(listed) | texts.isin(absent)
     return empty
 
 
@@ -498,29 +631,18 @@ def _keep(frame: pd.DataFrame, kept: pd.Series, left_out: dict[str, int], reason
     return frame[kept]
 
 
-def _refuse_blurred(series: pd.Series, column: Column, source: Any) -> None:
-    """Raise if a code is a floating-point number that may have been another integer.
+def _check_exact(series: pd.Series, column: Column, reading: Reading) -> None:
+    """Note codes that are floating-point numbers and may have been other integers.
 
     pandas reads a column of integers so where some are missing.
     """
     if pd.api.types.is_float_dtype(series):
         fix = "store the column as text, or give amounts the type number"
-        _refuse(series, series.abs().fillna(0) > _LARGEST_EXACT, column, source, _BLURRED, fix)
+        reading.add(series, series.abs().fillna(0) > _LARGEST_EXACT, column, _BLURRED, fix)
 
 
-def _refuse_large(series: pd.Series, numbers: NDArray[np.float64], column: Column, source: Any) -> None:
-    """Raise if a scaled number (rows, m) is too large for the 32 bits of a dataset."""
+def _check_size(series: pd.Series, numbers: NDArray[np.float64], column: Column, reading: Reading) -> None:
+    """Note scaled numbers (rows, m) that are too large for the 32 bits of a dataset."""
     with np.errstate(over="ignore"):
         odd = ~np.isfinite(numbers.astype(np.float32)).all(axis=1)
-    _refuse(series, odd, column, source, "too large for 32 bits", "repair or remove that row, or divide by a scale")
-
-
-def _refuse(series: pd.Series, odd: Any, column: Column, source: Any, what: str, fix: str) -> None:
-    """Raise if a row is odd, and name the first one, counted from 1."""
-    bad = series[np.asarray(odd)]
-    if len(bad):
-        value = bad.iloc[0]
-        shown = "" if what == "missing" else f"{value.item() if isinstance(value, np.generic) else value!r}, "
-        more = f" (and in {count_of(len(bad) - 1, 'more row')})" if len(bad) > 1 else ""
-        wrong = f"{source}: {column.name} in data row {bad.index[0] + 1} is {shown}{what}{more}"
-        raise DatasetError(f"{wrong}; {fix}", code="data.missing-value" if what == "missing" else "data.bad-value")
+    reading.add(series, odd, column, "too large for 32 bits", "repair or remove that row, or divide by a scale")

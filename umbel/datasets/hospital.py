@@ -38,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from umbel.data import BUNDLED, Column, Dataset, DatasetError, Manifest, Schema, offsets_of
 from umbel.data.making import command, counted, split_of, write, writing
-from umbel.data.table import as_texts, check_columns, encode, named, values_of
+from umbel.data.table import Reading, as_texts, check_columns, encode, named, values_of
 
 LAYOUT = Schema.read(BUNDLED.parent / "data" / "hospital.toml")
 """The columns of a row, as in the paper.
@@ -100,8 +100,9 @@ def read_charges(csv: Path) -> pd.DataFrame:
     if rows.empty:
         wrong = f"{csv}: no row has a DRG among {', '.join(service.categories)}"
         raise DatasetError(f"{wrong}; give the IPPS file of 2011", code="data.no-rows")
-    found = {column.name: values_of(rows, column, csv) for column in _READ}
-    whole = {column.name: np.int64 for column in _READ if column.type == "integer"}
+    reading, whole = Reading(csv), {column.name: np.int64 for column in _READ if column.type == "integer"}
+    found = {column.name: values_of(rows, column, reading) for column in _READ}
+    reading.end()
     services = np.array(service.categories)[found[service.name].astype(np.int64)]
     return pd.DataFrame(found | {service.name: services}).astype(whole)
 
@@ -242,10 +243,12 @@ def _read_places(geonames: Path) -> pd.DataFrame:
         wrong = f"{geonames} is not a GeoNames postal code file: {error}"
         raise DatasetError(f"{wrong}; give US.txt of US.zip", code="data.unreadable") from None
     table = table.rename(columns=names)
+    reading = Reading(geonames)
     numbers = {
-        name: values_of(table, Column(name=name, type="number", minimum=-most, maximum=most), geonames)
+        name: values_of(table, Column(name=name, type="number", minimum=-most, maximum=most), reading)
         for name, most in {"longitude": 180.0, "latitude": 90.0}.items()
     }
+    reading.end()
     return pd.DataFrame(numbers).groupby(table["zip"].str.strip()).mean()
 
 

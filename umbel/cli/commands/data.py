@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import shlex
+import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import tomli_w
@@ -36,10 +36,12 @@ from umbel.protocol.errors import DatasetError
 from umbel.protocol.home import umbel_home
 from umbel.protocol.options import options_of
 
+if TYPE_CHECKING:
+    from umbel.data.importers.report import Report
+
 app = command_group("List and show datasets, and make more from recipes and tables.")
 
-_LARGE = 10.0  # a number for which a local step of the usual size is too large
-_MOST = 0.99  # the share of the rows whose size gives a scale
+_CLIENTS = 20  # to deal rows out to, where no column names clients
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Whole:
     model: str = ""
     loss: str = ""
     seed: Annotated[int, Field(ge=0)] = 0
+    alpha: Annotated[float, Field(ge=0)] = 0.0
 
 
 _LAB = {"qmnist": "umbel-lab"}
@@ -133,8 +136,8 @@ def check(
     if not rows.clients:
         raise DatasetError(f"{table}: no rows are left; repair the table or its schema", code="data.no-rows")
     typer.echo(f"{table} fits {schema}; clients: {len(set(rows.clients)):,}, rows: {len(rows.clients):,}")
-    for reason, count in rows.left_out.items():
-        typer.echo(f"Rows left out: {count:,}, because {reason}.")
+    for note in rows.notes:
+        typer.echo(note)
 
 
 @app.command("import")
@@ -146,13 +149,16 @@ def import_(
     features: Annotated[
         str, typer.Option(help="The columns to predict from, separated by commas.", show_default="all others")
     ] = "",
-    drop: Annotated[str, typer.Option(help="Columns to leave out, separated by commas.")] = "",
+    drop: Annotated[
+        list[str] | None, typer.Option(help="Columns to leave out, separated by commas. May be repeated.")
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
             help="COLUMN.ENTRY=VALUE, as in cost.scale=10000 or ward.categories=a,b (true for those found). Entries: "
-            f"{', '.join(Column.names()[1:])}. Or model, loss or seed, as in model=mlp. May be repeated.",
+            f"{', '.join(Column.names()[1:])}. Or model, loss, seed, or alpha, with which "
+            "--clients assigns classes unevenly, by Dir(alpha). May be repeated.",
         ),
     ] = None,
     schema: Annotated[Path | None, typer.Option(help="A schema file, instead of options on columns.")] = None,
@@ -160,25 +166,19 @@ def import_(
         str,
         typer.Option(help="At a missing value: refuse the table, drop the row, or indicate it in an extra feature."),
     ] = "refuse",
-    standardise: Annotated[
-        bool,
-        typer.Option(
-            "--standardise",
-            help="Scale numbers by their minimum and maximum.",
-        ),
-    ] = False,
     validation: Annotated[str, typer.Option(help="Share of the clients that validate, or their names.")] = "0.2",
     test: Annotated[str, typer.Option(help="Share of the clients to keep out of all runs, or their names.")] = "0",
     clients: Annotated[int, typer.Option(help="Without --client: assign rows at random to this many clients.")] = 0,
-    alpha: Annotated[
-        float, typer.Option(help="With --clients: assign classes unevenly, by Dir(alpha); 0 for evenly.")
-    ] = 0.0,
+    clip: Annotated[bool, typer.Option("--clip", help="Take numbers out of a given range to its bound.")] = False,
     replace: Annotated[bool, typer.Option("--replace", help="Replace a dataset of that name.")] = False,
 ) -> None:
-    """Make a dataset from a table: one column holds the clients, another the target."""
+    """Make a dataset from a table: one column holds the clients, another the target.
+
+    Without these, it reports what each column holds, and proposes a complete command.
+    """
     from umbel.data.importers import Dirichlet, Partitioner, Uniform, from_dataframe
     from umbel.data.importers.client_data import folder_of
-    from umbel.data.importers.frames import columns_there
+    from umbel.data.importers.report import columns_there, look
     from umbel.data.table import read_table
 
     folder = folder_of(name or file.name.split(".")[0])
@@ -186,36 +186,50 @@ def import_(
         raise DatasetError(f"{folder} exists already; give another --name, or --replace", code="data.exists")
     check_out(folder)
     columns, whole = _settings(settings or [])
-    if not schema and bool(client) == bool(clients):
-        raise DatasetError("give --client COLUMN, --clients NUMBER or --schema FILE", code="data.no-client")
-    if alpha and not clients:
-        raise DatasetError("--alpha needs --clients NUMBER", code="data.alpha-without-clients")
+    if client and clients:
+        raise DatasetError("give --client COLUMN or --clients NUMBER, not both", code="data.no-client")
+    if whole.alpha and not clients:
+        raise DatasetError("alpha needs --clients NUMBER", code="data.alpha-without-clients")
     who: str | Partitioner | None = client or None
     if clients:
-        who = Dirichlet(clients, alpha, whole.seed) if alpha else Uniform(clients, whole.seed)
+        who = Dirichlet(clients, whole.alpha, whole.seed) if whole.alpha else Uniform(clients, whole.seed)
     frame = read_table(file)
-    columns_there(frame.columns, _words(drop), file)
-    frame = frame.drop(columns=_words(drop))
-    if not (schema or target):
-        text = f"name the column to predict, as --target {frame.columns[-1]!r}"
-        raise DatasetError(text, code="data.no-target")
+    dropped = [name for word in drop or [] for name in ([word] if word in frame.columns else _words(word))]
+    columns_there(frame.columns, dropped, file)
+    frame = frame.drop(columns=dropped)
+    columns = {key: own for key, own in columns.items() if key not in dropped}
+    entries: dict[str, Any] = {"model": whole.model, "loss": whole.loss}
+    report = None
+    if not schema:
+        for own in columns.values():
+            own |= {"outside": "clip"} if clip and {"minimum", "maximum"} & own.keys() else {}
+        options: dict[str, Any] = {"missing": missing, "dealt": bool(clients)}
+        options |= entries | {"provenance": f"Made from {file.name} by umbel data import."}
+        chosen = [word for word in _words(features) if word not in dropped]
+        names = client or None, target or None, chosen or None
+        report = look(frame, *names, columns, file, Syntax.FLAGS, **options)
+        _print_report(report)
+        if report.guesses or report.faults:
+            typer.echo(f"Next: {_command(report.settings)}")
+        if not (client or clients):
+            raise DatasetError("give --client COLUMN, --clients NUMBER or --schema FILE", code="data.no-client")
+        if not target:
+            text = f"name the column to predict, as --target {report.settings['target']!r}"
+            raise DatasetError(text, code="data.no-target")
+        report.check(file, Syntax.FLAGS)
+    elif client or target or features or columns or missing != "refuse" or clip:
+        text = "--schema replaces --client, --target, --features, --missing, --clip and entries of columns"
+        raise DatasetError(f"{text}; give it, or those", code="data.schema-clash")
     data = from_dataframe(
         frame,
-        client=who,
-        target=target or None,
-        features=_words(features) or None,
-        columns=columns,
-        schema=schema,
-        missing=missing,
-        standardise=standardise,
-        syntax=Syntax.FLAGS,
+        client=who if clients else None,
+        schema=report.schema if report else schema,
+        syntax=Syntax.FLAGS if report else Syntax.SCHEMA,
         validation=_share(validation),
         test=_share(test),
         seed=whole.seed,
         source=file,
-        model=whole.model,
-        loss=whole.loss,
-        **({} if schema else {"provenance": f"Made from {file.name} by umbel data import."}),
+        **({} if report else entries),
     )
     if whole.model or whole.loss:
         from umbel.client.trial import check_fit  # imports PyTorch, which suggested models do not need
@@ -229,10 +243,42 @@ def import_(
         typer.echo(note)
     if data.test:
         typer.echo(f"Test clients: {data.test.manifest.clients:,}, as dataset {known}/test.")
-    for hint in _hints(written):
+    for hint in report.hints if report else ():
         typer.echo(hint)
+    if report and "drop" in report.settings:
+        typer.echo(f"To leave out what the report says: {_command(report.settings)} --replace")
     typer.echo(folder)
     typer.echo(f"Next: umbel run {shlex.quote(known)}")
+
+
+def _print_report(report: Report) -> None:
+    """Print what each column holds and is read as, what does not fit, and what was guessed."""
+    table = Table("column", "role", "type", "in the rows", "missing", "umbel proposes", box=None)
+    for one in report.findings:
+        entries = ", ".join(f"{key}={value}" for key, value in one.settings.items())
+        lacking = "indicate" if one.lacks and one.faults else ""
+        advice = "leave it out" if one.drop else entries or lacking
+        lacks = f"{one.lacks:,}" if one.lacks else ""
+        table.add_row(*map(Text, (one.column.name, one.role, one.column.type, one.holds, lacks, advice)))
+    console().print(table)
+    for line in (*report.notes, *(f"To mend: {fault}." for fault in report.faults)):
+        typer.echo(line)
+    for guess in report.guesses:
+        typer.echo(f"A guess: {guess}.")
+
+
+def _command(settings: Mapping[str, Any]) -> str:
+    """Return the command as it was typed, with the settings that a report proposes, of which the last ones count."""
+    words = ["umbel", *map(shlex.quote, sys.argv[1:])]
+    for key in ("client", "target", "missing"):
+        if value := settings.get(key):
+            words += [f"--{key}", shlex.quote(value)]
+    if "client" in settings and not settings["client"]:
+        words += ["--clients", str(_CLIENTS)]
+    words += [f"--drop {shlex.quote(name)}" for name in settings.get("drop", [])]
+    columns = settings.get("columns", {}).items()
+    words += [Syntax.FLAGS.entry(name, entry, value) for name, own in columns for entry, value in own.items()]
+    return " ".join(words)
 
 
 def _settings(words: Sequence[str]) -> tuple[dict[str, dict[str, Any]], Whole]:
@@ -253,7 +299,7 @@ def _settings(words: Sequence[str]) -> tuple[dict[str, dict[str, Any]], Whole]:
             value = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:  # text, without a shell's quotes
             value = text
-        listed = entry == "categories" and not isinstance(value, bool | list)
+        listed = entry in ("categories", "na") and not isinstance(value, bool | list)
         columns.setdefault(name, {})[entry] = _words(text) if listed else value
     return columns, options_of(Whole, pairs, "--set")
 
@@ -331,53 +377,3 @@ def _target(data: Dataset) -> str:
     shape = f" {data.targets.shape[1:]}" if data.targets.ndim > 1 else ""
     told = [str(target.get("name", "")), str(target.get("unit", "")), ", ".join(target.get("categories", []))]
     return "; ".join([*filter(None, told), f"{data.targets.dtype}{shape}"])
-
-
-def _hints(data: Dataset) -> list[str]:
-    """Say which numbers are large, because a model hardly learns from them, and round constants that help.
-
-    A run with a guarantee needs a scale or a range of every number; one that was read off the rows would reveal them.
-    """
-    schema = data.manifest.layout
-    assert schema is not None
-    tops, flags, bare, place = list[str](), list[str](), list[str](), 0
-    hints = []
-    ranged = False
-    for column in (*schema.features, schema.target):
-        values = data.targets if column is schema.target else data.features[:, place]
-        place += len(column.stored)
-        if column.type not in ("number", "integer"):
-            continue
-        if column.missing == "indicate" and not (lacks := data.features[:, place - 1] > 0).all():
-            values = values[~lacks]
-        low, high = (round(float(end) * column.scale + column.offset, 4) + 0.0 for end in (values.min(), values.max()))
-        known = column.minimum is not None and column.maximum is not None
-        scaled = (column.scale, column.offset) != (1, 0)
-        size = np.abs(values * column.scale + column.offset)
-        most = float(np.quantile(size, _MOST) or size.max())
-        # A few numbers far from all others must not make the others small.
-        largest = float(np.quantile(np.abs(values), _MOST if scaled else 1.0))
-        if largest <= _LARGE:
-            bare += [column.name] * (not (known or scaled))
-            continue
-        tops.append(f"{column.name} {low:,.6g} to {high:,.6g}")
-        if known and not scaled:
-            ranged = True
-            continue
-        far = column is not schema.target and high > low > high / 2  # from 0, and close to one another
-        scale = 10 ** max(0, round(math.log10((high - low) / 2 if far else most)))
-        if far:
-            flags.append(Syntax.FLAGS.entry(column.name, "offset", round((low + high) / 2 / scale) * scale))
-        flags.append(Syntax.FLAGS.entry(column.name, "scale", scale))
-    if tops:
-        simulated = " In simulation, umbel run --epsilon asks clients for ranges instead." if flags else ""
-        hints.append(
-            f"Models learn best from numbers near 1, and these are large: {', '.join(tops)}. Import again with "
-            f"--replace, and add {' '.join(['--standardise'] * ranged + flags)}.{'' if ranged else simulated}"
-        )
-    if bare:
-        hints.append(
-            f"A run with --epsilon needs a public range of {', '.join(bare)}: import again with --replace, and add "
-            f"{Syntax.FLAGS.entry(bare[0], 'minimum', 'NUMBER')} {Syntax.FLAGS.entry(bare[0], 'maximum', 'NUMBER')}."
-        )
-    return hints

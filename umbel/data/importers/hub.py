@@ -10,7 +10,8 @@ import pandas as pd
 
 from umbel.data.importers.arrays import from_arrays
 from umbel.data.importers.client_data import ClientData, numbered
-from umbel.data.importers.frames import columns_there, from_dataframe
+from umbel.data.importers.frames import from_dataframe
+from umbel.data.importers.report import columns_there
 from umbel.protocol.errors import DatasetError
 
 

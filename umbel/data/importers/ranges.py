@@ -1,21 +1,19 @@
-"""Scales of a table's numbers, from declared ranges."""
+"""Scales of a table's numbers, from their public ranges."""
 
 from __future__ import annotations
 
-from umbel.data.schema import Column, Schema
+from umbel.data.schema import Column
 
 
-def scaled(schema: Schema) -> Schema:
-    """Return the schema with scales for the numbers that have a range and none: -1 to 1, and no offset of a target."""
+def bounded(column: Column) -> bool:
+    """Return whether a column has a public range."""
+    return column.minimum is not None and column.maximum is not None and column.minimum < column.maximum
 
-    def own(column: Column) -> Column:
-        low, high = column.minimum, column.maximum
-        if column.type not in ("number", "integer") or (column.scale, column.offset) != (1, 0):
-            return column
-        if low is None or high is None or low == high:
-            return column
-        if column is schema.target:
-            return column.model_copy(update={"scale": max(abs(low), abs(high))})
-        return column.model_copy(update={"offset": (low + high) / 2, "scale": (high - low) / 2})
 
-    return schema.model_copy(update={"features": [own(one) for one in schema.features], "target": own(schema.target)})
+def scale_of(column: Column, target: bool) -> tuple[float, float]:
+    """Return the offset and the scale that take a column's public range to -1 to 1; a target has no offset."""
+    assert column.minimum is not None
+    assert column.maximum is not None
+    if target:
+        return 0.0, max(abs(column.minimum), abs(column.maximum))
+    return (column.minimum + column.maximum) / 2, (column.maximum - column.minimum) / 2

@@ -1,0 +1,199 @@
+"""One look at a table says all that is the matter with it, and what mends it works."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+import umbel
+from tests.helpers import messy
+from tests.helpers.errors import ended, raises
+from umbel.cli.main import app
+from umbel.data import Column, Schema, find_dataset, open_dataset
+from umbel.data.table import Reading, as_texts, encode, number_in, values_of
+from umbel.protocol.errors import ConfigError, DatasetError
+from umbel.simulation import start
+from umbel.simulation.wanted import Wanted
+
+GUIDE = Path(__file__).resolve().parents[3] / "docs" / "guides" / "data.md"
+
+GOLDEN = {
+    "shops": """\
+column  role  type  in the rows  missing  umbel proposes
+Shop  client  text  Shop 00, Shop 01, Shop 02 and 9 more
+Date  feature  date  2025-01-01 to 2025-03-01
+Avg Price  feature  number  1.35 to 21.63  37  indicate
+Footfall  feature  number  86 to 151  24  indicate
+Promo  feature  boolean  N, Y
+Weather  feature  category  Sun, rain, sun  43  indicate
+Sales  target  number  778.03 to 1,305.45  16  missing=drop
+Next: umbel data import shops.csv --client Shop --target Sales --missing indicate --set Sales.missing=drop
+""",
+    "clinics": """\
+column  role  type  in the rows  missing  umbel proposes
+clinic  client  text  clinic 00, clinic 01, clinic 02 and 17 more
+patient_id  feature  number  100,000 to 901,168  leave it out
+age  feature  number  18 to 94
+bmi  feature  number  12.7 to 44.7  35  indicate
+again  target  boolean  no, yes
+Next: umbel data import clinics.csv --client clinic --target again --missing indicate --drop patient_id
+""",
+}
+
+
+def typed(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str]:
+    monkeypatch.setattr(sys, "argv", ["umbel", *words])
+    told = CliRunner().invoke(app, list(words), prog_name="umbel")
+    return told.exit_code, told.output
+
+
+def following(output: str) -> list[str]:
+    (line,) = re.findall(r"^Next: umbel (data import .*)$", output, flags=re.MULTILINE)
+    return shlex.split(line)
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_one_look_reports_every_column_and_what_it_proposes_imports(
+    name: str, tmp_path: Path, umbel_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    getattr(messy, name)(tmp_path / f"{name}.csv")
+    monkeypatch.chdir(tmp_path)
+    status, output = typed(monkeypatch, "data", "import", f"{name}.csv")
+    ended(status, f"{output.splitlines()[-1]}\n", "data.no-client")
+    lines = [re.sub(" {2,}", "  ", line.strip()) for line in output.splitlines()]
+    notes = [line for line in lines if re.match(r"(A guess|To mend|\w.*(;|\.)$)", line)]
+    assert [line for line in lines[:-1] if line not in notes] == GOLDEN[name].splitlines(), output
+    if name == "shops":
+        assert "\n".join(line.rstrip() for line in output.splitlines()[:-1]) in GUIDE.read_text(encoding="utf-8")
+    assert ("patient_id alone predicts again" in output) == (name == "clinics")
+    assert not umbel_home.exists()
+    status, output = typed(monkeypatch, *following(output))
+    assert status == 0, output
+    assert np.isfinite(open_dataset(find_dataset(name)).features).all()
+    with raises(ConfigError, "config.few-for-ranges", "public ranges of"):
+        start.values_of(name, wanted=Wanted(epsilon=4))
+
+
+def test_all_faults_of_all_kinds_are_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {
+            "who": ["a", "b"] * 40,
+            "day": draw.choice(["01/02/2025", "03/04/2025"], 80),
+            "age": draw.choice(["30", "unknown", "130", "50"], 80),
+            "note": [f"text {row}" for row in range(80)],
+            "ward": draw.choice(["A", ""], 80),
+            "cost": ["$1,200", "$90.50", "n.a.", "$7"] * 20,
+        }
+    )
+    frame.loc[0, "day"] = "01/02/2025"
+    own = {"age": {"maximum": 120}}
+    with raises(
+        DatasetError, "data.faults", "'01/02/2025'", "'unknown'", "'130'", "ward", "cost", "missing='indic"
+    ) as caught:
+        umbel.from_dataframe(frame, client="who", target="cost", columns=own)
+    assert "features=['day', 'age', 'ward']" in caught.value.text
+    frame.to_csv(tmp_path / "all.csv", index=False)
+    words = (
+        "data",
+        "import",
+        str(tmp_path / "all.csv"),
+        "--client",
+        "who",
+        "--target",
+        "cost",
+        "--set",
+        "age.maximum=120",
+    )
+    status, output = typed(monkeypatch, *words)
+    ended(status, f"{output.splitlines()[-1]}\n", "data.faults")
+    status, output = typed(monkeypatch, *following(output))
+    assert status == 0, output
+    assert (
+        f"Values of age taken to the bound of its range: {(frame['age'][frame['cost'] != 'n.a.'] == '130').sum()}."
+        in output
+    )
+    assert "Rows left out: 20, because cost is missing." in output
+
+
+def test_numbers_out_of_a_public_range_are_clipped_and_counted_and_scale_by_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "stays.csv").write_text("who,age,cost\na,-5,0\nb,60,5\nc,130,10\n")
+    ranges = ["age.minimum=0", "age.maximum=120", "cost.minimum=0", "cost.maximum=10"]
+    words = ["data", "import", str(tmp_path / "stays.csv"), "--client", "who", "--target", "cost"]
+    words += [part for one in ranges for part in ("--set", one)]
+    status, output = typed(monkeypatch, *words)
+    ended(status, f"{output.splitlines()[-1]}\n", "data.bad-value")
+    status, output = typed(monkeypatch, *words, "--clip")
+    assert status == 0, output
+    assert "Values of age taken to the bound of its range: 2." in output
+    data = open_dataset(find_dataset("stays"))
+    assert sorted(data.features.ravel().tolist()) == [-1, 0, 1]
+    assert sorted(data.targets.tolist()) == [0, 0.5, 1]
+
+
+def test_a_site_clips_too_and_reads_what_its_schema_says() -> None:
+    price = {
+        "name": "price",
+        "type": "number",
+        "minimum": 0,
+        "maximum": 9,
+        "outside": "clip",
+        "decimal": ",",
+        "na": ["x"],
+    }
+    schema = Schema.parse({"features": [price | {"missing": "drop"}], "target": {"name": "cost", "type": "number"}})
+    rows = encode(pd.DataFrame({"price": ["1,5 €", "1.200", "x"], "cost": 1.0}), schema, "stays")
+    assert (rows.features.ravel().tolist(), rows.clipped) == ([1.5, 9], {"price": 1})
+
+
+@pytest.mark.parametrize(
+    ("values", "flagged"),
+    [
+        (lambda cost, draw: cost * 1.2, True),
+        (lambda cost, draw: np.where(cost > np.median(cost), "late", "soon"), True),
+        (lambda cost, draw: np.where(cost > np.median(cost), 1.0, np.nan), True),
+        (lambda cost, draw: cost + draw.normal(0, 0.3, len(cost)), False),
+        (lambda cost, draw: draw.choice(list("abcdef"), len(cost)), False),
+    ],
+)
+def test_a_feature_that_predicts_the_target_alone_is_flagged(values: Any, flagged: bool) -> None:
+    draw = np.random.default_rng(0)
+    cost = draw.normal(size=400)
+    frame = pd.DataFrame({"who": np.arange(400) % 8, "x": values(cost, draw), "age": draw.random(400), "cost": cost})
+    notes = umbel.from_dataframe(frame, client="who", target="cost", missing="indicate").notes
+    assert any("x alone predicts cost" in note for note in notes) == flagged
+
+
+def test_a_sum_in_two_currencies_is_none() -> None:
+    frame = pd.DataFrame({"x": ["£5", "£6", "€7"]})
+    reading = Reading("mine")
+    values_of(frame, Column(name="x", type="number"), reading)
+    assert [(fault.row, fault.count) for fault in reading.faults] == [(3, 1)]
+
+
+@given(st.integers(-(10**9), 10**9), st.integers(0, 99), st.sampled_from("$€£¥"), st.sampled_from([",", " ", "'", ""]))
+def test_a_formatted_number_reads_as_the_number(whole: int, cents: int, money: str, between: str) -> None:
+    text = f"{abs(whole):,}".replace(",", between) + f".{cents:02d}"
+    number = float(f"{abs(whole)}.{cents:02d}")
+    assert number_in(f"{money}{text}") == number_in(f"{text} {money}") == number_in(text) == number
+    assert number_in(f"-{money}{text}") == number_in(f"({text})") == number_in(f"\u2212{text}") == -number
+    assert number_in(f"{text} kg", unit="kg") == number
+    assert number_in(text.translate(str.maketrans(",.", ".,")), decimal=",") == number
+
+
+@given(st.lists(st.text(max_size=8), min_size=1, max_size=5))
+def test_trimming_twice_is_trimming_once(texts: list[str]) -> None:
+    once = as_texts(pd.Series(texts, dtype=str))
+    assert as_texts(once).tolist() == once.tolist() == [text.strip() for text in texts]

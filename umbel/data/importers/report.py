@@ -1,0 +1,514 @@
+"""One look at a whole table: what each column holds, what it is read as and why, all faults, and how to mend them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from umbel.data import Column, Schema
+from umbel.data.hints import Syntax
+from umbel.data.importers.ranges import bounded, scale_of
+from umbel.data.table import (
+    CURRENCY,
+    FALSE,
+    ISO_DATE,
+    TRUE,
+    UNIT,
+    Fault,
+    Reading,
+    as_dates,
+    as_numbers,
+    as_texts,
+    clients_in,
+    folded,
+    formats_of,
+    missing_in,
+    seen,
+    values_of,
+)
+from umbel.protocol.errors import DatasetError
+from umbel.protocol.words import count_of
+
+MOST_CATEGORIES = 100
+"""A text column with more distinct values counts as names or free text."""
+
+MOST_CODES, ROWS_A_CODE, ROUND = 20, 10, 5
+"""Integers count as codes if there are at most so many of them, each in so many rows on average, and they are not all
+multiples of a number from `ROUND` on."""
+
+LEAK, _FEWEST, _SAMPLE = 0.98, 10, 20_000
+"""A feature gives the target away from this balanced accuracy of one cut on; it is told from so many rows of either
+side, and on so many rows at most."""
+
+_LARGE = 10.0  # a number for which a local step of the usual size is too large
+_FEW = 3  # examples of a column
+
+_PADDED = r"0\d+"
+"""An integer with a leading zero, as codes such as ZIP codes have; a number would lose it."""
+
+_NAMED_ID = re.compile(r"(?:.*[\W_])?(?:id|no|nr|number|code|key|uuid|index|row|unnamed.*)(?:[\W_].*)?", re.IGNORECASE)
+
+_ENDS = ("minimum", "maximum")
+_OF_NUMBERS = {"scale", "offset", "outside", "decimal", *_ENDS}
+"""Entries that mark a column as amounts, even if its few values look like codes."""
+
+LOSS = {"number": "mse", "integer": "mse", "boolean": "log", "category": "cross-entropy"}
+"""The default loss for a target of each type."""
+
+
+@dataclass
+class Finding:
+    """One column: its values, and the type as which they are read."""
+
+    column: Column
+    role: str  # client, target or feature
+    notes: list[str] = field(default_factory=list)  # what was read or guessed, and why
+    faults: list[Fault] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)  # entries that mend the faults
+    drop: bool = False  # whether it is better left out, as the notes say
+    holds: str = ""  # its range, or examples
+    lacks: int = 0  # rows without a value
+    ends: tuple[float, float] = (0.0, 0.0)  # the least and the largest of its numbers
+    largest: float = 0.0  # their size, but for one in a hundred
+
+
+@dataclass(frozen=True)
+class Report:
+    """All columns of a table, and what its import needs beyond what was given."""
+
+    findings: Sequence[Finding]  # the client first, the target last
+    entries: Mapping[str, Any]  # the schema's own
+    settings: Mapping[str, Any]  # what is proposed, as keywords of `umbel.from_dataframe`
+    guesses: Sequence[str]  # why the client or the target was guessed
+    remarks: Sequence[str]  # notes on several columns
+    hints: Sequence[str]  # on numbers without a scale
+
+    @property
+    def schema(self) -> Schema:
+        """The schema that fits the table, if it has no fault."""
+        client, *features, target = [one.column for one in self.findings]
+        if self.findings[0].role != "client":
+            client, features = None, [client, *features]  # type: ignore[assignment]
+        return suggest(Schema(client=client, target=target, features=features, **self.entries))
+
+    @property
+    def faults(self) -> list[Fault]:
+        """The faults of all columns."""
+        return [fault for one in self.findings for fault in one.faults]
+
+    @property
+    def notes(self) -> list[str]:
+        """The notes on all columns."""
+        return [*(note for one in self.findings for note in one.notes), *self.remarks]
+
+    def check(self, source: Any, syntax: Syntax) -> None:
+        """Raise a `DatasetError` that names all faults, if there is one; in Python also what mends them all."""
+        text = f"{source} has {count_of(len(self.faults), 'fault')}; the command above mends all"
+        if syntax is Syntax.PYTHON:
+            given = ", ".join(f"{key}={one!r}" for key, one in self.settings.items())
+            text = f"{source}: {'. '.join(map(str, self.faults))}. To mend all, add {given}"
+        Reading(source, syntax, self.faults).end(text)
+
+
+def suggest(schema: Schema) -> Schema:
+    """Return the schema with a model and a loss for its target, unless it names them.
+
+    The model is linear: a release costs privacy for each parameter, and a linear model has the fewest.
+    """
+    inputs = sum(len(column.stored) for column in schema.features)
+    outputs = len(schema.target.classes) if schema.target.type == "category" else 1
+    model = schema.model or f"linear inputs={inputs} outputs={outputs}"
+    return schema.model_copy(update={"model": model, "loss": schema.loss or LOSS[schema.target.type]})
+
+
+def columns_there(there: Iterable[Any], names: Iterable[str], source: Any) -> None:
+    """Raise `DatasetError` unless all names are columns of the table."""
+    known = list(there)
+    if absent := [name for name in names if name not in known]:
+        told = ", ".join(map(str, known))
+        raise DatasetError(f"{source} has no column {absent[0]!r}; it has {told}", code="data.missing-column")
+
+
+def look(
+    frame: pd.DataFrame,
+    client: str | None,
+    target: str | None,
+    features: Sequence[str] | None,
+    given: Mapping[str, Mapping[str, Any]],
+    source: Any,
+    syntax: Syntax,
+    *,
+    dealt: bool = False,
+    **entries: Any,
+) -> Report:
+    """Look at all columns of a table at once; for the parameters see `umbel.from_dataframe`.
+
+    A client or a target that is not given is guessed, but no client if the rows are `dealt` out.
+    """
+    if not frame.columns.is_unique:
+        twice = frame.columns[frame.columns.duplicated()][0]
+        raise DatasetError(f"{source} has two columns called {twice!r}", code="data.twice")
+    guesses, settings = list[str](), dict[str, Any]()
+    frame = frame.reset_index(drop=True)
+    columns_there(frame.columns, [*(features or []), *(one for one in (client, target) if one), *given], source)
+    if target is None:
+        target = next(name for name in reversed(frame.columns) if name != client)
+        settings["target"] = target
+        guesses.append(f"the target is {target}, the last column")
+    if client is None and not dealt:
+        client = _likely_client(frame.drop(columns=target), source)
+        settings["client"] = client
+        count = frame[client].nunique() if client else 0
+        guesses.append(
+            f"the client is {client}, whose {count:,} values have {len(frame) / count:,.0f} rows each"
+            if client
+            else "no column looks like one of clients, so rows are dealt out"
+        )
+    chosen = [name for name in frame.columns if name not in (client, target)] if features is None else list(features)
+    if target in chosen:
+        raise DatasetError(f"{target!r} is the target, and cannot also be a feature", code="data.no-target")
+    if not chosen:
+        raise DatasetError(f"{source} has no column to predict {target!r} from", code="data.missing-column")
+    roles = {**({client: "client"} if client else {}), **dict.fromkeys(chosen, "feature"), target: "target"}
+    for name in roles:
+        if not isinstance(name, str):
+            wrong = f"{source} has the column {name!r}, whose name is no text"
+            raise DatasetError(f"{wrong}; rename it, as by frame.columns.map(str)", code="data.column-name")
+    missing = entries.get("missing", "refuse")
+    if missing == "indicate":
+        entries["missing"] = "refuse"
+    findings = [_finding(frame, *of, given.get(of[0], {}), missing, source, syntax) for of in roles.items()]
+    _find_leaks(frame, findings)
+    if findings[-1].column.type == "boolean":
+        loss = entries.get("loss") or LOSS["boolean"]
+        findings[-1].notes.append(f"The target's false and true are stored as -1 and 1, for the loss {loss}.")
+    settings |= _mending(findings, missing, syntax)
+    return Report(findings, entries, settings, guesses, _remarks(findings, given), _hints(findings))
+
+
+def _remarks(findings: Sequence[Finding], given: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return notes on the columns whose categories or gaps come from the rows, which other tables do not share."""
+    own = [(one.column, given.get(one.column.name, {})) for one in findings if one.role != "client" and not one.drop]
+    notes = []
+    found = [one.name for one, said in own if one.type == "category" and not isinstance(said.get("categories"), list)]
+    if found:
+        notes.append(f"The categories of {', '.join(found)} come from the rows; real sites need a public list.")
+    if gaps := [one.name for one, said in own if one.missing == "indicate" and "missing" not in said]:
+        lack, them = ("lacks", "that feature") if len(gaps) == 1 else ("lack", "those features")
+        told = f"{', '.join(gaps)} {lack} values in these rows, and an extra feature marks them"
+        notes.append(f"{told}; real sites need {them} too.")
+    return notes
+
+
+def _hints(findings: Sequence[Finding]) -> list[str]:
+    """Return which numbers have no scale, and round constants that bring them near 1.
+
+    A run with a guarantee needs a scale or a range of every number; one that was read off the rows would reveal them.
+    """
+    bare, flags, hints = [one for one in findings if one.role != "client" and _unscaled(one)], list[str](), list[str]()
+    large = [one for one in bare if one.largest > _LARGE or one.column.is_far]
+    for one in large:
+        name, (low, high) = one.column.name, one.ends
+        far = one.role == "feature" and high > low > high / 2  # from 0, and close to one another
+        scale = 10 ** max(0, round(math.log10((high - low) / 2 if far else one.largest or 1)))
+        constants = {"offset": round((low + high) / 2 / scale) * scale, "scale": scale} if far else {"scale": scale}
+        if one.column.type == "date":
+            constants = {"since": f"{one.holds[:4]}-01-01", "span": 365}
+        flags += [Syntax.FLAGS.entry(name, *constant) for constant in constants.items()]
+    if large:
+        told = ", ".join(f"{one.column.name} {one.holds}" for one in large)
+        hints.append(
+            f"Models learn best from numbers near 1, and these are large: {told}. Import again with --replace, and add "
+            f"{' '.join(flags)}. In simulation, umbel run --epsilon asks clients for ranges instead."
+        )
+    if small := [one.column.name for one in bare if one not in large]:
+        ends = " ".join(Syntax.FLAGS.entry(small[0], end, "NUMBER") for end in _ENDS)
+        told = f"A run with --epsilon needs a public range of {', '.join(small)}, which also scales it"
+        hints.append(f"{told}: import again with --replace, and add {ends}.")
+    return hints
+
+
+def _likely_client(frame: pd.DataFrame, source: Any) -> str | None:
+    """Return the column that most likely names clients: the text, or the number of that name, with the most values."""
+    best, most = None, 1
+    for name in frame.columns:
+        count, column = frame[name].nunique(), _column(frame[name], name, "feature", {}, source, Syntax.FLAGS).column
+        text = column.type == "category" and not np.isfinite(as_numbers(pd.Series(column.categories, dtype=str))).all()
+        if (text or _NAMED_ID.fullmatch(str(name))) and most < count <= len(frame) / 2:
+            best, most = name, count
+    return best
+
+
+# --- one column
+
+
+def _finding(
+    frame: pd.DataFrame, name: str, role: str, given: Mapping[str, Any], missing: str, source: Any, syntax: Syntax
+) -> Finding:
+    """Return what a column holds, what it is read as, and what does not fit."""
+    series, reading = frame[name], Reading(source, syntax)
+
+    def kept(column: Column) -> pd.DataFrame:
+        drops = (column.missing or missing) == "drop" and column.fill == ""
+        return frame.loc[~missing_in(series, column) if drops else frame.index, [name]]
+
+    if role == "client":
+        found = Finding(Column(name=name, **({"type": "text"} | dict(given))), role)
+        clients_in(kept(found.column), found.column, reading)
+    else:
+        found = _column(series, name, role, given, source, syntax)
+        if role == "feature" and missing == "indicate" and missing_in(series, found.column).any():
+            found.column = found.column.model_copy(update={"missing": given.get("missing", "indicate")})
+        read = seen if role == "feature" else values_of
+        # Thousands of categories would be as many columns.
+        single = {"encode": "index"} if found.column.type == "category" else {}
+        read(kept(found.column), found.column.model_copy(update=single), reading)
+    found.faults += reading.faults
+    lacks = missing_in(series, found.column)
+    found.lacks = int(lacks.sum())
+    there = series[~lacks]
+    values = _plain(there, found.column).dropna()
+    found.holds = _holds(values)
+    if found.column.type in ("number", "integer") and len(values):
+        size, found.ends = values.abs(), (float(values.min()), float(values.max()))
+        found.largest = float(size.quantile(0.99) or size.max())
+    for fault in found.faults:
+        found.settings |= fault.mend
+        if role != "feature" and (fault.code == "data.missing-value" or "na" in fault.mend):
+            found.settings["missing"] = "drop"
+        elif fault.code != "data.missing-value" and not fault.mend:
+            found.drop = role == "feature"
+    if role != "client":
+        _flag(found, there, values)
+    return found
+
+
+def _column(series: pd.Series, name: str, role: str, given: Mapping[str, Any], source: Any, syntax: Syntax) -> Finding:
+    """Return a column with its type, its categories and how its values are written, guessed unless given."""
+    entries, notes, faults = dict(given), list[str](), list[Fault]()
+    listed = entries.get("categories") is True
+    if len(series) and isinstance(series.iloc[0], (list, tuple, np.ndarray)):
+        fix = "give each of its numbers as a column, or the arrays to from_arrays"
+        raise DatasetError(f"{source}: {name} holds lists; {fix}", code="data.vectors")
+    there = series[~missing_in(series, Column(name=name, type="number", na=entries.get("na", [])))]
+    style = {} if pd.api.types.is_numeric_dtype(series) else _style(as_texts(there), entries)
+    if "type" not in entries:
+        if {"categories", "encode"} & entries.keys():
+            entries["type"] = "category"
+        elif {"format", "parts", "since", "span"} & entries.keys():
+            entries["type"] = "date"
+        else:
+            kind = _guess(there, Column(name=name, type="number", **style), role == "target")
+            amount = kind in ("category", "boolean") and _OF_NUMBERS & entries.keys()
+            entries["type"] = "number" if amount else kind
+    if entries["type"] in ("number", "integer"):
+        entries = style | entries
+    if entries["type"] == "date" and "format" not in entries and not pd.api.types.is_datetime64_any_dtype(series):
+        texts = as_texts(there)
+        formats = [] if texts.str.fullmatch(ISO_DATE).mean() > 0.5 else formats_of(texts)
+        entries |= {"format": formats[0]} if formats else {}
+        if len(formats) == 1:
+            notes.append(f"Dates of {name}, as {texts.iloc[0]!r}, are read as {formats[0]}.")
+        elif formats:
+            fix = f"set {' or '.join(syntax.entry(name, 'format', one) for one in formats)}"
+            what = f"{texts.iloc[0]!r}, which may be a day and a month, or a month and a day"
+            at = name, int(there.index[0]) + 1, len(there), fix, {"format": formats[0]}
+            faults.append(Fault(what, *at, code="data.ambiguous-date"))
+    told = {"unit": f"with the unit {entries.get('unit')}", "decimal": "with a decimal comma"}
+    ways = [told[key] for key in told if entries.get(key) and key not in given]
+    if entries["type"] in ("number", "integer") and as_texts(there).str.contains(CURRENCY).any():
+        ways.append("without the currency")
+    if ways:
+        notes.append(f"Numbers of {name}, as {as_texts(there).iloc[0]!r}, are read {' and '.join(ways)}.")
+    if listed or (entries["type"] == "category" and "categories" not in entries):
+        checked = Column(name=name, **(entries | {"categories": ["?"]}))
+        entries["categories"], joined = _categories(there, checked, listed, syntax)
+        notes += joined
+        if not {"categories", "type"} & given.keys() and np.isfinite(as_numbers(there)).all():
+            few = f"{name} holds {len(entries['categories'])} different whole numbers, read as codes of categories"
+            notes.append(f"{few}; if they are amounts: {syntax.entry(name, 'type', 'number')}.")
+        if (count := len(entries["categories"])) > MOST_CATEGORIES:
+            fix = "leave the column out, list its categories, or set its type to number if its digits are amounts"
+            what = f"one of {count} different texts, as {entries['categories'][0]!r}, too many for categories"
+            faults.append(Fault(what, name, int(there.index[0]) + 1, len(there), fix, code="data.categories"))
+    column = Column(name=name, **entries)
+    if bounded(column) and not {"scale", "offset"} & given.keys():
+        offset, scale = scale_of(column, role == "target")
+        column = column.model_copy(update={"offset": offset, "scale": scale})
+    return Finding(column, role, notes=notes, faults=faults)
+
+
+def _style(texts: pd.Series, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the decimal sign with which all numbers in text are written, and the unit of most, if they have these."""
+    style = {key: given[key] for key in ("unit", "decimal") if key in given}
+    units = texts.str.extract(UNIT, expand=False)
+    if units.nunique() == 1 and units.notna().mean() > 0.5:
+        style = {"unit": str(units.dropna().iloc[0])} | style
+    for tried in (style, {"decimal": ","} | style):
+        if np.isfinite(as_numbers(texts, Column(name="-", type="number", **tried))).all():
+            return tried
+    return {}
+
+
+def _guess(there: pd.Series, column: Column, is_target: bool) -> str:
+    """Return the type that a column's values suggest, of those that are not missing."""
+    if pd.api.types.is_bool_dtype(there):
+        return "boolean"
+    if pd.api.types.is_datetime64_any_dtype(there):
+        return "date"
+    numbers, texts = as_numbers(there, column), as_texts(there)
+    if texts.str.fullmatch(_PADDED).any() and texts.str.fullmatch(r"\d+").all():
+        return "category"
+    if set(np.unique(numbers)) in ({0.0, 1.0}, {-1.0, 1.0}):
+        return "boolean"
+    # Eight digits are a day only if all are, and in these centuries.
+    if len(there) and texts.str.fullmatch(r"(?:19|20)\d{6}").all() and formats_of(texts) == ["%Y%m%d"]:
+        return "date"
+    # A few texts among numbers are faults; reading the table names them.
+    if len(there) == 0 or np.isfinite(numbers).mean() > 0.5:
+        return "category" if _codes(numbers, is_target) else "number"
+    if texts.str.fullmatch(ISO_DATE).mean() > 0.5 or formats_of(texts):
+        return "date"
+    known = {*texts.str.lower()}
+    # N and F are two values, although both are texts of false.
+    two = len(known) == 1 or not (known.isdisjoint(TRUE) or known.isdisjoint(FALSE))
+    return "boolean" if known <= {*TRUE, *FALSE} and two else "category"
+
+
+def _codes(numbers: NDArray[np.float64], is_target: bool) -> bool:
+    """Return whether numbers look like codes: few distinct integers, each frequent.
+
+    Amounts count from 0, or are round numbers such as 5, 10 and 20. A target may count from 0, as classes do.
+    """
+    values = np.unique(numbers)
+    few = 2 <= len(values) <= MOST_CODES and len(numbers) >= ROWS_A_CODE * len(values)
+    if not few or not (np.isfinite(values).all() and (values % 1 == 0).all() and values[0] >= 0):
+        return False
+    if math.gcd(*map(int, values)) >= ROUND:  # 64 bits may be too few
+        return False
+    return is_target or not np.array_equal(values, np.arange(len(values)))
+
+
+def _categories(there: pd.Series, column: Column, keep: bool, syntax: Syntax) -> tuple[list[str], list[str]]:
+    """Return the categories in a column, numbers by size, then texts, and a note on those that were joined.
+
+    Words that differ in case alone are one, as the most frequent is written, unless all are to `keep`.
+    """
+    spelt = pd.Series(as_texts(there, column.pattern).value_counts().index, dtype=str)
+    first = spelt if keep else spelt.groupby(folded(spelt)).transform("first")
+    alike = [f"{other!r} as {one!r}" for other, one in zip(spelt, first, strict=True) if other != one]
+    apart = syntax.entry(column.name, "categories", True)
+    notes = [f"{column.name} reads {', '.join(alike)}; to keep them apart: {apart}."] if alike else []
+    return sorted(first.unique().tolist(), key=_natural) or ["?"], notes
+
+
+def _natural(text: str) -> tuple[int, float, str]:
+    try:
+        return (0, float(text), text)
+    except ValueError:
+        return (1, 0.0, text)
+
+
+def _plain(there: pd.Series, column: Column) -> pd.Series:
+    """Return values as numbers, dates or texts."""
+    if column.type == "date":
+        return as_dates(there, column)
+    if column.type in ("number", "integer"):
+        return pd.Series(as_numbers(there, column), there.index)
+    return as_texts(there, column.pattern)
+
+
+def _holds(values: pd.Series) -> str:
+    """Return the range of numbers or dates, or examples of texts."""
+    style = "{:%Y-%m-%d}" if pd.api.types.is_datetime64_any_dtype(values) else "{:,.6g}"
+    if len(values) and not pd.api.types.is_string_dtype(values):
+        return f"{style.format(values.min())} to {style.format(values.max())}"
+    texts = sorted(values.unique().tolist(), key=_natural)
+    return ", ".join(texts[:_FEW]) + (f" and {len(texts) - _FEW:,} more" if len(texts) > _FEW else "")
+
+
+# --- what is to be done
+
+
+def _flag(found: Finding, there: pd.Series, values: pd.Series) -> None:
+    """Flag a column from which nothing can be learnt: all its values differ, or none does."""
+    name, count = found.column.name, there.nunique()
+    whole = found.column.type in ("number", "integer") and bool((values % 1 == 0).all())
+    if count < (1 if found.lacks else 2):
+        found.drop = found.role == "feature"
+        found.notes.append(f"{name} has a single value, from which nothing is learnt.")
+    elif found.role == "feature" and count == len(there) >= 3 * _FEWEST and (found.column.type == "category" or whole):
+        found.drop = bool(not whole or _NAMED_ID.fullmatch(name) or values.is_monotonic_increasing)
+        found.notes.append(f"All values of {name} differ, as those of an id do; if it is one, leave it out.")
+
+
+def _mending(findings: Sequence[Finding], missing: str, syntax: Syntax) -> dict[str, Any]:
+    """Return the settings of the whole import that mend all faults and leave out what is better left out."""
+    kept, settings = [one for one in findings if not one.drop], dict[str, Any]()
+    dropped = [one.column.name for one in findings if one.drop]
+    if dropped and (names := [one.column.name for one in kept if one.role == "feature"]):
+        settings |= {"features": names} if syntax is Syntax.PYTHON else {"drop": dropped}
+    lack = {one.role for one in kept for two in one.faults if two.code == "data.missing-value" or "na" in two.mend}
+    if "feature" in lack and missing == "refuse":
+        settings["missing"] = "indicate"
+    if columns := {one.column.name: one.settings for one in kept if one.settings}:
+        settings["columns"] = columns
+    return settings
+
+
+def _unscaled(found: Finding) -> bool:
+    """Return whether a column has numbers without a scale or a range."""
+    column = found.column
+    bare = column.type in ("number", "integer") and (column.scale, column.offset) == (1, 0)
+    return column.is_far or (bare and not bounded(column))
+
+
+# --- features that give the target away
+
+
+def _find_leaks(frame: pd.DataFrame, findings: Sequence[Finding]) -> None:
+    """Flag features that predict the target alone: one cut of their values does, on these rows.
+
+    It is a heuristic, and its result stays on this machine.
+    """
+    frame, target = frame.iloc[:: max(1, len(frame) // _SAMPLE)], findings[-1].column
+    labels = frame[target.name][~missing_in(frame[target.name], target)]
+    classes = _plain(labels, target)
+    classes = classes > classes.median() if target.type in ("number", "integer") else folded(as_texts(classes))
+    for found in findings:
+        if found.role != "feature":
+            continue
+        name, series = found.column.name, frame[found.column.name][labels.index]
+        ordered = found.column.type in ("number", "integer", "date")
+        lacks = missing_in(series, found.column)
+        values = _plain(series[~lacks], found.column)
+        score = max(_cut(values, classes[values.index], ordered), _cut(lacks, classes, ordered=False))
+        if score >= LEAK:
+            found.drop = True
+            told = f"one cut has a balanced accuracy of {score:.0%} on these rows"
+            fix = "If it is known only afterwards, it gives the answer away; leave it out."
+            found.notes.append(f"{name} alone predicts {target.name}: {told}. {fix}")
+
+
+def _cut(values: pd.Series, classes: pd.Series, ordered: bool) -> float:
+    """Return the balanced accuracy with which some values tell a class from the others, for the worst class.
+
+    These are an interval if values are `ordered`, else any, of values that are few. Without two classes of several rows
+    it is 0.
+    """
+    counts = pd.crosstab(values, classes)
+    own = counts.loc[:, counts.sum() >= _FEWEST]
+    if own.shape[1] < 2 or (not ordered and _FEWEST * len(counts) > len(values)):
+        return 0.0
+    rest = own.rsub(counts.sum(axis=1), axis=0)
+    apart = own / own.sum() - rest / rest.sum()
+    sums = apart.cumsum()
+    best = sums.clip(lower=0).max() - sums.clip(upper=0).min() if ordered else apart.clip(lower=0).sum()
+    return float(1 + best.min()) / 2
