@@ -79,7 +79,7 @@ def test_of_what_sites_trained_on_nothing_is_measured_and_an_interrupted_run_say
     (node,) = json.loads((run / "nodes.json").read_text())
     (run / "nodes.json").write_text(json.dumps([node | {"first": -1, "step": -1}]))
     latest = run / "latest.safetensors"
-    save_file(arrays := load_file(latest), latest, {"rounds": f"3 {_digest(arrays, '3')} new"})
+    save_file(arrays := load_file(latest), latest, {"rounds": f"3 {_digest(arrays, '3')} new "})
     (run / "outcome.json").write_text(json.dumps({"stopped": ""}))
     assert report(run).exit_code == 0
     assert not (run / "worth.json").exists()
