@@ -257,7 +257,7 @@ def test_a_hostile_site_moves_no_count_by_more_than_its_clients_norms(
     assert found[0, -1] * released <= clients / 10 + 6 * asked.spread
 
 
-@pytest.mark.slow
+@pytest.mark.rest
 def test_hospitals_without_ranges_learn_as_well_as_with_them(hospitals: dict[str, Path]) -> None:
     """Error over three seeds, each hospital's own, at the same epsilon: at most a tenth above that with true ranges."""
     errors: dict[str, NDArray[np.float64]] = {}

@@ -224,7 +224,7 @@ def read_table(path: Path) -> pd.DataFrame:
     try:
         return pd.read_parquet(path) if parquet else _read_csv(path)
     except ImportError:
-        raise DatasetError(f"{path} needs pyarrow: pip install pyarrow", code="data.needs-pyarrow") from None
+        raise DatasetError(f"{path} needs pyarrow: pip install 'umbel[parquet]'", code="data.needs-pyarrow") from None
     except (OSError, EOFError, ValueError, BadZipFile, zlib.error) as error:
         told = " ".join(str(error).split())
         kind = "parquet" if parquet else "CSV in UTF-8"
