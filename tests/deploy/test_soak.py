@@ -65,7 +65,7 @@ RUN: dict[str, Any] = {
     "device": "cpu", "max-participations": 2, "local-epochs": 1,
 }  # fmt: skip
 GROWTH, EARLY = 1.1, 20
-"""Most growth of memory after the first days: 7 kB a release, of which the journals keep a part."""
+"""Most growth of memory after the first days, of which the journals that are open keep a part."""
 
 
 @dataclass
