@@ -47,7 +47,7 @@ def test_a_round_sends_one_message_a_node() -> None:
 
 
 def test_clients_with_a_limit_take_turns_until_all_have_had_theirs() -> None:
-    """Ten clients, three at a time, twice each: two are left for round 7. Nobody is asked again before all others."""
+    """Ten clients are asked twice each, three at a time, so two remain for round 7; all have a turn before a second."""
     grid, fleet = PaperGrid.simulated(train=10), Fleet(clients_per_round=3, max_participations=2)
     turns = np.zeros(10, int)
     for number in range(1, 8):

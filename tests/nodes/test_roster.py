@@ -549,7 +549,7 @@ def test_no_client_of_a_node_is_asked_more_often_than_another() -> None:
     roster, times = Roster({1: Hosting(4, 0), 2: Hosting(8, 0), 3: Hosting(8, 0)}), np.zeros(20)
     for t in range(3000):
         drawn = draw(roster, TRAIN, 1, [0, 1, t], 6, 0.5)
-        assert (np.diff(drawn) > 0).all(), "nobody twice"
+        assert (np.diff(drawn) > 0).all(), "nobody is drawn twice"
         times[drawn] += 1
     for own in (times[:4], times[4:12], times[12:]):
         assert chisquare(own).pvalue > 1e-6
@@ -612,4 +612,4 @@ def test_a_draw_is_a_sample_of_those_who_are_present(role: str, size: int) -> No
         there = roster.present(role, 2)
         expected = there[sample([0, 1, 2], len(there), min(size, len(there)))]
         np.testing.assert_array_equal(draw(roster, role, 2, [0, 1, 2], size), expected, strict=True)
-        assert (np.diff(expected) > 0).all(), "nobody twice"
+        assert (np.diff(expected) > 0).all(), "nobody is drawn twice"

@@ -197,6 +197,18 @@ class Column(Entries):
         return [own, *indicator]
 
 
+def bounded(column: Column) -> bool:
+    """Return whether a column has a public range."""
+    return column.minimum is not None and column.maximum is not None and column.minimum < column.maximum
+
+
+def scaling(low: float, high: float, target: bool) -> dict[str, float]:
+    """Return the entries of a column that take a range to -1 to 1; a target has no offset."""
+    if target:
+        return {"scale": max(abs(low), abs(high))}
+    return {"offset": (low + high) / 2, "scale": (high - low) / 2}
+
+
 class Schema(Entries):
     """The columns of a table, and their roles.
 

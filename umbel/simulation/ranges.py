@@ -15,6 +15,7 @@ from typing import Any, Self
 import numpy as np
 
 from umbel.data import Column, Dataset, Schema
+from umbel.data.schema import scaling
 from umbel.models.ranges import CELLS, SEEN, UNSEEN, Answer, answers
 from umbel.privacy.accounting.plan import Task, plan_for
 from umbel.privacy.mechanisms import load
@@ -154,10 +155,7 @@ def with_answers(schema: Schema, found: Sequence[Answer], release: RangesBefore)
     entries = {}
     for one in seen(found):
         low, high = (0.0 if abs(end) < 2**-15 else end for end in (one.low, one.high))
-        if one.column == schema.target.name:
-            entries[one.column] = {"scale": max(abs(low), abs(high))}
-        else:
-            entries[one.column] = {"scale": (high - low) / 2, "offset": (low + high) / 2}
+        entries[one.column] = scaling(low, high, one.column == schema.target.name)
     provenance = f"{schema.provenance} {release.provenance}".strip()
     return _changed(schema, entries).model_copy(update={"provenance": provenance})
 

@@ -236,7 +236,7 @@ def kept(journal: Journal, before: bytes) -> list[tuple[Path, bytes]]:
 
 
 def test_the_index_is_made_again_from_the_lines(path: Path) -> None:
-    """Whatever happens to it."""
+    """An index that is empty, damaged or missing is made again, and holds the same."""
     journal = Journal(path)
     Names(path).extend([], ["anna", 7, "7"])
     journal.charge(TRAIN, [0, 1, 5], most=3)

@@ -66,7 +66,7 @@ def test_where_a_batch_fails_each_of_its_clients_is_computed_alone(caplog: pytes
 
 
 def test_clients_share_the_time_equally(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch has half of its clients' shares, and where it fails each of them has the other half of its own."""
+    """A batch may use half of its clients' time. If it fails, each of them still has the other half of its own."""
     limits: list[float] = []
 
     def limited(seconds: float, _: bool) -> AbstractContextManager[None]:

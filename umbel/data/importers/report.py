@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from umbel.data import Column, Schema
 from umbel.data.hints import Syntax
-from umbel.data.importers.ranges import bounded, scale_of
+from umbel.data.schema import bounded, scaling
 from umbel.data.table import (
     CURRENCY,
     FALSE,
@@ -179,7 +179,7 @@ def look(
     roles = {**({client: "client"} if client else {}), **dict.fromkeys(chosen, "feature"), target: "target"}
     for name in roles:
         if not isinstance(name, str):
-            wrong = f"{source} has the column {name!r}, whose name is no text"
+            wrong = f"{source} has the column {name!r}, whose name is not text"
             raise DatasetError(f"{wrong}; rename it, as by frame.columns.map(str)", code="data.column-name")
     missing = entries.get("missing", "refuse")
     if missing == "indicate":
@@ -340,8 +340,9 @@ def _column(series: pd.Series, name: str, role: str, given: Mapping[str, Any], s
             faults.append(Fault(what, name, int(there.index[0]) + 1, len(there), fix, code="data.categories"))
     column = Column(name=name, **entries)
     if bounded(column) and not {"scale", "offset"} & given.keys():
-        offset, scale = scale_of(column, role == "target")
-        column = column.model_copy(update={"offset": offset, "scale": scale})
+        assert column.minimum is not None
+        assert column.maximum is not None
+        column = column.model_copy(update=scaling(column.minimum, column.maximum, role == "target"))
     return Finding(column, role, notes=notes, faults=faults)
 
 
