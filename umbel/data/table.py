@@ -27,6 +27,7 @@ from umbel.data.data import Dataset, Manifest, check, offsets_of
 from umbel.data.hints import Syntax
 from umbel.data.schema import Column, Schema, repeated
 from umbel.protocol.errors import DatasetError, SiteError
+from umbel.protocol.project import to_install
 from umbel.protocol.words import count_of
 
 MISSING = ("", "na", "n/a", "n.a.", "#n/a", "<na>", "nan", "nat", "null", "-", "--", "?", ".")
@@ -224,7 +225,8 @@ def read_table(path: Path) -> pd.DataFrame:
     try:
         return pd.read_parquet(path) if parquet else _read_csv(path)
     except ImportError:
-        raise DatasetError(f"{path} needs pyarrow: pip install 'umbel[parquet]'", code="data.needs-pyarrow") from None
+        text = f"{path} needs pyarrow: pip install {to_install('pyarrow')}"
+        raise DatasetError(text, code="data.needs-pyarrow") from None
     except (OSError, EOFError, ValueError, BadZipFile, zlib.error) as error:
         told = " ".join(str(error).split())
         kind = "parquet" if parquet else "CSV in UTF-8"
