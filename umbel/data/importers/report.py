@@ -197,7 +197,10 @@ def look(
         loss = entries.get("loss") or LOSS["boolean"]
         findings[-1].notes.append(f"The target's false and true are stored as -1 and 1, for the loss {loss}.")
     settings |= _mending(findings, missing, syntax)
-    return Report(findings, entries, settings, guesses, _remarks(findings, given))
+    remarks = _remarks(findings, given)
+    if frame.attrs.get("encoding") == "Windows-1252":
+        remarks.append(f"{source} is not in UTF-8, and is read as Windows-1252: check letters such as é.")
+    return Report(findings, entries, settings, guesses, remarks)
 
 
 def _remarks(findings: Sequence[Finding], given: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -215,13 +218,17 @@ def _remarks(findings: Sequence[Finding], given: Mapping[str, Mapping[str, Any]]
 
 
 def _likely_client(frame: pd.DataFrame, source: Any) -> str | None:
-    """Return the column that most likely names clients: the text, or the number of that name, with the most values."""
-    best, most = None, 1
+    """Return the column that most likely names clients: the text, or the number of that name, with the most values.
+
+    A column that lacks values is chosen only if all others do, because each row is of a client.
+    """
+    best, most = None, (False, 1)
     for name in frame.columns:
         count, column = frame[name].nunique(), _column(frame[name], name, "feature", {}, source, Syntax.FLAGS).column
         text = column.type == "category" and not np.isfinite(as_numbers(pd.Series(column.categories, dtype=str))).all()
-        if (text or _NAMED_ID.fullmatch(str(name))) and most < count <= len(frame) / 2:
-            best, most = name, count
+        rank = not missing_in(frame[name], column).any(), count
+        if (text or _NAMED_ID.fullmatch(str(name))) and 1 < count <= len(frame) / 2 and most < rank:
+            best, most = name, rank
     return best
 
 
@@ -348,15 +355,17 @@ def _guess(there: pd.Series, column: Column, is_target: bool) -> str:
     # Eight digits are a day only if all are, and in these centuries.
     if len(there) and texts.str.fullmatch(r"(?:19|20)\d{6}").all() and formats_of(texts) == ["%Y%m%d"]:
         return "date"
-    # A few texts among numbers are faults; reading the table names them.
-    if len(there) == 0 or np.isfinite(numbers).mean() > 0.5:
+    # A few texts among numbers are faults; reading the table names them. As many texts as numbers are classes, as in 0,
+    # 1, 2-10, over 10.
+    known = np.isfinite(numbers)
+    if len(there) == 0 or (known.mean() > 0.5 and texts[~known].nunique() < len(np.unique(numbers[known]))):
         return "category" if _codes(numbers, is_target) else "number"
     if texts.str.fullmatch(ISO_DATE).mean() > 0.5 or formats_of(texts):
         return "date"
-    known = {*texts.str.lower()}
+    words = {*texts.str.lower()}
     # N and F are two values, although both are texts of false.
-    two = len(known) == 1 or not (known.isdisjoint(TRUE) or known.isdisjoint(FALSE))
-    return "boolean" if known <= {*TRUE, *FALSE} and two else "category"
+    two = len(words) == 1 or not (words.isdisjoint(TRUE) or words.isdisjoint(FALSE))
+    return "boolean" if words <= {*TRUE, *FALSE} and two else "category"
 
 
 def _codes(numbers: NDArray[np.float64], is_target: bool) -> bool:
@@ -421,9 +430,13 @@ def _flag(finding: Finding, there: pd.Series, values: pd.Series) -> None:
     if count < (1 if finding.lacks else 2):
         finding.drop = finding.role == "feature"
         finding.notes.append(f"{name} has a single value, from which nothing is learnt.")
-    elif finding.role == "feature" and count == len(there) >= 3 * _FEWEST and (whole or kind == "category"):
-        finding.drop = bool(not whole or _NAMED_ID.fullmatch(name) or values.is_monotonic_increasing)
-        finding.notes.append(f"All values of {name} differ, as those of an id do; if it is one, leave it out.")
+        return
+    named, differ = whole and bool(_NAMED_ID.fullmatch(name)), count == len(there)
+    most = differ or (named and 2 * count > len(there))
+    if finding.role == "feature" and len(there) >= 3 * _FEWEST and (whole or kind == "category") and most:
+        finding.drop = bool(not whole or named or values.is_monotonic_increasing)
+        how = "All" if differ else "Most"
+        finding.notes.append(f"{how} values of {name} differ, as those of an id do; if it is one, leave it out.")
 
 
 def _mending(findings: Sequence[Finding], missing: str, syntax: Syntax) -> dict[str, Any]:
