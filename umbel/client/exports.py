@@ -313,16 +313,18 @@ def write_networks(
     if not private and (more := {*folder.glob(f"hypothesis-*.{form}")} - {*files}):
         text = f"{min(more)} belongs to a run with more hypotheses, and would look like a file of this one"
         raise ConfigError(f"{text}; remove it, or name another folder", code="config.other-files")
+    contents = []
+    for name, network in networks.items():
+        if form == "onnx":
+            contents.append(to_onnx(network, model, dataset, {"name": name, "model": model.name, **said}))
+        else:
+            # Cloned, since tied parameters share their memory.
+            state = {key: value.detach().clone().contiguous() for key, value in network.state_dict().items()}
+            contents.append(safetensors.torch.save(state))
     try:
         there = next(one for one in (folder, *folder.parents) if one.exists())
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=there) as scratch:
-            for file, (name, network) in zip(files, networks.items(), strict=True):
-                if form == "onnx":
-                    content = to_onnx(network, model, dataset, {"name": name, "model": model.name, **said})
-                else:
-                    # Cloned, since tied parameters share their memory.
-                    state = {key: value.detach().clone().contiguous() for key, value in network.state_dict().items()}
-                    content = safetensors.torch.save(state)
+            for file, content in zip(files, contents, strict=True):
                 write_atomically(Path(scratch, file.name), content, private)
             _move(Path(scratch), files)
     except DiskError:
