@@ -23,13 +23,13 @@ from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ConfigError, DiskError, FleetError, UmbelError
 from umbel.protocol.home import LAST_ROOM, LEAST_ROOM, check_room
 from umbel.protocol.log import log
+from umbel.protocol.logs import Progress
 from umbel.protocol.options import NoOptions, parse_options
 from umbel.protocol.plugins import import_by_name, refuse_uncalled, unknown_name
 from umbel.protocol.words import count_of, in_time
 from umbel.server.history import State, collapsed, last_rounds
-from umbel.server.report.alarms import alarms, why_collapsed
+from umbel.server.report.alarms import why_collapsed
 from umbel.server.run import Run
-from umbel.server.run_folder import number_of
 from umbel.server.setup import Setup
 from umbel.server.status import RunState, status_of
 from umbel.server.summary import Summary
@@ -157,14 +157,13 @@ class Log(Callback):
         self._told = self._collapsed = False
 
     def at_end(self) -> None:
-        """Log the outcome, and the report's warnings."""
+        """Log the last round, and that it was."""
         self._lines()
-        state, summary = self.run.state, self._summary
-        for line in summary.outcome_lines(state):
-            log(INFO, "%s", line)
-        k, every = number_of(state.hypotheses), self.run.setup.config.validation.every
-        for alarm in alarms(state.history, k, every, summary.validators):
-            log(WARNING, "%s: %s", alarm.title, alarm.text)
+        self._end()
+
+    def on_error(self, error: BaseException) -> None:
+        """Log that no further round follows."""
+        self._end()
 
     def after_exchange(self, round: int, stages: dict[str, float]) -> None:
         """Log complete rounds that get a line, and warn once if the hypotheses have collapsed into one."""
@@ -193,7 +192,12 @@ class Log(Callback):
             trouble = bool(entry.lost_nodes or (entry.asked and not entry.moved))
             if (due or (trouble and not self._told)) and (entry.number or entry.loss is not None):
                 self._told = trouble
-                log(INFO, "%s  %s", self._summary.round_line(entry, rounds), time)
+                short = "  ".join([f"round {entry.number} of {rounds}", self._summary.score(entry), time])
+                progress = Progress(short, entry.number, rounds)
+                log(INFO, "%s  %s", self._summary.round_line(entry, rounds), time, extra={"progress": progress})
+
+    def _end(self) -> None:
+        log(INFO, "The rounds have ended.", extra={"progress": Progress("measuring the result")})
 
 
 def _size(state: State, kept: Arrays) -> int:

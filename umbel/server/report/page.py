@@ -19,13 +19,13 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from umbel import strategies
-from umbel.privacy.accounting.guarantee import MEANINGFUL, amount, gap, guarantee, stated
+from umbel.privacy.accounting.guarantee import MEANINGFUL, Guarantee, amount, gap, guarantee, stated
 from umbel.privacy.accounting.rows import row_gap
 from umbel.protocol.arrays import flatten
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Kind
 from umbel.protocol.run_config import RunConfig, Validation
-from umbel.protocol.words import count_of
+from umbel.protocol.words import after_round, count_of
 from umbel.server.history import MIN_ROUNDS, RELEASES_EACH, Round, State, fitted, last_rounds, undecided
 from umbel.server.report import figures
 from umbel.server.report.alarms import alarms
@@ -35,8 +35,10 @@ from umbel.server.worth import OWN_WAYS, STAYS, Worth, figure
 
 _SIGNS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """Control characters except tab and line feed, and those that change the direction of text."""
+_NOUN = re.compile("([a-z]*[a-gi-rt-wy])(?:[ _-](?:id|name))?")
+"""A name of a column that is one word, to which an s can be added."""
 _MAX_ROWS = 1000
-_SMALL = 3  # parameters up to which hypotheses are printed
+_SMALL = 12  # parameters up to which hypotheses are printed
 
 
 @dataclass(eq=False)
@@ -82,6 +84,42 @@ class View:
         self.of_row, self.why_counted = summary.of_row(*ended), summary.why_counted(*ended)
         self.weak = self.of_client is None or self.of_client.epsilon > MEANINGFUL
         self.paper = [amount(release.paper_spend(times)) for times in self.often]
+        every = Validation.read(str(self.config.get("validation", "")), "validation").every
+        self.alarms = alarms(state.history, k, every, summary.validators)
+
+    @property
+    def title(self) -> str:
+        """The dataset and its target."""
+        manifest = self.summary.manifest
+        if manifest is None:
+            return f"each site's own data: {self.summary.model.name}"
+        return ": ".join(filter(None, (manifest.name, str(manifest.target.get("name", "")))))
+
+    @property
+    def subtitle(self) -> str:
+        """The rounds, the clients, and the guarantee."""
+        manifest, client, train = self.summary.manifest, self.client, len(self.participations)
+        clients = count_of(manifest.clients if manifest else train, *client)
+        alone = manifest is None or manifest.clients == train  # without validation clients
+        each = f"each {client[0]}" if alone else f"each of the {train:,} that trained"
+        if not self.took_part:
+            held = "nothing released"
+        elif self.of_client:
+            held = f"{_greek(self.of_client)} for {each}"
+        elif self.of_row:
+            held = f"{_greek(self.of_row)} for each row of {each}, none for a whole {client[0]}"
+        else:
+            held = "no guarantee"
+        return f"{count_of(len(self.trained), 'round')}, {clients}, {held}"
+
+    @property
+    def client(self) -> tuple[str, str]:
+        """What a client is called, and several of them: as the data's column of clients, if its name has a plural."""
+        layout = self.summary.manifest.layout if self.summary.manifest else None
+        name = layout.client.name.lower() if layout and layout.client else ""
+        noun = _NOUN.fullmatch(name)
+        client = noun[1] if noun else "client"
+        return client, re.sub("(?<=[^aeiou])y$", "ie", client) + "s"
 
     @property
     def began(self) -> str:
@@ -108,7 +146,8 @@ class View:
             drawn["loss"] = figures.curve("loss", rounds, losses, label, None if self.undecided else best)
             if self.metric_differs:
                 values = [math.nan if entry.metric is None else entry.metric for entry in self.validated]
-                title = f"validation {self.summary.model.metric.name}"
+                metric = self.summary.model.metric
+                title = f"validation {metric.name}{' (share of rows)' * metric.share}"
                 drawn["metric"] = figures.curve("metric", rounds, values, title, best)
         if spread := [entry for entry in self.history if entry.loss_spread]:
             quantiles = np.array([entry.loss_spread for entry in spread]) * factor
@@ -136,17 +175,26 @@ class View:
         for head, groups in counted.items():
             totals = groups.sum(axis=0)
             columns.append([head, *(f"{totals[j]:,}" for j in self.shown), f"{totals[rest].sum():,}"])
-        if self.summary.model.num_parameters <= _SMALL:
-            vectors = flatten(self.state.hypotheses)[self.shown]
-            texts = (f"({', '.join(f'{x:.3f}' for x in row)})".replace("-", "\N{MINUS SIGN}") for row in vectors)
-            columns.append(["Parameters at the end", *texts, ""])
         return [[*row, *(column[place] for column in columns)] for place, row in enumerate(rows)]
+
+    @property
+    def parameters(self) -> list[tuple[str, str]]:
+        """The numbers of the last hypotheses that are shown, each a row of a table; none of large ones."""
+        if self.summary.model.num_parameters > _SMALL:
+            return []
+        vectors = flatten(self.state.hypotheses)[self.shown]
+        texts = (f"({', '.join(f'{x:.3f}' for x in row)})".replace("-", "\N{MINUS SIGN}") for row in vectors)
+        return [(f"Hypothesis {j}", text) for j, text in zip(self.shown, texts, strict=True)]
 
     @property
     def listed(self) -> list[Round]:
         """The rounds of the table: every n-th, with the best and the last."""
         kept = {*range(0, len(self.history), self.every), len(self.history) - 1}
         return [e for i, e in enumerate(self.history) if i in kept or e is self.best]
+
+
+def _greek(held: Guarantee) -> str:
+    return stated(held).removeprefix("pure ").replace("epsilon", "ε").replace("delta", "δ")
 
 
 def _numbers(entries: list[Round]) -> list[int]:
@@ -161,12 +209,7 @@ def render(view: View, versions: Mapping[str, str]) -> str:
         view=view,
         summary=view.summary,
         release=view.summary.release,
-        alarms=alarms(
-            view.state.history,
-            view.k,
-            Validation.read(str(view.config.get("validation", "")), "validation").every,
-            view.summary.validators,
-        ),
+        alarms=view.alarms,
         judged=len(last_rounds(view.history)),
         worth=view.worth,
         drawn=view.drawn,
@@ -183,7 +226,7 @@ def _page() -> Template:
     text = tomllib.loads((files(__package__) / "page.toml").read_text(encoding="utf-8"))
     page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     page.globals |= {"number": number, "count_of": count_of, "stated": stated, "style": text["style"]}
-    page.globals |= {"decimals": decimals, "figure": figure, "own_ways": OWN_WAYS, "stays": STAYS}
+    page.globals |= {"after": after_round, "decimals": decimals, "figure": figure, "own_ways": OWN_WAYS, "stays": STAYS}
     page.globals |= {"meaningful": MEANINGFUL, "min_rounds": MIN_ROUNDS, "releases_each": RELEASES_EACH}
     return page.from_string(text["page"])
 
