@@ -65,7 +65,6 @@ def test_history_is_a_table_in_the_datas_units(kept: Path) -> None:
     assert run.history["loss"].tolist() == pytest.approx([entry["loss"] for entry in entries])
     assert run.loss == pytest.approx(min(entry["loss"] for entry in entries))
     assert run.unit == "", "made-up numbers have none"
-    assert "Paper's budget" in run.privacy[-1]
 
 
 def test_the_quantiles_of_a_loss_are_in_its_unit_too(kept: Path, tmp_path: Path) -> None:

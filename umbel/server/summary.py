@@ -194,7 +194,7 @@ class Summary:
         of_client = self.of_client(maximum, left)
         means = [meaning(of_client)] if of_client else []
         held = of_client or self.of_row(maximum, left)
-        more = ["Reports of training clients, if a site allows them, come on top."] if held else []
+        more = ["If training clients also report losses, which their site must allow, that costs more."] if held else []
         return [first, *means, *others, *more]
 
     def loss(self, value: float) -> str:

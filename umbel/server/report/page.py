@@ -140,14 +140,14 @@ class View:
     def drawn(self) -> dict[str, Markup]:
         """The figures, by name; those without a value in any round are missing."""
         factor, best, drawn = self.summary.factor, self.best.number if self.best else None, dict[str, Markup]()
-        label = f"validation {self.summary.loss_name}{self.summary.in_unit}"
+        label = f"{self.summary.loss_name}{self.summary.in_unit}"
         if self.validated:
             rounds, losses = _numbers(self.validated), [(entry.loss or 0.0) * factor for entry in self.validated]
             drawn["loss"] = figures.curve("loss", rounds, losses, label, None if self.undecided else best)
             if self.metric_differs:
                 values = [math.nan if entry.metric is None else entry.metric for entry in self.validated]
                 metric = self.summary.model.metric
-                title = f"validation {metric.name}{' (share of rows)' * metric.share}"
+                title = f"{metric.name}{' (share of rows)' * metric.share}"
                 drawn["metric"] = figures.curve("metric", rounds, values, title, best)
         if spread := [entry for entry in self.history if entry.loss_spread]:
             quantiles = np.array([entry.loss_spread for entry in spread]) * factor
