@@ -173,12 +173,11 @@ class _Lines(logging.Handler):
         self._refusals: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        text, progress = record.getMessage(), getattr(record, "progress", None)
-        if self._show and progress:
-            self._show(progress)
-            self._show = self._show if progress.rounds else None
-            return
+        text = record.getMessage()
         if self._show and record.levelno < logging.WARNING:
+            if progress := getattr(record, "progress", None):
+                self._show(progress)
+                self._show = self._show if progress.rounds else None
             return
         if not text.strip() or text in self._refusals:
             return

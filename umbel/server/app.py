@@ -82,14 +82,13 @@ def conduct(grid: Grid, setup: Setup, run_id: int, watching: Sequence[Callback] 
 
 
 def _tell(summary: Summary, view: View) -> None:
-    """Log the outcome, the report's warnings, and the guarantee."""
+    """Log the report's warnings, the outcome, and the guarantee."""
     history = view.state.history
-    for line in summary.outcome_lines(view.state):
-        log(INFO, "%s", line)
+    exact = max(entry.exact_reports for entry in history)
     for alarm in view.alarms:
         log(WARNING, "%s: %s", alarm.title, alarm.text)
-    exact = max(entry.exact_reports for entry in history)
-    for line in summary.privacy_lines(history[-1].max_participations, exact, summary.left(history)):
+    often = history[-1].max_participations, exact, summary.left(history)
+    for line in [*summary.outcome_lines(view.state), *summary.privacy_lines(*often)]:
         log(INFO, "%s", line)
 
 

@@ -37,7 +37,7 @@ from umbel.server.tracking import TRACKERS, load_tracker
 from umbel.strategies import Callback
 
 _FIRST = 3  # rounds; a node without a reply in a single round may only be slow
-_LINES = 100
+_LINES, _ENDED = 100, "The rounds have ended."
 _COPIES = 3  # of the state, while the new one takes the place of the latest and of the best
 _LARGE = 1 << 24  # bytes of hypotheses and strategy's state; writing fewer takes a few hundredths of a second
 
@@ -159,11 +159,11 @@ class Log(Callback):
     def at_end(self) -> None:
         """Log the last round, and that it was."""
         self._lines()
-        self._end()
+        log(INFO, _ENDED, extra={"progress": Progress("measuring the result")})
 
     def on_error(self, error: BaseException) -> None:
         """Log that no further round follows."""
-        self._end()
+        log(INFO, _ENDED, extra={"progress": Progress("")})
 
     def after_exchange(self, round: int, stages: dict[str, float]) -> None:
         """Log complete rounds that get a line, and warn once if the hypotheses have collapsed into one."""
@@ -192,12 +192,9 @@ class Log(Callback):
             trouble = bool(entry.lost_nodes or (entry.asked and not entry.moved))
             if (due or (trouble and not self._told)) and (entry.number or entry.loss is not None):
                 self._told = trouble
-                short = "  ".join([f"round {entry.number} of {rounds}", self._summary.score(entry), time])
-                progress = Progress(short, entry.number, rounds)
+                text = f"round {entry.number} of {rounds}  {self._summary.score(entry)}  {time}"
+                progress = Progress(text, entry.number, rounds)
                 log(INFO, "%s  %s", self._summary.round_line(entry, rounds), time, extra={"progress": progress})
-
-    def _end(self) -> None:
-        log(INFO, "The rounds have ended.", extra={"progress": Progress("measuring the result")})
 
 
 def _size(state: State, kept: Arrays) -> int:

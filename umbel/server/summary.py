@@ -191,10 +191,13 @@ class Summary:
     def privacy_lines(self, maximum: int, exact: int = 0, left: int = 0) -> list[str]:
         """Return `guarantee_lines` with a sentence that says what the first means, and what comes on top."""
         first, *others = self.guarantee_lines(maximum, exact, left)
-        of_client = self.of_client(maximum, left)
+        of_client, of_row = self.of_client(maximum, left), self.of_row(maximum, left)
         means = [meaning(of_client)] if of_client else []
-        held = of_client or self.of_row(maximum, left)
-        more = ["If training clients also report losses, which their site must allow, that costs more."] if held else []
+        more = (
+            ["If training clients also report losses, which their site must allow, that costs more."]
+            if of_client or of_row
+            else []
+        )
         return [first, *means, *others, *more]
 
     def loss(self, value: float) -> str:
@@ -242,13 +245,9 @@ class Summary:
         if self.model.loss.name not in _SQUARES:
             return " (nats)" if self.model.loss.name in _NATS else ""
         factor, unit = self.scale
-        stored = not factor and self.manifest and "scale" in self.manifest.target
-        return f" ({unit or f'units of {self.target}' + ' as stored' * bool(stored)})"
-
-    @property
-    def target(self) -> str:
-        """The name of the target."""
-        return str(self.manifest.target.get("name") or "the target") if self.manifest else "the target"
+        target = self.manifest.target if self.manifest else {}
+        stored = " as stored" if "scale" in target and not factor else ""
+        return f" ({unit or 'units of ' + str(target.get('name') or 'the target') + stored})"
 
     @property
     def validators(self) -> int | None:

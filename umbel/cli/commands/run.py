@@ -6,6 +6,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -109,10 +110,7 @@ def _printed(verbose: bool) -> Iterator[None]:
         def show(run: logs.Progress) -> None:
             bar.update(task, description=run.text, completed=run.done, total=run.rounds)
 
-        def say(text: str) -> None:
-            screen.print(text, markup=False, highlight=False, soft_wrap=True)
-
-        with logs.printed(say, show):
+        with logs.printed(partial(screen.print, markup=False, highlight=False, soft_wrap=True), show):
             yield
 
 

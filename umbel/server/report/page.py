@@ -19,7 +19,7 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from umbel import strategies
-from umbel.privacy.accounting.guarantee import MEANINGFUL, Guarantee, amount, gap, guarantee, stated
+from umbel.privacy.accounting.guarantee import MEANINGFUL, amount, gap, guarantee, stated
 from umbel.privacy.accounting.rows import row_gap
 from umbel.protocol.arrays import flatten
 from umbel.protocol.errors import ConfigError
@@ -84,40 +84,14 @@ class View:
         self.of_row, self.why_counted = summary.of_row(*ended), summary.why_counted(*ended)
         self.weak = self.of_client is None or self.of_client.epsilon > MEANINGFUL
         self.paper = [amount(release.paper_spend(times)) for times in self.often]
-        every = Validation.read(str(self.config.get("validation", "")), "validation").every
-        self.alarms = alarms(state.history, k, every, summary.validators)
-
-    @property
-    def title(self) -> str:
-        """The dataset and its target."""
-        manifest = self.summary.manifest
-        if manifest is None:
-            return f"each site's own data: {self.summary.model.name}"
-        return ": ".join(filter(None, (manifest.name, str(manifest.target.get("name", "")))))
-
-    @property
-    def subtitle(self) -> str:
-        """The rounds, the clients, and the guarantee."""
-        manifest, client, train = self.summary.manifest, self.client, len(self.participations)
-        clients = count_of(manifest.clients if manifest else train, *client)
-        alone = manifest is None or manifest.clients == train  # without validation clients
-        each = f"each {client[0]}" if alone else f"each of the {train:,} that trained"
-        if not self.took_part:
-            held = "nothing released"
-        elif self.of_client:
-            held = f"{_greek(self.of_client)} for {each}"
-        elif self.of_row:
-            held = f"{_greek(self.of_row)} for each row of {each}, none for a whole {client[0]}"
-        else:
-            held = "no guarantee"
-        return f"{count_of(len(self.trained), 'round')}, {clients}, {held}"
+        validation = Validation.read(str(self.config.get("validation", "")), "validation")
+        self.alarms = alarms(state.history, k, validation.every, summary.validators)
 
     @property
     def client(self) -> tuple[str, str]:
         """What a client is called, and several of them: as the data's column of clients, if its name has a plural."""
         layout = self.summary.manifest.layout if self.summary.manifest else None
-        name = layout.client.name.lower() if layout and layout.client else ""
-        noun = _NOUN.fullmatch(name)
+        noun = _NOUN.fullmatch(layout.client.name.lower() if layout and layout.client else "")
         client = noun[1] if noun else "client"
         return client, re.sub("(?<=[^aeiou])y$", "ie", client) + "s"
 
@@ -180,21 +154,17 @@ class View:
     @property
     def parameters(self) -> list[tuple[str, str]]:
         """The numbers of the last hypotheses that are shown, each a row of a table; none of large ones."""
-        if self.summary.model.num_parameters > _SMALL:
-            return []
-        vectors = flatten(self.state.hypotheses)[self.shown]
-        texts = (f"({', '.join(f'{x:.3f}' for x in row)})".replace("-", "\N{MINUS SIGN}") for row in vectors)
-        return [(f"Hypothesis {j}", text) for j, text in zip(self.shown, texts, strict=True)]
+        shown = self.shown if self.summary.model.num_parameters <= _SMALL else []
+        rows = [", ".join(f"{x:.3f}" for x in row) for row in flatten(self.state.hypotheses)[shown]]
+        return [
+            (f"Hypothesis {j}", f"({row})".replace("-", "\N{MINUS SIGN}")) for j, row in zip(shown, rows, strict=True)
+        ]
 
     @property
     def listed(self) -> list[Round]:
         """The rounds of the table: every n-th, with the best and the last."""
         kept = {*range(0, len(self.history), self.every), len(self.history) - 1}
         return [e for i, e in enumerate(self.history) if i in kept or e is self.best]
-
-
-def _greek(held: Guarantee) -> str:
-    return stated(held).removeprefix("pure ").replace("epsilon", "ε").replace("delta", "δ")
 
 
 def _numbers(entries: list[Round]) -> list[int]:
