@@ -98,7 +98,8 @@ class Summary:
         if state.best_loss == math.inf:
             return
         last, kept = scored[-1], after_round(state.best_round)
-        line = f"Validation clients, which did not train, had {self.score(last, ' and ')} {after_round(last.number)}"
+        apart = "" if last.report_noise else ", which did not train,"  # training clients may report with noise
+        line = f"Validation clients{apart} had {self.score(last, ' and ')} {after_round(last.number)}"
         if alike := undecided(scored, state.best_round):
             others = count_of(alike, "other", "others")
             yield f"{line}. The noise in their reports does not tell the kept round, {kept}, from {others}."
@@ -193,12 +194,8 @@ class Summary:
         first, *others = self.guarantee_lines(maximum, exact, left)
         of_client, of_row = self.of_client(maximum, left), self.of_row(maximum, left)
         means = [meaning(of_client)] if of_client else []
-        more = (
-            ["If training clients also report losses, which their site must allow, that costs more."]
-            if of_client or of_row
-            else []
-        )
-        return [first, *means, *others, *more]
+        more = "If training clients also report losses, which their site must allow, that costs more."
+        return [first, *means, *others, *([more] if of_client or of_row else [])]
 
     def loss(self, value: float) -> str:
         """Return a loss with its name, and in the target's unit if it has one."""
