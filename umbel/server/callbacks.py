@@ -192,9 +192,9 @@ class Log(Callback):
             trouble = bool(entry.lost_nodes or (entry.asked and not entry.moved))
             if (due or (trouble and not self._told)) and (entry.number or entry.loss is not None):
                 self._told = trouble
-                text = f"round {entry.number} of {rounds}  {self._summary.score(entry)}  {time}"
-                progress = Progress(text, entry.number, rounds)
-                log(INFO, "%s  %s", self._summary.round_line(entry, rounds), time, extra={"progress": progress})
+                short = f"round {entry.number} of {rounds}  {self._summary.score(entry)}  {time}"
+                extra = {"progress": Progress(short, entry.number, rounds)}
+                log(INFO, "%s  %s", self._summary.round_line(entry, rounds), time, extra=extra)
 
 
 def _size(state: State, kept: Arrays) -> int:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _SMALLEST = 0.001
 _FEW_TIMES = 10
+_MORE = "If training clients also report losses, which their site must allow, that costs more."
 _SQUARES, _NATS = ("mse", "rmse"), ("cross-entropy", "log")
 
 
@@ -101,8 +102,7 @@ class Summary:
         apart = "" if last.report_noise else ", which did not train,"  # training clients may report with noise
         line = f"Validation clients{apart} had {self.score(last, ' and ')} {after_round(last.number)}"
         if alike := undecided(scored, state.best_round):
-            others = count_of(alike, "other", "others")
-            yield f"{line}. The noise in their reports does not tell the kept round, {kept}, from {others}."
+            yield f"{line}. The noise does not tell the kept round, {kept}, from {count_of(alike, 'other', 'others')}."
         elif last.number == state.best_round:
             yield f"{line}, the lowest loss of all rounds."
         else:
@@ -194,8 +194,7 @@ class Summary:
         first, *others = self.guarantee_lines(maximum, exact, left)
         of_client, of_row = self.of_client(maximum, left), self.of_row(maximum, left)
         means = [meaning(of_client)] if of_client else []
-        more = "If training clients also report losses, which their site must allow, that costs more."
-        return [first, *means, *others, *([more] if of_client or of_row else [])]
+        return [first, *means, *others, *([_MORE] if of_client or of_row else [])]
 
     def loss(self, value: float) -> str:
         """Return a loss with its name, and in the target's unit if it has one."""

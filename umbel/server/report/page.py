@@ -89,9 +89,9 @@ class View:
 
     @property
     def client(self) -> tuple[str, str]:
-        """What a client is called, and several of them: as the data's column of clients, if its name has a plural."""
+        """The noun for a client, and for several: the name of the data's column of clients, if it has a plural."""
         layout = self.summary.manifest.layout if self.summary.manifest else None
-        noun = _NOUN.fullmatch(layout.client.name.lower() if layout and layout.client else "")
+        noun = _NOUN.fullmatch(layout.client.name.lower() if layout and layout.client else "client")
         client = noun[1] if noun else "client"
         return client, re.sub("(?<=[^aeiou])y$", "ie", client) + "s"
 
