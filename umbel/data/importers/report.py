@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from umbel.data import Column, Schema
 from umbel.data.hints import Syntax
+from umbel.data.leaks import FEWEST, LEAK, SAMPLE, cut
 from umbel.data.schema import bounded, scaling
 from umbel.data.table import (
     CURRENCY,
@@ -42,10 +43,6 @@ MOST_CATEGORIES = 100
 MOST_CODES, ROWS_A_CODE, ROUND = 20, 10, 5
 """Integers count as codes if there are at most so many of them, each in so many rows on average, and they are not all
 multiples of a number from `ROUND` on."""
-
-LEAK, _FEWEST, _SAMPLE = 0.98, 10, 20_000
-"""A feature gives the target away from this balanced accuracy of one cut on; it is told from so many rows of either
-side, and on so many rows at most."""
 
 _LARGE = 10.0  # a number for which a local step of the usual size is too large
 _FEW = 3  # examples of a column
@@ -445,7 +442,7 @@ def _flag(found: Finding, there: pd.Series, values: pd.Series) -> None:
     if count < (1 if found.lacks else 2):
         found.drop = found.role == "feature"
         found.notes.append(f"{name} has a single value, from which nothing is learnt.")
-    elif found.role == "feature" and count == len(there) >= 3 * _FEWEST and (found.column.type == "category" or whole):
+    elif found.role == "feature" and count == len(there) >= 3 * FEWEST and (found.column.type == "category" or whole):
         found.drop = bool(not whole or _NAMED_ID.fullmatch(name) or values.is_monotonic_increasing)
         found.notes.append(f"All values of {name} differ, as those of an id do; if it is one, leave it out.")
 
@@ -479,7 +476,7 @@ def _find_leaks(frame: pd.DataFrame, findings: Sequence[Finding]) -> None:
 
     It is a heuristic, and its result stays on this machine.
     """
-    frame, target = frame.iloc[:: max(1, len(frame) // _SAMPLE)], findings[-1].column
+    frame, target = frame.iloc[:: max(1, len(frame) // SAMPLE)], findings[-1].column
     labels = frame[target.name][~missing_in(frame[target.name], target)]
     classes = _plain(labels, target)
     classes = classes > classes.median() if target.type in ("number", "integer") else folded(as_texts(classes))
@@ -490,26 +487,10 @@ def _find_leaks(frame: pd.DataFrame, findings: Sequence[Finding]) -> None:
         ordered = found.column.type in ("number", "integer", "date")
         lacks = missing_in(series, found.column)
         values = _plain(series[~lacks], found.column)
-        score = max(_cut(values, classes[values.index], ordered), _cut(lacks, classes, ordered=False))
+        of_lacks = cut(lacks.to_numpy(), classes.to_numpy(), ordered=False)
+        score = max(of_lacks, cut(values.to_numpy(), classes[values.index].to_numpy(), ordered))
         if score >= LEAK:
             found.drop = True
             told = f"one cut has a balanced accuracy of {score:.0%} on these rows"
             fix = "If it is known only afterwards, it gives the answer away; leave it out."
             found.notes.append(f"{name} alone predicts {target.name}: {told}. {fix}")
-
-
-def _cut(values: pd.Series, classes: pd.Series, ordered: bool) -> float:
-    """Return the balanced accuracy with which some values tell a class from the others, for the worst class.
-
-    These are an interval if values are `ordered`, else any, of values that are few. Without two classes of several rows
-    it is 0.
-    """
-    counts = pd.crosstab(values, classes)
-    own = counts.loc[:, counts.sum() >= _FEWEST]
-    if own.shape[1] < 2 or (not ordered and _FEWEST * len(counts) > len(values)):
-        return 0.0
-    rest = own.rsub(counts.sum(axis=1), axis=0)
-    apart = own / own.sum() - rest / rest.sum()
-    sums = apart.cumsum()
-    best = sums.clip(lower=0).max() - sums.clip(upper=0).min() if ordered else apart.clip(lower=0).sum()
-    return float(1 + best.min()) / 2
