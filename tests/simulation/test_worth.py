@@ -380,6 +380,63 @@ def test_a_recommenders_own_rules_stand_in_the_table() -> None:
     assert found["metric"] == "accuracy"
 
 
+# --- classes
+
+
+def clinics(folder: Path, positive: int, leak: bool = False) -> Path:
+    """Write twelve clients of forty rows, of which some are positive; the first feature orders them, or tells."""
+    draw, clients = np.random.default_rng(0), []
+    for _ in range(12):
+        labels = np.where(np.arange(40) < positive, 1, -1)
+        first = labels + (draw.normal(0, 0.01, 40) if leak else draw.normal(-9, 1, 40))
+        clients.append((np.stack([first, draw.normal(size=40)], 1), labels.astype(np.int8)))
+    units = {"target": {"categories": ["home", "back"]}, "features": [{"name": "id"}, {"name": "age"}]}
+    return write(folder, *clients, train=6, model="linear inputs=2 outputs=1", loss="log", units=units)
+
+
+def scorer(weight: float) -> dict[str, Any]:
+    """Return a hypothesis of that model, which looks at the first feature alone."""
+    return {"1.weight": np.array([[[weight, 0]]], np.float32), "1.bias": np.zeros((1, 1), np.float32)}
+
+
+def test_of_a_rare_class_the_order_of_rows_decides_and_the_majority_is_named(tmp_path: Path) -> None:
+    """With an accuracy of .95 as a constant has, since no score is above 0, the run has most pairs in order."""
+    worth = appraise(*a_run(clinics(tmp_path / "d", 2), scorer(0.1)), {})
+    last = worth.arm(Way.LAST)
+    assert last.mean == worth.arm(Way.CONSTANT).mean
+    scores = {score.name: score.value for score in last.scores}
+    assert scores["balanced accuracy"] == 0.5
+    assert scores["AUC"] is not None
+    assert scores["AUC"] > 0.8
+    assert "AUC decides" in worth.verdict
+    assert "better than a constant" in worth.verdict
+
+
+def test_of_classes_of_many_rows_the_accuracy_decides(tmp_path: Path) -> None:
+    worth = appraise(*a_run(clinics(tmp_path / "d", 20), scorer(0.1)), {})
+    assert "AUC decides" not in worth.verdict
+    assert "home" not in worth.verdict
+
+
+def test_a_perfect_run_names_the_column_that_gives_the_answer_away(tmp_path: Path) -> None:
+    worth = appraise(*a_run(clinics(tmp_path / "d", 20, leak=True), scorer(9)), {})
+    assert "look at column id" in worth.verdict
+
+
+# --- what is tried
+
+
+@pytest.mark.rest
+@pytest.mark.usefixtures("umbel_home")
+def test_one_model_stands_beside_several_and_a_better_setting_is_advised() -> None:
+    """A step size of a hundredth of the usual learns little in three rounds, and three times that learns more."""
+    config = paper_run() | {"rounds": 3, "restarts": 1, "step-size": 0.001}
+    run = umbel.load(in_process.run(config, 1, [Appraisal()]))
+    worth = run._worth
+    assert worth.arm(Way.ONE).label == "one model"
+    assert worth.advice.endswith(f"umbel run {run.path / 'config.toml'} step-size=0.003")
+
+
 def test_random_numbers_elsewhere_are_left_alone(tmp_path: Path) -> None:
     folder = write(tmp_path / "d", (ONES, [1.0] * 4), (ONES, [1.0] * 4), train=1, loss="mse")
     torch.manual_seed(0)

@@ -276,8 +276,8 @@ def probability(model: Model, outputs: Tensor, manifest: Manifest) -> tuple[dict
     """
     if model.loss.name not in PROBABLE or outputs.ndim != 2:
         return {}, []
-    values = outputs.double()
-    each = torch.cat([torch.zeros_like(values), values], 1).softmax(1) if values.shape[1] == 1 else values.softmax(1)
+    both = outputs if outputs.shape[1] > 1 else torch.cat([torch.zeros_like(outputs), outputs], 1)
+    each = both.double().softmax(1)
     if each.shape[1] > 2:
         return {"probability": each.max(1).values.numpy()}, ["The probability is that of the predicted class."]
     second = class_names(manifest.target.get("categories", []), 2)[1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 LEAK, FEWEST, SAMPLE = 0.98, 10, 20_000
 """A feature gives the target away from this balanced accuracy of one cut on; it is told from so many rows of either
 side, and on so many rows at most."""
-_MOST = 500  # columns, and classes
+_MOST = 500  # features, and classes
 
 
 def cut(values: NDArray[Any], classes: NDArray[Any], ordered: bool) -> float:
@@ -33,21 +32,15 @@ def cut(values: NDArray[Any], classes: NDArray[Any], ordered: bool) -> float:
     return float(1 + best.min()) / 2
 
 
-def telling(features: NDArray[Any], targets: NDArray[Any], names: Sequence[str]) -> str:
-    """Return the column of features (rows, n) that alone nearly predicts targets (rows,); empty if none does.
+def telling(features: NDArray[Any], targets: NDArray[Any], named: Sequence[str]) -> str:
+    """Return the one of named features (rows, n) that alone nearly predicts targets (rows,); empty if none does.
 
-    Columns ``name = category`` are one; numbers that are targets count as large or small. Of more than two axes, as of
-    images, or very many columns none is looked at.
+    Targets of many values count as large or small. Images and rows of very many features are not looked at.
     """
-    if features.ndim != 2 or targets.ndim > 1 or len(names) > _MOST:
+    if features.ndim != 2 or targets.ndim > 1 or not 0 < len(named) <= _MOST:
         return ""
     step = max(1, len(targets) // SAMPLE)
-    features, targets, scores = features[::step], targets[::step], dict[str, float]()
-    classes = targets > np.median(targets) if len(np.unique(targets)) > _MOST else targets
-    for name, group in groupby(range(len(names)), lambda column: names[column].rpartition(" = ")[0] or names[column]):
-        columns = list(group)
-        own = features[:, columns]
-        alone = len(columns) == 1
-        scores[name] = cut(own[:, 0] if alone else own.argmax(1), classes, ordered=alone)
+    classes = (targets > np.median(targets) if len(np.unique(targets)) > _MOST else targets)[::step]
+    scores = {name: cut(values[::step], classes, ordered=True) for name, values in zip(named, features.T, strict=True)}
     best = max(scores, key=scores.__getitem__)
     return best if scores[best] >= LEAK else ""

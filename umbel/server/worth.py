@@ -83,12 +83,7 @@ class Arm:
     mean: _Figure
     worst_decile: _Figure
     remark: _Text = ""  # how it was made, if the label does not say so
-    scores: Annotated[list[Score], Field(max_length=10)] = field(default_factory=list)  # of classes
-
-    def of_scores(self, names: Sequence[str]) -> list[str]:
-        """Return the scores of these names as text, each empty if there is none."""
-        known = {score.name: str(score) for score in self.scores}
-        return [known.get(name, "") for name in names]
+    scores: Annotated[list[Score], Field(max_length=10)] = field(default_factory=list)  # of classes, in all rows alike
 
 
 @dataclass(frozen=True)
@@ -132,13 +127,8 @@ class Worth:
         unit = f" ({self.unit})" if self.unit else ""
         better = "higher" if self.higher_is_better else "lower"
         whose = count_of(self.clients, "validation client")
-        interval = "; ± two standard errors over clients" if self.scores else ""
+        interval = "; ± two standard errors" if self.arms and self.arms[0].scores else ""
         return f"{self.metric}{unit} of {whose}, on held-out rows; {better} is better{interval}"
-
-    @property
-    def scores(self) -> list[str]:
-        """The names of the scores."""
-        return scores_in(self.arms)
 
     def arm(self, way: Way) -> Arm:
         """Return a row of the table; `KeyError` if it was left out."""
@@ -158,17 +148,11 @@ class Worth:
 _KIND = TypeAdapter(Worth)
 
 
-def scores_in(arms: Sequence[Arm]) -> list[str]:
-    """Return the names of the scores in a table."""
-    return list(dict.fromkeys(score.name for arm in arms for score in arm.scores))
-
-
 def rows_of(arms: Sequence[tuple[str, Arm]]) -> list[str]:
     """Return the lines of a table whose rows have these labels."""
-    names = scores_in([arm for _, arm in arms])
-    rows = [["", "mean", "worst tenth", *names]]
-    rows += [[label, figure(arm.mean), figure(arm.worst_decile), *arm.of_scores(names)] for label, arm in arms]
-    wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    rows = [["", "mean", "worst tenth", *(score.name for score in arms[0][1].scores)]]
+    rows += [[label, figure(arm.mean), figure(arm.worst_decile), *map(str, arm.scores)] for label, arm in arms]
+    wide = [max(map(len, column)) for column in zip(*rows, strict=False)]
     return ["  ".join(["", row[0].ljust(wide[0]), *map(str.rjust, row[1:], wide[1:])]).rstrip() for row in rows]
 
 

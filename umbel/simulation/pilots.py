@@ -28,11 +28,9 @@ def changes_for(run: RunConfig, rounds: int, k: int, differ: bool, improves: boo
 
     Its `k` hypotheses may be too few if clients `differ`, and its rounds if it still `improves`.
     """
-    found: list[dict[str, Any]] = [{"step-size": float(f"{run.step_size * by:.3g}")} for by in (_TIMES, 1 / _TIMES)]
-    if improves and not (run.noise_multiplier or run.protect.rows):
-        found.insert(0, {"rounds": 2 * rounds})
-    if k == 1 and differ:
-        found.insert(0, {"hypotheses": 2})
+    noisy, found = run.noise_multiplier or run.protect.rows, list[dict[str, Any]]()
+    found += [{"hypotheses": 2}] * (k == 1 and differ) + [{"rounds": 2 * rounds}] * (improves and not noisy)
+    found += [{"step-size": float(f"{run.step_size * factor:.3g}")} for factor in (_TIMES, 1 / _TIMES)]
     return found[: 3 if k == 1 else 2]  # with several, one model alone is the third
 
 

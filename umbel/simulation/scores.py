@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp, ndtr, stdtrit
 from torch import Tensor
 
-Floats = NDArray[np.float64]
+from umbel.client.personal.predictors import Floats
+
 Integers = NDArray[np.int64]
 
-BALANCED, AUC, LOG_LOSS, MACRO_F1 = "balanced accuracy", "AUC", "log loss", "macro F1"
+AUC = "AUC"
 _ERRORS = 2.0  # standard errors, as of a normal distribution
 
 
@@ -59,13 +60,16 @@ def jackknifed(values: Floats, labels: Integers, lengths: Integers, probabilitie
     with np.errstate(divide="ignore", invalid="ignore"):
         if classes > 2:
             score = 2 * hits / (true + guessed)
-            found = {MACRO_F1: np.nansum(score, 1) / (~np.isnan(score)).sum(1)}  # of the classes that are there
+            found = {"macro F1": np.nansum(score, 1) / (~np.isnan(score)).sum(1)}  # of the classes that are there
         else:
-            found = {BALANCED: (hits / true).mean(1), AUC: _wins(values[:, 1] - values[:, 0], labels > 0, owner)}
+            found = {
+                "balanced accuracy": (hits / true).mean(1),
+                AUC: _wins(values[:, 1] - values[:, 0], labels > 0, owner),
+            }
             found[AUC] /= true.prod(1)
             if probabilities:
                 losses = logsumexp(values, 1) - values[np.arange(len(values)), labels]
-                found[LOG_LOSS] = _without_one(np.bincount(owner, losses)) / true.sum(1)
+                found["log loss"] = _without_one(np.bincount(owner, losses)) / true.sum(1)
         return {
             name: np.concatenate([score[:1], score[0] + (clients - 1) * (score[1:].mean() - score[1:])])
             for name, score in found.items()

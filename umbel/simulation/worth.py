@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from logging import INFO, WARNING
@@ -161,17 +161,22 @@ def appraise(setup: Setup, state: State, kept: Arrays, folder: Path | None = Non
     dataset, metric, summary = setup.open_dataset(), setup.model.metric, Summary.of(setup)
     assert dataset is not None, "a simulated run names one"
     ways = Ways(setup, dataset, state, prior_of(kept, number_of(state.hypotheses)))
-    factor, found, advice = abs(summary.metric_factor), list[Row | LeftOut](), ""
+    name, factor = "RMSE" if metric.name == "rmse" else metric.name, abs(summary.metric_factor)
+    found, advice = list[Row | LeftOut](), ""
     worth_it, verdict = False, "Not known: no validation client has two rows, one to choose and one to measure."
     if ways.clients:
         found = ways.compare()
-        rows = {row.way: row for row in found if isinstance(row, Row)}
+        rows = {row.way: row.figures for row in found if isinstance(row, Row) and not row.label}
         fault = why_stuck(state.history).partition(".")[0]
         if diverged(state.history) or not np.isfinite(rows[Way.LAST].metrics).all():
             fault = fault or "it diverged, as the last loss is several times the lowest, or not finite"
-        worth_it, verdict = (False, f"No: {fault}.") if fault else judge(ways.gains_of(rows))
+        worth_it, verdict = (
+            (False, f"No: {fault}.") if fault else judge({way: ways.gains(one) for way, one in rows.items()})
+        )
         verdict = " ".join([verdict, *ways.caveats(rows)])
-        advice = ways.advice(rows, folder, factor) if folder else ""
+        if folder and (better := ways.advice(rows, factor)):
+            command = f"umbel run {shlex.quote(str(folder / 'config.toml'))}"
+            advice = f"Tried, and better: {name if ways.rare is None else AUC} {better.format(command)}"
 
     def arm(row: Row) -> Arm:
         worst = worst_decile(row.metrics, metric.higher_is_better)
@@ -180,7 +185,7 @@ def appraise(setup: Setup, state: State, kept: Arrays, folder: Path | None = Non
         return Arm(row.way, row.label or LABELS[row.way], mean, worst_tenth, row.remark, scores)
 
     return Worth(
-        metric=title(metric.name),
+        metric=name,
         unit=summary.scale[1],
         higher_is_better=metric.higher_is_better,
         clients=len(ways.clients),
@@ -196,11 +201,6 @@ def appraise(setup: Setup, state: State, kept: Arrays, folder: Path | None = Non
 def _rounded(value: float) -> float | None:
     """Return six digits: the others depend on the number of nodes."""
     return float(f"{value:.6g}") if math.isfinite(value) else None
-
-
-def title(metric: str) -> str:
-    """Return the name of a metric as reports have it."""
-    return "RMSE" if metric == "rmse" else metric
 
 
 def judge(gains: Mapping[Way, NDArray[np.float64]]) -> tuple[bool, str]:
@@ -229,6 +229,7 @@ class Ways:
 
     def __init__(self, setup: Setup, dataset: Dataset, state: State, prior: Prior | None = None) -> None:
         self.setup, self.tried = setup, list[tuple[dict[str, Any], Run]]()
+        self.rounds = max((entry.number for entry in state.history if entry.asked), default=0)
         self.run, self.model, self.dataset, self.state, self.prior = setup.config, setup.model, dataset, state, prior
         self.sign = 1 if self.model.metric.higher_is_better else -1
         # How many numbers a network holds, and computes for a row.
@@ -324,10 +325,6 @@ class Ways:
         found = hook(train, support, query, self.model.metric.name)
         return [Row(Way.RULE, Figures(metrics), label=f"rule: {name}") for name, metrics in found.items()]
 
-    def gains_of(self, rows: Mapping[Way, Row]) -> dict[Way, NDArray[np.float64]]:
-        """Return the gains by each way; of a model's own rules only the metric is known, so they are left out."""
-        return {way: self.gains(row.figures) for way, row in rows.items() if way is not Way.RULE}
-
     def alone(self, constant: Figures) -> Row | LeftOut:
         """Measure clients outside the run by the way that serves them best.
 
@@ -402,68 +399,56 @@ class Ways:
             return LeftOut(LABELS[Way.OWN], _LOCAL if local else _LARGE)
         return Row(Way.OWN, self._made_own(self.state.hypotheses, self.prior), f'personalise = "{self._how}"')
 
-    def caveats(self, rows: Mapping[Way, Row]) -> Iterator[str]:
-        """Yield what to know about the run's figures besides how they compare with others, as sentences."""
-        run, metric = rows.get(Way.OWN, rows[Way.LAST]).figures, self.model.metric
+    def caveats(self, rows: Mapping[Way, Figures]) -> list[str]:
+        """Return what to know about the run's figures besides how they compare with others, as sentences."""
+        run, manifest, found = rows.get(Way.OWN, rows[Way.LAST]), self.dataset.manifest, list[str]()
         if self.labels is not None:
-            counts = np.bincount(self.labels, minlength=2)
-            names = class_names(self.dataset.manifest.target.get("categories", []), len(counts))
+            counts = np.bincount(self.labels, minlength=1 + (run.only or 1))
+            names = class_names(manifest.target.get("categories", []), len(counts))
             if self.rare is not None:
                 share = counts[self.rare] / counts.sum()
-                yield f"AUC decides that, because only {share:.1%} of the rows are of class {names[self.rare]}."
+                found.append(f"AUC decides that, because only {share:.1%} of the rows are of class {names[self.rare]}.")
             if run.only is not None:
-                majority = "the majority class" if run.only == counts.argmax() else "the class"
-                yield f"The run predicts only {majority}, {names[run.only]}, for every row."
-        constant = rows[Way.CONSTANT].metrics.mean()
-        for row in (row for way, row in rows.items() if way not in (Way.CONSTANT, Way.RULE)):
-            mean, of_order = row.metrics.mean(), row.figures.scores.get(AUC, [0.0])[0]
-            exact = metric.name == "rmse" and mean < _EXACT * constant
-            if exact or of_order >= _PERFECT or (metric.share and mean >= _PERFECT > constant):
-                column = telling(self.rows.features.cpu().numpy(), self.rows.targets.cpu().numpy(), self._columns)
-                cause = f"column {column}, which alone nearly predicts the target" if column else "the cause"
-                yield f"Too good to be true ({LABELS[row.way]} is nearly perfect): look at {cause}."
-                yield "A column that is known only after the target gives the answer away; import the data without it."
-                return
+                which = "the majority class" if run.only == counts.argmax() else "the class"
+                found.append(f"The run predicts only {which}, {names[run.only]}, for every row.")
+        means, metric = {way: one.metrics.mean() for way, one in rows.items()}, self.model.metric
+        bad = means[Way.CONSTANT]
+        exact = {way for way in rows if metric.name == "rmse" and means[way] < _EXACT * bad}
+        exact |= {way for way in rows if metric.share and means[way] >= _PERFECT > bad}
+        exact |= {way for way, one in rows.items() if one.scores.get(AUC, [0.0])[0] >= _PERFECT}
+        if perfect := [LABELS[way] for way in rows if way in exact]:
+            named = [one["name"] for one in manifest.units.get("features", [])]
+            column = telling(self.rows.features.cpu().numpy(), self.rows.targets.cpu().numpy(), named)
+            cause = f"column {column}, which alone nearly predicts the target" if column else "the cause"
+            found.append(f"Too good to be true, because {perfect[0]} is nearly perfect: look at {cause}.")
+            found.append("What is known only after the target gives the answer away; import the data without it.")
+        return found
 
-    @property
-    def _columns(self) -> list[str]:
-        """The names of the features, or their numbers."""
-        width, named = self.dataset.features.shape[-1], self.dataset.manifest.units.get("features", [])
-        return [one["name"] for one in named] if len(named) == width else [str(number) for number in range(width)]
+    def advice(self, rows: Mapping[Way, Figures], factor: float) -> str:
+        """Try some other settings, and say what the best that serves clients better gives; empty if none does.
 
-    def advice(self, rows: Mapping[Way, Row], folder: Path, factor: float) -> str:
-        """Try some other settings, and return a sentence about the best that serves clients better, if one does.
-
-        Clients are served as for the verdict, and the same clients are measured. The command names the run's folder.
+        Clients are served as for the verdict, and the same clients are measured.
         """
         state, fitted = self.state, Way.OWN in rows
-        run, last = rows[Way.OWN if fitted else Way.LAST].figures, self.gains(rows[Way.LAST].figures)
-        differ = fitted and _compared(self.gains(run), last) == _BETTER
-        improves = not self.best()
-        for changes in changes_for(self.run, self._rounds, number_of(state.hypotheses), differ, improves):
+        run = rows[Way.OWN if fitted else Way.LAST]
+        differ = _compared(self.gains(run), self.gains(rows[Way.LAST])) == _BETTER
+        for changes in changes_for(self.run, self.rounds, number_of(state.hypotheses), differ, not self.best()):
             self._try(changes)
         found = []
         for changes, other in self.tried:
             ended, kept = other.state.hypotheses, other.strategy.state
-            figures = self._made_own(ended, prior_of(kept, number_of(ended))) if fitted else self._of(ended)
-            if _compared(self.gains(figures), self.gains(run)) == _BETTER:
-                found.append((self.gains(figures).mean(), changes, figures))
+            one = self._made_own(ended, prior_of(kept, number_of(ended))) if fitted else self._of(ended)
+            if _compared(self.gains(one), self.gains(run)) == _BETTER:
+                found.append((self.gains(one).mean(), one, changes))
         if not found:
             return ""
-        _, changes, figures = max(found, key=lambda one: one[0])
-        now, then = (one.metrics.mean() * factor if self.rare is None else one.scores[AUC][0] for one in (run, figures))
-        name = self.model.metric.name if self.rare is None else AUC
-        key, value = next(iter(changes.items()))
-        command = f"umbel run {shlex.quote(str(folder / 'config.toml'))} {key}={value}"
-        return f"Tried, and better: {title(name)} {figure(then)} instead of {figure(now)}, with {command}"
-
-    @property
-    def _rounds(self) -> int:
-        """The number of rounds that were trained."""
-        return max((entry.number for entry in self.state.history if entry.asked), default=0)
+        _, best, changes = max(found, key=lambda one: one[0])
+        ((key, value),) = changes.items()
+        then, now = (one.metrics.mean() * factor if self.rare is None else one.scores[AUC][0] for one in (best, run))
+        return f"{figure(then)} instead of {figure(now)}, with {{}} {key}={value}"
 
     def _try(self, changes: dict[str, Any]) -> Run | str:
-        found = pilot(self.setup, self.dataset, self._rounds, self.numbers, changes)
+        found = pilot(self.setup, self.dataset, self.rounds, self.numbers, changes)
         if isinstance(found, Run):
             self.tried.append((changes, found))
         return found
@@ -491,7 +476,7 @@ class Ways:
             often = mean(classes.double().reshape(len(targets), -1, shape[-1]).mean(1))
             often = often if model.loss.name in ("mse", "rmse") else often.clamp(min=1e-12).log()
             return often.reshape(-1, *[1] * (len(shape) - 1), shape[-1]).expand(-1, *shape), "the most frequent class"
-        if model.metric.name == "right-sign" or model.loss.name in SLOPES:
+        if model.metric.name == "accuracy" or model.loss.name in SLOPES:
             share = mean(targets.flatten() > 0).clamp(1e-6, 1 - 1e-6)
             odds = (share / (1 - share)).log()
             return odds.where(odds != 0, 1e-6).reshape(-1, *shape), "the most frequent label"
