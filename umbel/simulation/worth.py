@@ -173,7 +173,7 @@ def appraise(setup: Setup, state: State, kept: Arrays, folder: Path | None = Non
         worth_it, verdict = (
             (False, f"No: {fault}.") if fault else judge({way: ways.gains(one) for way, one in rows.items()})
         )
-        verdict = " ".join([verdict, *ways.caveats(rows)])
+        verdict = " ".join([verdict, *ways.caveats(rows, not fault)])
         if folder and (better := ways.advice(rows, factor)):
             command = f"umbel run {shlex.quote(str(folder / 'config.toml'))}"
             advice = f"Tried, and better: {name if ways.rare is None else AUC} {better.format(command)}"
@@ -399,13 +399,13 @@ class Ways:
             return LeftOut(LABELS[Way.OWN], _LOCAL if local else _LARGE)
         return Row(Way.OWN, self._made_own(self.state.hypotheses, self.prior), f'personalise = "{self._how}"')
 
-    def caveats(self, rows: Mapping[Way, Figures]) -> list[str]:
-        """Return what to know about the run's figures besides how they compare with others, as sentences."""
+    def caveats(self, rows: Mapping[Way, Figures], compared: bool) -> list[str]:
+        """Return what to know about the run's figures besides how they are `compared` with others, as sentences."""
         run, manifest, found = rows.get(Way.OWN, rows[Way.LAST]), self.dataset.manifest, list[str]()
         if self.labels is not None:
             counts = np.bincount(self.labels, minlength=1 + (run.only or 1))
             names = class_names(manifest.target.get("categories", []), len(counts))
-            if self.rare is not None:
+            if self.rare is not None and compared:
                 share = counts[self.rare] / counts.sum()
                 found.append(f"AUC decides that, because only {share:.1%} of the rows are of class {names[self.rare]}.")
             if run.only is not None:
