@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from umbel.data import Column, Schema
 from umbel.data.hints import Syntax
+from umbel.data.leaks import FEWEST, LEAK, SAMPLE, cut
 from umbel.data.schema import bounded, scaling
 from umbel.data.table import (
     CURRENCY,
@@ -42,10 +43,6 @@ MOST_CATEGORIES = 100
 MOST_CODES, ROWS_A_CODE, ROUND = 20, 10, 5
 """Integers count as codes if there are at most so many of them, each in so many rows on average, and they are not all
 multiples of a number from `ROUND` on."""
-
-LEAK, _FEWEST, _SAMPLE = 0.98, 10, 20_000
-"""A feature gives the target away from this balanced accuracy of one cut on; it is told from so many rows of either
-side, and on so many rows at most."""
 
 _FEW = 3  # examples of a column
 
@@ -433,7 +430,7 @@ def _flag(finding: Finding, there: pd.Series, values: pd.Series) -> None:
         return
     named, differ = whole and bool(_NAMED_ID.fullmatch(name)), count == len(there)
     most = differ or (named and 2 * count > len(there))
-    if finding.role == "feature" and len(there) >= 3 * _FEWEST and (whole or kind == "category") and most:
+    if finding.role == "feature" and len(there) >= 3 * FEWEST and (whole or kind == "category") and most:
         finding.drop = bool(not whole or named or values.is_monotonic_increasing)
         how = "All" if differ else "Most"
         finding.notes.append(f"{how} values of {name} differ, as those of an id do; if it is one, leave it out.")
@@ -461,7 +458,7 @@ def _find_leaks(frame: pd.DataFrame, findings: Sequence[Finding]) -> None:
 
     It is a heuristic, and its result stays on this machine.
     """
-    frame, target = frame.iloc[:: max(1, len(frame) // _SAMPLE)], findings[-1].column
+    frame, target = frame.iloc[:: max(1, len(frame) // SAMPLE)], findings[-1].column
     labels = frame[target.name][~missing_in(frame[target.name], target)]
     classes = _plain(labels, target)
     classes = classes > classes.median() if target.type in ("number", "integer") else folded(as_texts(classes))
@@ -472,26 +469,10 @@ def _find_leaks(frame: pd.DataFrame, findings: Sequence[Finding]) -> None:
         ordered = finding.column.type in ("number", "integer", "date")
         lacks = missing_in(series, finding.column)
         values = _plain(series[~lacks], finding.column)
-        score = max(_cut(values, classes[values.index], ordered), _cut(lacks, classes, ordered=False))
+        of_lacks = cut(lacks.to_numpy(), classes.to_numpy(), ordered=False)
+        score = max(of_lacks, cut(values.to_numpy(), classes[values.index].to_numpy(), ordered))
         if score >= LEAK:
             finding.drop = True
             accuracy = f"one cut has a balanced accuracy of {score:.0%} on these rows"
             fix = "If it is known only afterwards, it gives the answer away; leave it out."
             finding.notes.append(f"{name} alone predicts {target.name}: {accuracy}. {fix}")
-
-
-def _cut(values: pd.Series, classes: pd.Series, ordered: bool) -> float:
-    """Return the balanced accuracy with which some values tell a class from the others, for the worst class.
-
-    These are an interval if values are `ordered`, else any, of values that are few. Without two classes of several rows
-    it is 0.
-    """
-    counts = pd.crosstab(values, classes)
-    common = counts.loc[:, counts.sum() >= _FEWEST]
-    if common.shape[1] < 2 or (not ordered and _FEWEST * len(counts) > len(values)):
-        return 0.0
-    rest = common.rsub(counts.sum(axis=1), axis=0)
-    apart = common / common.sum() - rest / rest.sum()
-    sums = apart.cumsum()
-    best = sums.clip(lower=0).max() - sums.clip(upper=0).min() if ordered else apart.clip(lower=0).sum()
-    return float(1 + best.min()) / 2
