@@ -58,13 +58,12 @@ bench: $(READY) ## Time the short benchmarks, and compare them with what was sav
 coverage: $(READY) ## Show which lines `make test` runs
 	$(BIN)/python -m pytest $(PARALLEL) --cov --cov-report=term --cov-fail-under=90
 
-check: $(READY) ## Lint, check types, language, workflows, imports, the size of each room, and what is private in Flower
+check: $(READY) ## Lint, check types, spelling, workflows, imports, the size of each room, and what is private in Flower
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell
-	$(BIN)/python -m tests.helpers.words
 	$(BIN)/python tools/budget.py
 	$(BIN)/python tools/private.py
 	$(SCHEMA) vendor.github-workflows .github/workflows/*.yml

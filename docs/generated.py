@@ -134,7 +134,16 @@ def at_the_root(name: str) -> str:
     return re.sub(r"\]\((?![a-z]+:|#)", "](../../", text)
 
 
+def benchmark(file: Path) -> str:
+    """Return what a benchmark printed, as a block."""
+    return f"```text\n{file.read_text(encoding='utf-8').rstrip()}\n```"
+
+
 PARTS: Mapping[str, Callable[[], str]] = {
+    **{
+        f"benchmark-{file.stem.replace('_', '-')}": partial(benchmark, file)
+        for file in (HERE.parent / "benchmarks" / "tables").glob("*.txt")
+    },
     **{name.lower(): partial(at_the_root, f"{name}.md") for name in ("CHANGELOG", "CONTRIBUTING", "SECURITY")},
     "commands": commands,
     "run-config": run_config,

@@ -1,4 +1,4 @@
-"""Each example of the gallery runs with small settings, draws a picture, and stands on docs/start/gallery.md."""
+"""Each example of the gallery runs with small settings, draws a picture, and stands on docs/start/examples.md."""
 
 from __future__ import annotations
 
