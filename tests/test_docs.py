@@ -261,10 +261,8 @@ def test_the_readme_compares_with_the_versions_that_benchmarks_and_audits_instal
 
 def test_the_figures_in_the_readme_are_those_of_the_saved_runs() -> None:
     """The picture is drawn from them; its text in README and on the first page has them in words."""
-    drawn = (
-        (DOCS / "pictures" / "hospital.svg").read_text(encoding="utf-8").partition("<desc")[2].partition("</desc")[0]
-    )
-    alone, *_ = figures = re.findall(r"[a-z4] ([\d,]+)(?=[;,.])", drawn)
+    picture = (DOCS / "pictures" / "hospital.svg").read_text(encoding="utf-8")
+    figures = re.findall(r"[a-z4] ([\d,]+)(?=[;,.])", picture.partition("<desc")[2].partition("</desc")[0])
     assert len(figures) == 6
     for page in (ROOT / "README.md", DOCS / "index.md"):
         text = " ".join(page.read_text(encoding="utf-8").split())
