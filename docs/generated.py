@@ -5,6 +5,7 @@ A page says ``<!-- commands -->`` where the table of commands belongs, and so on
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import shutil
@@ -17,10 +18,12 @@ import click
 import typer
 from docutils import nodes
 
+from umbel import strategies
 from umbel.cli.main import app as umbel
 from umbel.privacy.site.policy import Bounds, Policy
 from umbel.protocol.rules import Settings
 from umbel.protocol.run_config import RunConfig
+from umbel_lab.attacks.defences.probes import MENDS
 
 HERE = Path(__file__).resolve().parent
 
@@ -37,7 +40,7 @@ def commands() -> str:
     """Return every command with its arguments and options, as its ``--help`` has them."""
     root: Any = typer.main.get_command(umbel)
     return "\n".join(
-        line for name, command in _subcommands(root, None) for line in _command(f"umbel {name}", command, 2)
+        line for name, command in _subcommands(root, None) for line in _command(f"umbel {name}", command, 3)
     )
 
 
@@ -128,10 +131,25 @@ def _table(kind: type[Settings]) -> str:
     return "\n".join(lines)
 
 
-def at_the_root(name: str) -> str:
-    """Return a page of the repository's root, with its links as seen from a folder of docs/."""
-    text = (HERE.parent / name).read_text(encoding="utf-8")
-    return re.sub(r"\]\((?![a-z]+:|#)", "](../../", text)
+def built_in() -> str:
+    """Return every strategy with its options, their defaults, and the first sentence of its class."""
+    lines = ["| strategy | options and defaults | what it is |", "|---|---|---|"]
+    for name in strategies.STRATEGIES:
+        found = strategies.load(name)
+        options = " ".join(f"{field.name}={field.default}" for field in dataclasses.fields(found.Options))
+        lines.append(f"| {_code(name)} | {_code(options) if options else ''} | {_cell(_first(found))} |")
+    return "\n".join(lines)
+
+
+def _first(found: type) -> str:
+    """Return the first sentence of a class's docstring."""
+    return " ".join(str(found.__doc__).split("\n\n")[0].split())
+
+
+def faults() -> str:
+    """Return every fault that an audit finds, with the way to mend it."""
+    rows = [f"| {_code(name)} | {_cell(mend)} |" for name, mend in MENDS.items()]
+    return "\n".join(["| fault | how to mend it |", "|---|---|", *rows])
 
 
 def benchmark(file: Path) -> str:
@@ -144,10 +162,11 @@ PARTS: Mapping[str, Callable[[], str]] = {
         f"benchmark-{file.stem.replace('_', '-')}": partial(benchmark, file)
         for file in (HERE.parent / "benchmarks" / "tables").glob("*.txt")
     },
-    **{name.lower(): partial(at_the_root, f"{name}.md") for name in ("CHANGELOG", "CONTRIBUTING", "SECURITY")},
     "commands": commands,
     "run-config": run_config,
     "policy": policy,
+    "strategies": built_in,
+    "faults": faults,
 }
 
 

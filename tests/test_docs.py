@@ -224,18 +224,6 @@ def test_each_mode_stands_in_the_docs_with_what_the_account_makes_of_it() -> Non
     assert rows["each row"][0] == "none: an ε at δ only"
 
 
-def test_every_strategy_stands_in_the_docs_with_its_options_and_their_defaults() -> None:
-    rows = {
-        row[0].strip("`"): row[1:]
-        for row in table("strategies.md", "| strategy | options and defaults | what it does |")
-    }
-    assert [*rows] == [*strategies.STRATEGIES, "flower:Class", "package.module:Class"]
-    for name in strategies.STRATEGIES:
-        fields = dataclasses.fields(strategies.load(name).Options)
-        options = " ".join(f"{field.name}={field.default}" for field in fields)
-        assert rows[name][0].strip("`") == (options or "none"), name
-
-
 def test_git_runs_the_checks_of_make_before_a_commit() -> None:
     hooks = [hook for repo in yaml.safe_load(PRE_COMMIT.read_text(encoding="utf-8"))["repos"] for hook in repo["hooks"]]
     for hook in hooks:

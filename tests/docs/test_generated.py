@@ -38,7 +38,7 @@ def test_every_command_has_a_heading_and_its_options(generated: ModuleType) -> N
     assert {"data import", "site start", "experiment hospital", "runs show"} <= {*headings}
     for heading in headings:
         commands.check(["umbel", *heading.split(), "--help"])
-    run = page.partition("## umbel run\n")[2].partition("\n## ")[0]
+    run = page.partition("### umbel run\n")[2].partition("\n### ")[0]
     assert "| `--strict`" in run
     assert not re.search(r"\[/?(bold|italic|dim|cyan)\]", page), "a terminal's markup"
 

@@ -1,4 +1,4 @@
-"""What docs/guides/use.md says to type is typed, and shows what it says."""
+"""What docs/guides/runs.md says to type is typed, and shows what it says."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from umbel.cli.main import app
 
 pytestmark = pytest.mark.rest
 
-TEXT = (Path(__file__).resolve().parents[3] / "docs" / "guides" / "use.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).resolve().parents[3] / "docs" / "guides" / "runs.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str) -> list[str]:
