@@ -105,7 +105,7 @@ compose-demo: $(RUNTIME) ## Hospital payments over three sites in containers
 	$(BIN)/python -m tools.compose_demo
 
 clean: ## Remove the virtual environment and caches
-	rm -rf .venv $(NEWEST) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage docs/_build docs/reference/api
+	rm -rf .venv $(NEWEST) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage docs/_build
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info < (3, 14) else "umbel needs Python 3.11 to 3.13: make PYTHON=python3.12")'

@@ -1,4 +1,4 @@
-"""The parts of the site that come from umbel itself: every command, every setting, every extension point's class.
+"""The parts of the site that come from umbel itself: commands, settings, strategies, errors, the API, benchmarks.
 
 A page says ``<!-- commands -->`` where the table of commands belongs, and so on: see `PARTS`.
 """
@@ -6,9 +6,10 @@ A page says ``<!-- commands -->`` where the table of commands belongs, and so on
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
+import pydoc
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ import typer
 from docutils import nodes
 
 from umbel import strategies
-from umbel.cli.main import app as umbel
+from umbel.cli.main import app as command
 from umbel.privacy.site.policy import Bounds, Policy
 from umbel.protocol.rules import Settings
 from umbel.protocol.run_config import RunConfig
@@ -35,10 +36,13 @@ LIMITS: Mapping[str, str] = {
 }
 """By a key of the run config: the entry of a site's policy that bounds it."""
 
+ASIDE = ("start/first-hour", "papers/others", "project/flower")
+"""Pages to which others lead, and which the sidebar leaves out."""
+
 
 def commands() -> str:
     """Return every command with its arguments and options, as its ``--help`` has them."""
-    root: Any = typer.main.get_command(umbel)
+    root: Any = typer.main.get_command(command)
     return "\n".join(
         line for name, command in _subcommands(root, None) for line in _command(f"umbel {name}", command, 3)
     )
@@ -157,7 +161,20 @@ def benchmark(file: Path) -> str:
     return f"```text\n{file.read_text(encoding='utf-8').rstrip()}\n```"
 
 
-PARTS: Mapping[str, Callable[[], str]] = {
+def api(*names: str) -> str:
+    """Return what documents public names of umbel, from their docstrings."""
+    lines = ["```{eval-rst}"]
+    for name in names:
+        if inspect.isclass(pydoc.locate(f"umbel.{name}")):
+            inherited = ":inherited-members: object,BaseModel,Strategy,Module,BaseEstimator"
+            lines += [f".. autoclass:: umbel.{name}", "   :members:", f"   {inherited}", ""]
+        else:
+            lines += [f".. autofunction:: umbel.{name}", ""]
+    return "\n".join([*lines, "```"])
+
+
+PARTS: Mapping[str, Callable[..., str]] = {
+    "api": api,
     **{
         f"benchmark-{file.stem.replace('_', '-')}": partial(benchmark, file)
         for file in (HERE.parent / "benchmarks" / "tables").glob("*.txt")
@@ -185,12 +202,19 @@ def _code(text: str) -> str:
     return "`" + text.replace("|", "\\|") + "`"
 
 
+def _part(found: re.Match[str]) -> str:
+    name, *words = found[1].split()
+    return PARTS[name](*words)
+
+
 def _fill(app: Any, docname: str, source: list[str]) -> None:
     """Put the parts where a page names them, and turn links to folders, which a site has not, into their text."""
+    if docname in ASIDE or docname.startswith("results/"):
+        app.env.metadata[docname]["orphan"] = True
     if app.env.doc2path(docname).suffix != ".md":
         return
     folder = Path(app.env.doc2path(docname)).parent
-    text = re.sub(r"^<!-- ([a-z-]+) -->$", lambda found: PARTS[found[1]](), source[0], flags=re.MULTILINE)
+    text = re.sub(r"^<!-- ([a-z-]+|api [\w. ]+) -->$", _part, source[0], flags=re.MULTILINE)
 
     def link(found: re.Match[str]) -> str:
         target = (folder / found[2].partition("#")[0]).resolve()
@@ -198,11 +222,6 @@ def _fill(app: Any, docname: str, source: list[str]) -> None:
         return found[1] if target.is_dir() or outside else found[0]
 
     source[0] = re.sub(r"\[([^\]]+)\]\((?![a-z]+:|#)([^)\s]+)\)", link, text)
-
-
-def _clear(app: Any, _: Any) -> None:
-    """Remove the pages of the API that an earlier build wrote: a name may be gone since."""
-    shutil.rmtree(Path(app.srcdir) / "reference" / "api", ignore_errors=True)
 
 
 def _skip(app: Any, what: str, name: str, found: object, skip: bool, options: object) -> bool | None:
@@ -220,7 +239,6 @@ def _at_home(app: Any, doctree: nodes.document) -> None:
 def setup(app: Any) -> dict[str, Any]:
     """Have Sphinx fill pages as it reads them."""
     app.setup_extension("sphinx.ext.autodoc")
-    app.connect("config-inited", _clear)
     app.connect("source-read", _fill)
     app.connect("autodoc-skip-member", _skip)
     app.connect("doctree-read", _at_home)

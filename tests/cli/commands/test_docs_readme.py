@@ -37,7 +37,7 @@ def test_the_lines_for_a_table_work_as_they_stand(
     tmp_path: Path, umbel_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    table(100).to_csv("stays.csv", index=False)
+    table(1500).to_csv("stays.csv", index=False)
     new = table(20)
     new.drop(columns="cost").to_csv("new.csv", index=False)
     (block,) = [one for one in commands.blocks(README, "bash") if "data import" in one]
@@ -48,8 +48,7 @@ def test_the_lines_for_a_table_work_as_they_stand(
         assert done.exit_code == 0, f"{line}\n{done.output}"
         told.append(done.output)
     assert len(told) == 3
-    assert "pure epsilon 4" in told[1]
-    assert "This epsilon does not cover the scales of the data" in told[1]
-    assert "Outside the guarantee: the scales of the data" in told[1]
+    assert "Guarantee, between any two data sets of a client: epsilon " in told[1]
+    assert "It counts the question about ranges" in told[1]
     errors = pd.read_csv("predicted.csv")["prediction"] - new["cost"]
     assert np.sqrt((errors**2).mean()) < 0.7 * new["cost"].std()
