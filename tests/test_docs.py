@@ -23,6 +23,7 @@ from flwr.serverapp import ServerApp
 import umbel
 from tests.helpers import commands
 from tests.helpers.sources import ROOT, files
+from tools.words import MOST, count
 from umbel import strategies
 from umbel.client.app import app as client_app
 from umbel.privacy.accounting.guarantee import guarantee, secure_release, site_release
@@ -222,6 +223,12 @@ def test_each_mode_stands_in_the_docs_with_what_the_account_makes_of_it() -> Non
     assert hidden is not None
     assert hidden.epsilon < hidden.pure == math.inf
     assert rows["each row"][0] == "none: an ε at δ only"
+
+
+def test_the_docs_are_no_longer_than_they_may_be() -> None:
+    counted = count()
+    assert counted.total() <= 27_000
+    assert not [section for section, most in MOST.items() if counted[section] > most]
 
 
 def test_git_runs_the_checks_of_make_before_a_commit() -> None:

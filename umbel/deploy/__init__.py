@@ -1,1 +1,1 @@
-"""Across machines: certificates, the guarded server, a site's node, a demonstration. See docs/operate/server.md."""
+"""Across machines: certificates, the guarded server, a site's node, a demonstration. See docs/operate."""

@@ -265,7 +265,7 @@ def test_an_epsilon_that_promises_nothing_is_no_verdict_to_be_glad_of() -> None:
     pages = (plain(), of(39), of(10_000))
     kinds = [re.search(r'<div class="(\w+)">\s*<h2 id="verdict"', page.html) for page in pages]
     assert [kind and kind[1] for kind in kinds] == ["none", "holds", "weak"]
-    said = "An epsilon above 20 promises next to nothing; docs/papers/pac.md shows"
+    said = "An epsilon above 20 promises next to nothing; docs/papers/group-privacy.md shows"
     warned = [said in page.text for page in pages]
     assert warned == [False, False, True]
 
