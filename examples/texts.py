@@ -42,7 +42,7 @@ def main(picture="texts.svg", seed=2000, **settings):
     """Learn two hypotheses, draw what a client gets, and return the run."""
     words, praise, client = texts(seed)
     data = umbel.from_arrays(
-        words, praise, client=client, tokens=WORDS, model="texts:Bag", loss="log", metric="right-sign",
+        words, praise, client=client, tokens=WORDS, model="texts:Bag", loss="log", metric="accuracy",
         validation=0.3, seed=seed,
     )  # fmt: skip
     path = data.write(Path(tempfile.mkdtemp()) / "texts")

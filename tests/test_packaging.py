@@ -1,10 +1,10 @@
-"""What is installed with umbel: hints name extras that exist, and every dependency is pinned."""
+"""What is installed with umbel: hints name packages with their versions, and every dependency is pinned."""
 
 from __future__ import annotations
 
 import re
+import shlex
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.helpers.sources import APP, LAB, ROOT, files
+from umbel.protocol.project import to_install
 from umbel.server.tracking import TRACKERS
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -20,28 +21,27 @@ LOCKS = [ROOT / "constraints.txt", *sorted((ROOT / "requirements").glob("*.txt")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "docs").rglob("*.ipynb"))]
 
 
-def hinted() -> Iterator[tuple[Path, str]]:
-    """Yield each extra that code or a page tells to install."""
+def test_no_hint_asks_an_index_for_umbel_itself() -> None:
     for file in [*files((*APP, LAB)), *PAGES]:
-        for group in re.findall(r"umbel\[([\w{},-]+)\]", file.read_text(encoding="utf-8")):
-            yield from ((file, name) for name in group.split(","))
+        assert not re.search(r"umbel\[[\w{]", file.read_text(encoding="utf-8")), file
 
 
-def test_each_hint_names_an_extra_that_exists() -> None:
-    found = {*hinted()}
-    assert {"export", "parquet"} <= {name for _, name in found}
-    filled_in = {"{name}": set(TRACKERS), "{extra}": {"recipes"}}
-    for file, name in found:
-        assert filled_in.get(name, {name}) <= EXTRAS.keys(), f"{file} names umbel[{name}]"
-
-
-def test_no_hint_installs_a_library_without_its_extra() -> None:
-    """Its version would be any."""
+def test_no_hint_installs_a_library_in_any_version() -> None:
     for_users = [one for extra in EXTRAS.keys() - {"dev", "docs"} for one in EXTRAS[extra]]
     named = {canonicalize_name(Requirement(one).name) for one in for_users} - {"umbel"}
     for file in files():
         words = set(re.findall(r"pip install '?([\w-]+)", file.read_text(encoding="utf-8")))
         assert not {canonicalize_name(word) for word in words} & named, file
+
+
+@pytest.mark.parametrize("extra", ["parquet", "models", "export", "mlflow", "tensorboard", "hub"])
+def test_a_hint_installs_the_packages_of_an_extra_in_its_versions(extra: str) -> None:
+    modules = [re.split(r"[^a-z_]", text)[0] for text in EXTRAS[extra]]
+    assert shlex.split(to_install(*modules)) == EXTRAS[extra]
+
+
+def test_a_hint_installs_what_umbel_needs_and_its_lab_and_nothing_else() -> None:
+    assert shlex.split(to_install("torch", "umbel_lab", "umbel", "my_models")) == ["torch>=2.6", "umbel-lab"]
 
 
 def pins(file: Path) -> dict[str, list[Requirement]]:

@@ -43,9 +43,18 @@ def line(clients: int = 8, rows: int = 6) -> tuple[np.ndarray, np.ndarray, np.nd
 def test_each_row_by_itself_gives_the_line_of_least_squares() -> None:
     """Half of the rows lie 2 above y = 3x, and half 2 below."""
     X, y, _ = line()
-    model = FederatedRegressor(random_state=0, settings={"rounds": 200, "local-epochs": 1}).fit(X, y)
+    with pytest.warns(UserWarning, match="groups"):
+        model = FederatedRegressor(random_state=0, settings={"rounds": 200, "local-epochs": 1}).fit(X, y)
     assert model.predict([[0.0], [1.0]]) == pytest.approx([0.0, 3.0], abs=0.05)
     assert not len(model.clients_)
+
+
+@pytest.mark.parametrize("estimator", [FederatedRegressor, FederatedClassifier])
+def test_a_fit_without_groups_warns_its_caller_that_each_row_is_a_client(estimator: Any) -> None:
+    X, y, _ = line(2)
+    with pytest.warns(UserWarning, match="groups") as caught:
+        estimator(random_state=0, settings={"rounds": 1}).fit(X, y > 0)
+    assert [one.filename for one in caught if "groups" in str(one.message)] == [__file__]
 
 
 def test_a_client_predicts_with_what_it_made_its_own_and_a_stranger_with_the_mean() -> None:

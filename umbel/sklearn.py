@@ -11,6 +11,7 @@ It is a simulation, with all rows on this machine, and leaves no file behind.
 from __future__ import annotations
 
 import tempfile
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -97,6 +98,9 @@ class _Federated(BaseEstimator):
         """Return the number of each row's client, in `clients_`; without groups a row is a client by itself."""
         self.clients_ = np.empty(0)
         if groups is None:
+            text = "without groups each row is a client: nothing is personalised, and a guarantee covers a single row"
+            what = "whoever owns several rows, such as a hospital, a shop or a person"
+            warnings.warn(f"{text}. Give fit each row's client as groups: {what}", UserWarning, stacklevel=4)
             return np.arange(rows)
         given = _names(groups)
         check_consistent_length(given, np.empty(rows))
@@ -255,7 +259,13 @@ class FederatedRegressor(RegressorMixin, _Federated):
         X : array, shape (rows, features)
         y : array, shape (rows,)
         groups : array, shape (rows,), optional
-            The client of each row. By default each row is a client, and a guarantee protects a row.
+            The client of each row: whoever owns several rows, such as a hospital, a shop or a person. By default each
+            row is a client of its own, and a guarantee covers a single row.
+
+        Warns
+        -----
+        UserWarning
+            Without groups.
 
         Raises
         ------

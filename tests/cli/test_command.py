@@ -19,7 +19,6 @@ import umbel
 from tests.helpers.sources import ROOT
 from umbel.cli.main import COMMANDS, LAB, PANELS, app
 from umbel.protocol.project import OWN_PATH
-from umbel.server.tracking import TRACKERS
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -137,18 +136,6 @@ def test_help_explains_each_argument(words: list[str], explained: set[str]) -> N
     panel = told.partition("─ Arguments ")[2].partition("╰")[0]
     rows = [re.split(r" {2,}", line.strip("│* ")) for line in panel.splitlines()[1:]]
     assert {row[0] for row in rows if len(row) > 2 and not row[2].startswith("[")} == explained
-
-
-def test_hints_name_extras_that_exist() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    said = {
-        extra
-        for file in (ROOT / "umbel").rglob("*.py")
-        for extra in re.findall(r"umbel\[([a-z0-9-]+)\]", file.read_text(encoding="utf-8"))
-    }
-    asked = {"recipes", *TRACKERS}
-    assert said
-    assert said | asked <= project["optional-dependencies"].keys()
 
 
 def test_an_image_without_package_metadata_knows_its_version_and_requirements(

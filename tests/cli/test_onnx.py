@@ -20,7 +20,7 @@ from umbel.client.exports import OwnNetwork
 from umbel.client.prediction import Learnt, predictions
 from umbel.data import Schema
 from umbel.privacy.site.policy import Personal
-from umbel.protocol.errors import ConfigError, DatasetError
+from umbel.protocol.errors import ConfigError, DatasetError, ModelError
 from umbel.protocol.run_config import RunConfig
 
 pytestmark = pytest.mark.rest
@@ -110,6 +110,18 @@ def test_a_hypothesis_is_that_of_the_run(made: Exported) -> None:
         told = made.run.predict(frame, [f"h{client}"], personalise="no")
         found = results(made.hypotheses[told["hypothesis"][0]], frame)
         assert_alike(found["prediction"], told["prediction"])
+
+
+def test_a_file_that_onnx_itself_refuses_leaves_nothing_behind(
+    made: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(model: Any) -> None:
+        raise ValueError("a node has no name")
+
+    monkeypatch.setattr("onnx.checker.check_model", refuse)
+    with raises(ModelError, "model.onnx", "a node has no name"):
+        umbel.export(made.run, tmp_path / "new" / "models", "onnx")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_value_that_the_schema_does_not_take_gets_no_prediction(made: Exported) -> None:

@@ -70,7 +70,7 @@ def test_separators_a_byte_order_mark_and_columns_without_a_name_play_no_part(tm
         (CSV.replace("70,A", "70,A,7"), ("data.missing-column", "row 1", "column 6")),
         (CSV.replace("70,A", "70,A,,,,7"), ("data.missing-column", "row 1", "column 7")),
         (
-            "\n".join(f",{line}" if n == 0 else f"{n},{line}" for n, line in enumerate(CSV.splitlines())),
+            "\n".join(f"{',' if n == 0 else '7,'}{line}" for n, line in enumerate(CSV.splitlines())),
             ("data.missing-column", "column 1,"),
         ),
         (CSV.replace("70,A", "70,A" + 200 * ","), ("data.unreadable", "fields")),
@@ -81,6 +81,28 @@ def test_separators_a_byte_order_mark_and_columns_without_a_name_play_no_part(tm
 def test_a_csv_that_is_none_is_refused(tmp_path: Path, text: str, reason: tuple[str, ...]) -> None:
     with raises(DatasetError, *reason):
         table(text, tmp_path)
+
+
+def test_numbers_of_rows_are_no_column(tmp_path: Path) -> None:
+    """R and pandas write them first, below an empty name."""
+    numbered = "\n".join(f"{n or ''},{line}" for n, line in enumerate(CSV.splitlines()))
+    pd.testing.assert_frame_equal(table(numbered, tmp_path), table(CSV, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("encoding", "name"),
+    [("utf-8", "UTF-8"), ("utf-8-sig", "UTF-8"), ("utf-16", "UTF-16"), ("cp1252", "Windows-1252")],
+)
+def test_a_file_of_a_spreadsheet_is_read_in_its_encoding(tmp_path: Path, encoding: str, name: str) -> None:
+    (tmp_path / "stays.csv").write_bytes("größe\téé\n1\t€ 2\n".encode(encoding))
+    frame = read_table(tmp_path / "stays.csv")
+    assert (frame.to_dict("list"), frame.attrs["encoding"]) == ({"größe": ["1"], "éé": ["€ 2"]}, name)
+
+
+def test_bytes_that_are_no_letters_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "stays.csv").write_bytes(b"age,cost\n\x81,1\n")
+    with raises(DatasetError, "data.unreadable", "UTF-8"):
+        read_table(tmp_path / "stays.csv")
 
 
 def test_an_empty_line_is_a_missing_value_of_a_single_column(tmp_path: Path) -> None:

@@ -198,10 +198,10 @@ def test_a_run_asks_for_patterns_on_the_datasets_model() -> None:
     [
         ("linear inputs=5 outputs=1", "", [(1, 5), (1,)], ("mse", "rmse")),
         ("linear inputs=5 outputs=3", "", [(3, 5), (3,)], ("cross-entropy", "accuracy")),
-        ("linear inputs=5 outputs=1", "log", [(1, 5), (1,)], ("log", "right-sign")),
+        ("linear inputs=5 outputs=1", "log", [(1, 5), (1,)], ("log", "accuracy")),
         ("linear inputs=5 outputs=3", "mse", [(3, 5), (3,)], ("mse", "rmse")),
         ("softmax features=20 classes=10", "", [(10, 20)], ("cross-entropy", "accuracy")),
-        ("factors items=12 size=3", "", [(12, 3)], ("log", "right-sign")),
+        ("factors items=12 size=3", "", [(12, 3)], ("log", "accuracy")),
         (
             "mlp inputs=5 hidden=8,4 outputs=2",
             "",

@@ -45,6 +45,12 @@ def test_the_missing_half_of_a_name_is_told(name: str, missing: str) -> None:
         import_by_name(name)
 
 
+def test_a_library_that_umbel_knows_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with raises(ConfigError, "config.import", "pip install 'timm>=1'"):
+        import_by_name("timm:create_model")
+
+
 def test_a_script_that_ends_python_ends_no_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = write_module(tmp_path, monkeypatch, "raise SystemExit(0)")
     with raises(ConfigError, "config.import", name, "__main__"):

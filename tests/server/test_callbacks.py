@@ -69,8 +69,7 @@ def logged(caplog: pytest.LogCaptureFixture, run_config: dict[str, Any], strateg
     log = Log(Summary.of(setup), lambda: next(times))
     with caplog.at_level(logging.INFO, "flwr"):
         run_of(strategy, log, **changes).do()
-    # How it ended, `tests/server/test_summary.py` looks at.
-    over = next((i for i, line in enumerate(caplog.messages) if line.startswith("The run is over")), None)
+    over = next((i for i, line in enumerate(caplog.messages) if line.startswith("The rounds have ended")), None)
     return caplog.messages[:over]
 
 

@@ -190,5 +190,5 @@ def test_another_name_is_refused() -> None:
 @pytest.mark.parametrize("name", TRACKERS)
 def test_a_library_that_is_missing_is_named_with_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("umbel.server.tracking.find_spec", lambda name: None)
-    with raises(ConfigError, "config.missing-library", f"umbel[{name}]", "observers"):
+    with raises(ConfigError, "config.missing-library", "pip install", name, "observers"):
         named(Setup.parse({"observers": name}))

@@ -12,7 +12,7 @@ from tests.helpers.errors import raises
 from tests.helpers.reports import WORTH, report
 from umbel.protocol.errors import ConfigError
 from umbel.server.run_folder import RunFolder
-from umbel.server.worth import FILE, STAYS
+from umbel.server.worth import FILE, LABELS, STAYS, Arm, Score, Worth
 
 
 def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -25,17 +25,39 @@ def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert not (tmp_path / FILE).exists()
 
 
-def test_the_table_comes_first_then_the_sentence() -> None:
-    assert WORTH.lines() == [
+def test_the_sentence_comes_first_then_the_table_and_what_was_tried() -> None:
+    assert replace(WORTH, advice="Tried, and better: nothing").lines() == [
+        "Worth it? Diverged.",
         "RMSE (dollars) of 12 validation clients, on held-out rows; lower is better:",
         "                           mean  worst tenth",
-        "  the best constant       1,392        3,934  the mean",
+        "  the best constant       1,392        3,934",
         "  this run           not finite   not finite",
         "  left out: each client alone, since its network is too large for so many rows",
-        "Worth it? Diverged.",
+        "Tried, and better: nothing",
         STAYS,
     ]
     assert replace(WORTH, arms=[]).lines() == ["Worth it? Diverged."]
+
+
+def test_scores_of_classes_are_further_columns_that_fit_the_screen_and_the_report_shows_remarks() -> None:
+    scores = [Score("balanced accuracy", 0.5, 0.0), Score("AUC", 0.7, 0.0312), Score("log loss", 0.2, None)]
+    arms = [Arm(way, LABELS[way], 0.9512, 0.9512, "how it was made", scores) for way in LABELS]
+    worth = replace(WORTH, arms=arms, metric="accuracy", unit="", left_out=[])
+    table = worth.lines()[1:-1]
+    assert table[1].split("  ")[-1] == "log loss"
+    assert table[2].endswith("0.500 ± 0.000  0.700 ± 0.031     0.200")
+    assert max(map(len, table)) <= 100
+    page = report(worth=worth)
+    assert page.text.count("0.700 ± 0.031") == page.text.count("how it was made") == len(arms)
+    assert Worth.read(worth.content) == worth
+
+
+def test_the_worth_of_a_run_before_scores_is_readable() -> None:
+    old = json.loads(WORTH.content)
+    del old["advice"]
+    for arm in old["arms"]:
+        del arm["scores"]
+    assert Worth.read(json.dumps(old)) == WORTH
 
 
 @pytest.mark.parametrize(

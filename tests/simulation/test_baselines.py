@@ -184,8 +184,9 @@ def test_a_client_alone_fits_the_ridge_regression_of_scikit_learn() -> None:
         x = generator.normal(size=(rows + 5, 2)).round(3)
         y = (x @ [2.0, -1.0] + generator.normal(size=rows + 5) * rows / 10).round(3)
         known, asked = (cohort((x[part].tolist(), y[part].tolist())) for part in (slice(rows), slice(rows, None)))
-        (metric,) = ridge(LEARNER, known, asked)  # type: ignore[misc]
-        found.append(metric)
+        fitted_alone = ridge(LEARNER, known)
+        assert fitted_alone is not None
+        found.append(fitted_alone.score(LEARNER, asked)[1].item())
         if rows > 1:
             fitted = RidgeCV(alphas=PENALTIES, fit_intercept=False).fit(x[:rows], y[:rows])
             expected.append(np.sqrt(np.square(fitted.predict(x[rows:]) - y[rows:]).mean()))
@@ -195,5 +196,5 @@ def test_a_client_alone_fits_the_ridge_regression_of_scikit_learn() -> None:
 
 def test_a_network_has_no_ridge_regression() -> None:
     one = cohort(FIRST)
-    assert ridge(learner_for(models.load("mlp inputs=2 hidden=2 outputs=1")), one, one) is None
-    assert ridge(learner_for(models.load("linear", "cross-entropy")), one, one) is None
+    assert ridge(learner_for(models.load("mlp inputs=2 hidden=2 outputs=1")), one) is None
+    assert ridge(learner_for(models.load("linear", "cross-entropy")), one) is None

@@ -203,17 +203,26 @@ def test_impossible_figures_are_refused_also_beside_the_users_own_noise(
 def test_where_nothing_would_be_learnt_the_proposals_lead_to_a_plan(umbel_home: Path) -> None:
     """Three parameters at nu = 2: noise of 2 sqrt(4 / 3) clip norms a client, and of .67 steps in the whole run."""
     save(umbel_home, train=12)
-    with raises(ConfigError, "config.in-vain", "12 clients", "0.67", "site-average", "--epsilon 6", "about 22 clients"):
+    ways = "site-average", "--epsilon 6", "--row-epsilon 3 --rows N", "about 22 clients"
+    with raises(ConfigError, "config.in-vain", "12 clients", "0.67", *ways):
         values_of("mine", wanted=Wanted(epsilon=3))
     save(umbel_home, "more", train=22)
     proposed = (
         values_of("mine", {"strategy": "site-average"}, Wanted(epsilon=3)),
         values_of("mine", wanted=Wanted(epsilon=6)),
+        values_of("mine", wanted=Wanted(epsilon=3, rows=1000)),
     )
     assert all(plan.words for plan in (*proposed, values_of("more", wanted=Wanted(epsilon=3))))
     with raises(ConfigError, "config.in-vain") as caught:
         values_of("mine", wanted=Wanted(epsilon=0.1))
     assert "site-average" not in caught.value.text
+
+
+def test_a_run_whose_noise_is_not_far_from_drowning_it_is_warned_of(umbel_home: Path) -> None:
+    """The noise of .67 steps at epsilon 3 is .33 at 6, and .17 at 12."""
+    save(umbel_home, train=12)
+    near, far = (values_of("mine", wanted=Wanted(epsilon=epsilon)).words for epsilon in (6, 12))
+    assert [sum(line.startswith("Warning") for line in lines) for lines in (near, far)] == [1, 0]
 
 
 def test_an_epsilon_that_says_nothing_is_not_proposed(umbel_home: Path) -> None:

@@ -144,7 +144,7 @@ def test_clients_alone_have_the_step_size_that_serves_them_best(tmp_path: Path) 
     folder = write(tmp_path / "d", (rows, targets), (rows, targets), train=1, loss="mse")
     setup, state = a_run(folder, **{"step-size": 3.2, "batch-size": 0})
     one = ways(setup, state)
-    found = one.alone(one.constant().metrics)
+    found = one.alone(one.constant().figures)
     assert isinstance(found, Row)
     np.testing.assert_allclose(found.metrics, [0.0], atol=1e-4)
     assert found.remark == "50 epochs of step size 0.2, the best of 7 ways"
@@ -165,8 +165,8 @@ def test_clients_alone_train_until_more_epochs_add_nothing(
     folder = write(tmp_path / "d", (rows, targets), (rows, targets), train=1, loss="rmse")
     one = ways(*a_run(folder, **{"step-size": step_size, "batch-size": 0, "rounds": 1}))
     monkeypatch.setattr("umbel.simulation.worth.ridge", lambda *_: None)
-    monkeypatch.setattr(Ways, "_made_own", lambda self, _: one.constant().metrics)
-    found = one.alone(one.constant().metrics)
+    monkeypatch.setattr(Ways, "_made_own", lambda self, _: one.constant().figures)
+    found = one.alone(one.constant().figures)
     assert told == (found.remark if isinstance(found, Row) else found.why)
 
 
@@ -185,7 +185,7 @@ def test_a_client_alone_may_do_best_with_the_mean_of_its_own_rows(tmp_path: Path
     nothing = [[0.0, 0.0]] * 40
     folder = write(tmp_path / "d", (nothing, [9.0] * 40), (nothing, [3.0] * 40), train=1, loss="mse")
     one = ways(*a_run(folder, **{"step-size": 0.1}))
-    found = one.alone(one.constant().metrics)
+    found = one.alone(one.constant().figures)
     assert isinstance(found, Row)
     np.testing.assert_allclose(found.metrics, [0.0], atol=1e-5)
     assert found.remark == "the mean of the client's rows, the best of 7 ways"
@@ -256,7 +256,7 @@ def test_what_is_too_large_is_left_out_by_name(tmp_path: Path) -> None:
     big = [(np.zeros((8020, 2), np.float32), np.zeros(8020))] * 2
     folder = write(tmp_path / "d", *big, train=1, loss="mse")
     one = ways(*a_run(folder, **{"batch-size": 7}))
-    left_out = [one.alone(np.zeros(1)), one.own()]
+    left_out = [one.alone(one.constant().figures), one.own()]
     assert [way.label for way in left_out if isinstance(way, LeftOut)] == [LABELS[Way.ALONE], LABELS[Way.OWN]]
     assert not isinstance(one.pooled(), LeftOut)
     assert ways(*a_run(folder, **{"batch-size": 8})).trains
@@ -268,7 +268,7 @@ def test_a_large_network_tries_the_runs_step_size_alone(tmp_path: Path) -> None:
     rows = [(draw.normal(size=(6, 2)), draw.normal(size=6)) for _ in range(3)]
     folder = write(tmp_path / "d", *rows, train=1, loss="mse", model="mlp inputs=2 hidden=2600 outputs=1")
     one = ways(*a_run(folder, **{"batch-size": 0, "step-size": 0.01}))
-    assert [getattr(way, "remark", "") for way in (one.alone(one.constant().metrics), one.own())] == [
+    assert [getattr(way, "remark", "") for way in (one.alone(one.constant().figures), one.own())] == [
         'personalise = "mixture" of an untrained hypothesis, the best of 3 ways',
         'personalise = "mixture"',
     ]
@@ -377,7 +377,66 @@ def test_a_recommenders_own_rules_stand_in_the_table() -> None:
     labels = {arm["label"] for arm in found["arms"]}
     assert {"rule: all liked", "rule: item and user bias", "each client alone", "this run, last round"} <= labels
     assert {one["label"] for one in found["left_out"]} == {LABELS[one] for one in (Way.OWN, Way.POOLED)}
-    assert found["metric"] == "right-sign"
+    assert found["metric"] == "accuracy"
+
+
+# --- classes
+
+
+def clinics(folder: Path, positive: int, leak: bool = False) -> Path:
+    """Write twelve clients of forty rows, of which some are positive; the first feature orders them, or tells."""
+    draw, clients = np.random.default_rng(0), []
+    for _ in range(12):
+        labels = np.where(np.arange(40) < positive, 1, -1)
+        first = labels + (draw.normal(0, 0.01, 40) if leak else draw.normal(-9, 1, 40))
+        clients.append((np.stack([first, draw.normal(size=40)], 1), labels.astype(np.int8)))
+    units = {"target": {"categories": ["home", "back"]}, "features": [{"name": "id"}, {"name": "age"}]}
+    return write(folder, *clients, train=6, model="linear inputs=2 outputs=1", loss="log", units=units)
+
+
+LEARNT = [a_round(0, loss=0.7), a_round(1, loss=0.5)]
+
+
+def scorer(weight: float) -> dict[str, Any]:
+    """Return a hypothesis of that model, which looks at the first feature alone."""
+    return {"1.weight": np.array([[[weight, 0]]], np.float32), "1.bias": np.zeros((1, 1), np.float32)}
+
+
+def test_of_a_rare_class_the_order_of_rows_decides_and_the_majority_is_named(tmp_path: Path) -> None:
+    """With an accuracy of .95 as a constant has, since no score is above 0, the run has most pairs in order."""
+    worth = appraise(*a_run(clinics(tmp_path / "d", 2), scorer(0.1), LEARNT), {})
+    last = worth.arm(Way.LAST)
+    assert last.mean == worth.arm(Way.CONSTANT).mean
+    scores = {score.name: score.value for score in last.scores}
+    assert scores["balanced accuracy"] == 0.5
+    assert scores["AUC"] is not None
+    assert scores["AUC"] > 0.8
+    assert "AUC decides" in worth.verdict
+    assert "only the majority class, home" in worth.verdict
+
+
+def test_of_classes_of_many_rows_the_accuracy_decides(tmp_path: Path) -> None:
+    worth = appraise(*a_run(clinics(tmp_path / "d", 20), scorer(0.1), LEARNT), {})
+    assert "AUC decides" not in worth.verdict
+
+
+def test_a_perfect_run_names_the_column_that_gives_the_answer_away(tmp_path: Path) -> None:
+    worth = appraise(*a_run(clinics(tmp_path / "d", 20, leak=True), scorer(9), LEARNT), {})
+    assert "look at column id" in worth.verdict
+
+
+# --- what is tried
+
+
+@pytest.mark.rest
+@pytest.mark.usefixtures("umbel_home")
+def test_one_model_stands_beside_several_and_a_better_setting_is_advised() -> None:
+    """A step size of a hundredth of the usual learns little in three rounds, and three times that learns more."""
+    config = paper_run() | {"rounds": 3, "restarts": 1, "step-size": 0.001}
+    run = umbel.load(in_process.run(config, 1, [Appraisal()]))
+    worth = run._worth
+    assert worth.arm(Way.ONE).label == "one model"
+    assert worth.advice.endswith(f"umbel run {run.path / 'config.toml'} step-size=0.003")
 
 
 def test_random_numbers_elsewhere_are_left_alone(tmp_path: Path) -> None:

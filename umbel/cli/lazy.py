@@ -11,20 +11,19 @@ from typer.core import TyperArgument, TyperGroup
 from typer.utils import get_params_from_function
 
 from umbel.protocol.cli import fail
+from umbel.protocol.project import to_install
 
 
 def lazy(
     known: Callable[[], Mapping[str, str]],
     load: Callable[[str], typer.Typer],
-    extra: str = "",
     elsewhere: Mapping[str, str] | None = None,
     panels: Mapping[str, str] | None = None,
 ) -> type[TyperGroup]:
     """Return the class of a group.
 
     `known` returns a one-sentence description of each command, by name, and `load` a command by its name. The others
-    are the extra of umbel with the commands' dependencies, the packages that add further commands, and the titles above
-    commands in the help.
+    are the packages that add further commands, and the titles above commands in the help.
     """
 
     class Lazy(TyperGroup):
@@ -54,9 +53,9 @@ def lazy(
             try:
                 command: Any = typer.main.get_command(load(name))
             except ModuleNotFoundError as error:
-                if not extra or (error.name or "").partition(".")[0] == "umbel":
+                if not (packages := to_install((error.name or "").partition(".")[0])):
                     raise
-                fail(f"{error.name} is not installed: pip install 'umbel[{extra}]' [config.not-installed]", 2)
+                fail(f"{error.name} is not installed: pip install {packages} [config.not-installed]", 2)
             command.name = name
             _restore_help(command)
             return command  # type: ignore[no-any-return]

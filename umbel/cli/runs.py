@@ -231,7 +231,7 @@ def export(
     ----------
     run : Run
     folder : Path
-        Made if it does not exist.
+        Made if it does not exist. If the export fails, or is interrupted, all is as it was.
     form : str
         "safetensors", or "onnx" (`umbel.client.exports`), which needs the extra ``export`` and data from a table: an
         ONNX file takes raw columns and gives the target in its unit.
@@ -244,8 +244,8 @@ def export(
     Raises
     ------
     ConfigError
-        For another format or that method, if ONNX is not installed, or if the folder cannot be made or has files of
-        more hypotheses.
+        For another format or that method, if ONNX is not installed, or if the folder cannot take the files or has some
+        of more hypotheses.
     ModelError
         If the network cannot be written in the format, or the file reads back differently.
     DatasetError

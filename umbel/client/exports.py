@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,8 +27,9 @@ from umbel.data import Column, Dataset, Manifest, Schema
 from umbel.data.table import Reading, encode, seen
 from umbel.models.fit import Traits, one_line, traits_of
 from umbel.models.model import Model
-from umbel.protocol.errors import ConfigError, DatasetError, ModelError
+from umbel.protocol.errors import ConfigError, DatasetError, DiskError, ModelError
 from umbel.protocol.home import write_atomically
+from umbel.protocol.project import to_install
 
 _ROWS = 3  # rows on which the file is compared after it is read back
 _TOLERANCE = 1e-4  # ONNX's operators round differently
@@ -133,8 +136,9 @@ def to_onnx(network: nn.Module, model: Model, dataset: Dataset | None, said: Map
     try:
         import onnx  # noqa: F401  what torch.onnx writes with
         import onnxruntime
+        import onnxscript  # noqa: F401
     except ImportError as error:
-        text = f"{error.name} is not installed: pip install 'umbel[export]'"
+        text = f"{error.name} is not installed: pip install {to_install('onnx', 'onnxruntime', 'onnxscript')}"
         raise ConfigError(text, code="config.not-installed") from None
     if dataset is None:
         text = "ONNX needs the run's dataset, which describes a row; the dataset is not on this machine"
@@ -299,31 +303,59 @@ def write_networks(
 ) -> list[Path]:
     """Write networks of a model under names, and return the files. See `umbel.export`.
 
-    ONNX needs a dataset, and keeps `said` as metadata. Only the owner may read `private` files.
+    ONNX needs a dataset, and keeps `said` as metadata. Only the owner may read `private` files. If anything fails, the
+    folder is as it was, and absent if it was absent.
     """
     if form not in _FORMS:
         text = f"there is no file format {form!r}; choose from {', '.join(_FORMS)}"
         raise ConfigError(text, code="config.unknown-format")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        text = f"{folder} cannot become a folder: {error.strerror}; name another"
-        raise ConfigError(text, code="config.no-folder") from None
     files = [folder / f"{name}.{form}" for name in networks]
     if not private and (more := {*folder.glob(f"hypothesis-*.{form}")} - {*files}):
         text = f"{min(more)} belongs to a run with more hypotheses, and would look like a file of this one"
         raise ConfigError(f"{text}; remove it, or name another folder", code="config.other-files")
-    made = []
+    contents = []
     for name, network in networks.items():
         if form == "onnx":
-            made.append(to_onnx(network, model, dataset, {"name": name, "model": model.name, **said}))
+            contents.append(to_onnx(network, model, dataset, {"name": name, "model": model.name, **said}))
         else:
             # Cloned, since tied parameters share their memory.
-            state = {name: value.detach().clone().contiguous() for name, value in network.state_dict().items()}
-            made.append(safetensors.torch.save(state))
-    for path, content in zip(files, made, strict=True):
-        write_atomically(path, content, private)
+            state = {key: value.detach().clone().contiguous() for key, value in network.state_dict().items()}
+            contents.append(safetensors.torch.save(state))
+    try:
+        there = next(one for one in (folder, *folder.parents) if one.exists())
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=there) as scratch:
+            for file, content in zip(files, contents, strict=True):
+                write_atomically(Path(scratch, file.name), content, private)
+            _move(Path(scratch), files)
+    except DiskError:
+        raise
+    except OSError as error:
+        text = f"{folder} cannot take the files: {error.strerror}; name another folder"
+        raise ConfigError(text, code="config.no-folder") from None
     return files
+
+
+def _move(scratch: Path, files: Sequence[Path]) -> None:
+    """Move files from another folder on the same disk to their places, all of them or, if anything fails, none."""
+    folder, kept = files[0].parent, scratch / "kept"
+    new = [one for one in (folder, *folder.parents) if not one.exists()]
+    kept.mkdir()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in files:
+            if file.is_file():
+                file.replace(kept / file.name)
+            (scratch / file.name).replace(file)
+    except BaseException:  # such as Ctrl-C
+        for file in files:
+            if (kept / file.name).exists():
+                (kept / file.name).replace(file)
+            elif not (scratch / file.name).exists():
+                file.unlink()
+        for one in new:
+            with suppress(OSError):
+                one.rmdir()
+        raise
 
 
 class OwnNetwork(nn.Module):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import safetensors.numpy
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -23,6 +24,7 @@ from umbel.data import Dataset, Manifest
 from umbel.data.data import encoded_alike
 from umbel.data.files import read_manifest_of_run
 from umbel.models.fit import misfit, traits_of
+from umbel.models.losses import PROBABLE
 from umbel.models.model import Model
 from umbel.models.optimizers import descent_of
 from umbel.models.prior import Prior
@@ -127,26 +129,28 @@ def is_table(name: str | Path) -> bool:
 def predict_dataset(learnt: Learnt, data: Dataset, clients: Sequence[int], how: str = DEFAULT) -> Predicted:
     """Return the predictions of clients of a dataset for their labelled rows, in the target's unit.
 
-    Their columns are client, its name if it has one, row, hypothesis, prediction, and target. Categories appear by
-    name. Several outputs of a model are an array.
+    Their columns are client, its name if it has one, row, hypothesis, prediction, its `probability` if there is one,
+    and target. Categories appear by name. Several outputs of a model are an array.
     """
     import pandas as pd  # the import takes half a second
 
-    made, frames = list(predictions(learnt, data, clients, how)), []
+    made, frames, said = list(predictions(learnt, data, clients, how)), [], list[str]()
     for prediction in made:
         client, count = prediction.client, len(prediction.outputs)
+        chances, said = probability(learnt.model, prediction.outputs, data.manifest)
         columns = {
             "client": [client] * count,
             **({"name": [data.names[client]] * count} if data.names else {}),
             "row": range(count),
             "hypothesis": [prediction.hypothesis] * count,
             "prediction": present_outputs(learnt.model, prediction.outputs, data.manifest),
+            **chances,
             "target": present(np.asarray(data.client(client)[1]), data.manifest),
         }
         frames.append(pd.DataFrame(columns))
     error = in_unit(float(np.mean([prediction.metric for prediction in made])), learnt.model, data.manifest)
     note = f"Mean over {count_of(len(made), 'client')}, on the labelled rows that chose their predictors: {error}"
-    return Predicted(pd.concat(frames, ignore_index=True), [note])
+    return Predicted(pd.concat(frames, ignore_index=True), [note, *said])
 
 
 def predictions(learnt: Learnt, dataset: Dataset, clients: Sequence[int], how: str = DEFAULT) -> Iterator[Prediction]:
@@ -256,11 +260,28 @@ def unknown_client(client: object, known: str, names: Sequence[str]) -> DatasetE
 def present_outputs(model: Model, outputs: Tensor, manifest: Manifest) -> list[Any]:
     """Return outputs (rows, \\*output shape) as classes by name, or as numbers in the target's unit."""
     classes = manifest.target.get("categories", [])
-    if model.metric.name == "accuracy" or (outputs.ndim == 2 and outputs.shape[1] >= len(classes) > 1):
+    several = outputs.shape[-1] > 1
+    if several and (model.metric.name == "accuracy" or (outputs.ndim == 2 and outputs.shape[1] >= len(classes) > 1)):
         outputs = outputs.argmax(-1)
     elif outputs.shape[-1] == 1:
         outputs = outputs[:, 0]
     return present(outputs.numpy(), manifest)
+
+
+def probability(model: Model, outputs: Tensor, manifest: Manifest) -> tuple[dict[str, NDArray[np.float64]], list[str]]:
+    """Return the column of outputs' probabilities, and a note that says of which class they are.
+
+    Of two classes it is the second, the last of scikit-learn's ``classes_``, and of several the predicted one. There is
+    none if the loss knows no probabilities, or a row has several classes.
+    """
+    if model.loss.name not in PROBABLE or outputs.ndim != 2:
+        return {}, []
+    both = outputs if outputs.shape[1] > 1 else torch.cat([torch.zeros_like(outputs), outputs], 1)
+    each = both.double().softmax(1)
+    if each.shape[1] > 2:
+        return {"probability": each.max(1).values.numpy()}, ["The probability is that of the predicted class."]
+    second = class_names(manifest.target.get("categories", []), 2)[1]
+    return {"probability": each[:, 1].numpy()}, [f"The probability is that of {second}."]
 
 
 def present(values: NDArray[Any], manifest: Manifest) -> list[Any]:

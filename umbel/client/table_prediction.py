@@ -26,6 +26,7 @@ from umbel.client.prediction import (
     predicted,
     present,
     present_outputs,
+    probability,
     unknown_client,
 )
 from umbel.client.trial import try_out
@@ -126,7 +127,7 @@ def predict_table(
     """Return the predictions of a table's clients for its rows, in the table's order.
 
     Their columns are client, row (from 1 below the header, as in errors), hypothesis (none if no label chose one),
-    prediction and, if any row has one, target.
+    prediction, its `umbel.client.prediction.probability` if there is one, and, if any row has one, target.
 
     A known client, by its name, has its labelled rows in the dataset; any other has those of the table. They
     personalise the hypotheses. A client without labelled rows gets the hypotheses weighted by `shares` (k,).
@@ -152,8 +153,9 @@ def predict_table(
                 support = Cohort.gather(known, own, learner.device)
             made |= zip(some, predicted(learnt, learner, own, support, asked, how), strict=True)
     outputs = torch.cat([made[client].outputs for client in range(len(made))])
-    rows = _rows(learnt.model, table, outputs, [made[client].hypothesis for client in range(len(made))])
-    notes, warning = [*table.notes, *_strangers(data.names, places)], ""
+    chances, said = probability(learnt.model, outputs, data.manifest)
+    rows = _rows(learnt.model, table, outputs, [made[client].hypothesis for client in range(len(made))], chances)
+    notes, warning = [*table.notes, *_strangers(data.names, places), *said], ""
     if known is not None and is_known.any():
         notes.append(
             f"Clients known in {known.manifest.name}: {is_known.sum():,}. Their rows there choose their predictors."
@@ -196,8 +198,11 @@ def _unlabelled(
         yield Prediction(client, -1, np.nan, rows)
 
 
-def _rows(model: Model, table: Table, outputs: Tensor, hypotheses: Sequence[int]) -> pd.DataFrame:
-    """Return the rows of `Predicted`, given outputs (rows, \\*output shape) and the hypothesis of each client."""
+def _rows(
+    model: Model, table: Table, outputs: Tensor, hypotheses: Sequence[int], chances: Mapping[str, Any]
+) -> pd.DataFrame:
+    """Return the rows of `Predicted`, given outputs (rows, \\*output shape), the hypothesis of each client, and the
+    column of probabilities."""
     data, owner = table.rows, table.owner
     chosen = pd.Series(np.asarray(hypotheses)[owner], dtype="Int64")
     columns: dict[str, Any] = {
@@ -205,6 +210,7 @@ def _rows(model: Model, table: Table, outputs: Tensor, hypotheses: Sequence[int]
         "row": table.places + 1,
         "hypothesis": chosen.mask(chosen < 0),
         "prediction": present_outputs(model, outputs, data.manifest),
+        **chances,
     }
     if table.labelled.any():
         targets = pd.Series(present(data.targets, data.manifest), dtype=object)

@@ -283,6 +283,13 @@ class Schema(Entries):
         return [*self.features, self.target, *([self.client] if self.client else [])]
 
     @property
+    def unranged(self) -> list[str]:
+        """The columns of numbers that have neither a range nor a scale."""
+        numbers = [column for column in (*self.features, self.target) if column.type in _NUMBERS]
+        bare = [column for column in numbers if (column.scale, column.offset) == (1, 0)]
+        return [column.name for column in bare if column.minimum is None or column.maximum is None]
+
+    @property
     def encoding(self) -> list[dict[str, Any]]:
         """The entries that decide which numbers the features and the target become."""
         accepted = {"unit", "minimum", "maximum", "missing", "outside", "decimal", "na"}

@@ -27,6 +27,7 @@ from umbel.data.data import Dataset, Manifest, check, offsets_of
 from umbel.data.hints import Syntax
 from umbel.data.schema import Column, Schema, repeated
 from umbel.protocol.errors import DatasetError, SiteError
+from umbel.protocol.project import to_install
 from umbel.protocol.words import count_of
 
 MISSING = ("", "na", "n/a", "n.a.", "#n/a", "<na>", "nan", "nat", "null", "-", "--", "?", ".")
@@ -51,6 +52,10 @@ _PLAIN = str.maketrans({"\u2212": "-", "\u2019": "'", "\xa0": " ", "\u202f": " "
 _SWAPPED = str.maketrans(",.", ".,")
 
 _COMMA = r"[+-]?\d+,\d+"  # with a decimal comma, or one between thousands
+
+ENCODINGS = {"utf-8-sig": "UTF-8", "utf-16": "UTF-16", "cp1252": "Windows-1252"}
+"""A file's encoding is the first of these in which it can be read: UTF-16 begins with a mark, and nearly all bytes are
+letters in the last."""
 
 _SHORT = ("%d/%m/%y", "%m/%d/%y", "%d.%m.%y", "%d-%m-%y", "%m-%d-%y", "%d-%b-%y", "%d %b %y")
 """Formats with a year of two digits, which pandas does not guess."""
@@ -214,7 +219,8 @@ def read(path: Path, register: Register, schema: str = "", derive: Derive | None
 def read_table(path: Path) -> pd.DataFrame:
     """Read a CSV, with all columns as text, or a parquet file, with its types; raise `DatasetError` for other files.
 
-    The first line shows whether commas, semicolons or tabs separate columns.
+    The first line shows whether commas, semicolons or tabs separate columns. The frame's attribute ``encoding`` names
+    the encoding.
     """
     if not path.is_file():
         raise DatasetError(f"{path} is not a file; give a CSV or parquet file", code="data.no-file")
@@ -224,15 +230,24 @@ def read_table(path: Path) -> pd.DataFrame:
     try:
         return pd.read_parquet(path) if parquet else _read_csv(path)
     except ImportError:
-        raise DatasetError(f"{path} needs pyarrow: pip install 'umbel[parquet]'", code="data.needs-pyarrow") from None
+        text = f"{path} needs pyarrow: pip install {to_install('pyarrow')}"
+        raise DatasetError(text, code="data.needs-pyarrow") from None
     except (OSError, EOFError, ValueError, BadZipFile, zlib.error) as error:
         told = " ".join(str(error).split())
-        kind = "parquet" if parquet else "CSV in UTF-8"
-        raise DatasetError(f"{path} cannot be read as {kind}: {told}; write it again", code="data.unreadable") from None
+        kind, fix = ("parquet", "write it again") if parquet else ("CSV", "save it as CSV in UTF-8")
+        raise DatasetError(f"{path} cannot be read as {kind}: {told}; {fix}", code="data.unreadable") from None
 
 
 def _read_csv(path: Path) -> pd.DataFrame:
-    options: dict[str, Any] = {"dtype": str, "keep_default_na": False, "encoding": "utf-8-sig"}
+    *first, last = ENCODINGS
+    for encoding in first:
+        with suppress(UnicodeError):
+            return _decoded(path, encoding)
+    return _decoded(path, last)
+
+
+def _decoded(path: Path, encoding: str) -> pd.DataFrame:
+    options: dict[str, Any] = {"dtype": str, "keep_default_na": False, "encoding": encoding}
     heads = {sep: pd.read_csv(path, sep=sep, header=None, nrows=1, **options).iloc[0].tolist() for sep in ",;\t"}
     # Names may have commas, as in "height, cm": if as many semicolons are there, these separate.
     separator = max(heads, key=lambda sep: (len(heads[sep]), len(heads[sep]) > 1 and sep != ","))
@@ -245,12 +260,15 @@ def _read_csv(path: Path) -> pd.DataFrame:
     options |= {"sep": separator, "index_col": False, "header": 0, "skip_blank_lines": len(head) > 1}
     frame = _with_names(path, head, options)
     for name in (name for name in frame.columns if name.startswith("\0")):
-        if len(full := np.flatnonzero(frame.pop(name).fillna("").str.strip() != "")):
-            wrong = f"data row {full[0] + 1} has a value in column {int(name[1:]) + 1}, which has no name"
+        place, values = int(name[1:]), frame.pop(name).fillna("").str.strip()
+        if place == 0 and values.is_unique:
+            continue  # R and pandas begin each row with its number or name
+        if len(full := np.flatnonzero(values != "")):
+            wrong = f"data row {full[0] + 1} has a value in column {place + 1}, which has no name"
             raise DatasetError(
                 f"{path}: {wrong}; name or remove it, or quote values with commas", code="data.missing-column"
             )
-    frame.attrs["separator"] = separator
+    frame.attrs |= {"separator": separator, "encoding": ENCODINGS[encoding]}
     return frame
 
 

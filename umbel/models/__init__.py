@@ -230,7 +230,7 @@ def _sized(kind: str, words: str, loss: Loss | None) -> Model:
         )
     usual = "log" if options is _FACTORS else "mse" if getattr(parsed, "outputs", size[-1]) == 1 else "cross-entropy"
     loss = loss or LOSSES[usual]
-    metric = "accuracy" if loss.name == "cross-entropy" else "right-sign" if loss.name in SLOPES else "rmse"
+    metric = "accuracy" if loss.name in ("cross-entropy", *SLOPES) else "rmse"
     return Model(name, partial(network, *size), loss, loss if loss.by_row else METRICS[metric])
 
 

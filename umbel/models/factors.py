@@ -103,7 +103,7 @@ class Factors(nn.Module):
     @staticmethod
     def baselines(known: Rows, support: Rows, query: Rows, metric: str) -> dict[str, NDArray[np.float64]]:
         """Return `rules`, which know only the share of right signs."""
-        return rules(known, support, query) if metric == "right-sign" else {}
+        return rules(known, support, query) if metric == "accuracy" else {}
 
     def misfit(self, dataset: Dataset) -> str:
         """Return why the model does not take the data, which must be items' numbers and labels of -1 and 1; else

@@ -166,9 +166,10 @@ def _bad_targets(model: Model, outputs: tuple[int, ...], targets: Any) -> str:
     width, shape = outputs[-1], targets.shape[1:]
     if model.loss.by_row:
         return _bad_extremes(model, outputs, targets)
-    if model.loss.name in SLOPES:
+    if model.loss.name in SLOPES or (model.metric.name == "accuracy" and outputs == (1,)):
         fits = outputs == (1,) and targets.ndim == 1 and bool(np.isin(targets, (-1, 1)).all())
-        return "" if fits else f"with loss {model.loss.name!r} needs one output, and labels of -1 and 1"
+        why = f"with loss {model.loss.name!r} and metric {model.metric.name!r}"
+        return "" if fits else f"{why} needs one output, and labels of -1 and 1"
     if targets.dtype.kind in "iu" and shape == outputs[:-1] and width > 1:
         fits = bool(0 <= targets.min() <= targets.max() < width)
         return "" if fits else f"knows only the classes 0 to {width - 1}"

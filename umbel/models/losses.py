@@ -110,13 +110,13 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def correct(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return 1 where the largest output is the target class, 0 elsewhere."""
-    return (outputs.argmax(-1) == targets).to(outputs.dtype)
+    """Return 1 where the prediction is right, 0 elsewhere.
 
-
-def right_sign(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return 1 where the score has the sign of the label, -1 or 1; 0 elsewhere."""
-    return (margin(outputs, targets) > 0).to(outputs.dtype)
+    The largest of several outputs is right if it is that of the target class, and a single score if it has the sign of
+    the label, -1 or 1.
+    """
+    right = margin(outputs, targets) > 0 if outputs.shape[-1] == 1 else outputs.argmax(-1) == targets
+    return right.to(outputs.dtype)
 
 
 def _same(mean: Tensor) -> Tensor:
@@ -135,11 +135,14 @@ LOSSES = {
 privacy paper, Eq. 10); both report RMSE. ``log``, ``hinge`` and ``margin`` take one score and a label of -1 or 1 (PAC
 paper, Sec. 3)."""
 
+PROBABLE = frozenset({"cross-entropy", "log"})
+"""Losses whose outputs are logarithms of probabilities, up to a number for each row, or their difference."""
+
 METRICS = {
     "rmse": Score("rmse", squared_error, torch.sqrt),
     "accuracy": Score("accuracy", correct, _same, higher_is_better=True, share=True),
-    "right-sign": Score("right-sign", right_sign, _same, higher_is_better=True, share=True),
 }
+METRICS["right-sign"] = METRICS["accuracy"]  # that of a single score
 
 
 def load_loss(name: str) -> Loss:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from functools import partial
 from numbers import Real
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from umbel.protocol.words import one_line
 
@@ -142,11 +142,22 @@ def _configure_uvicorn() -> None:
 _REFUSAL = "umbel refused to answer"
 
 
+class Progress(NamedTuple):
+    """How far a run is: the extra `progress` of a record, by which a terminal shows it in place of the record."""
+
+    text: str
+    done: int = 0  # rounds
+    rounds: int | None = None  # None if no further round follows
+
+
 @contextmanager
-def printed(say: Callable[[str], None]) -> Iterator[None]:
-    """Inside, say each text of the log, instead of what Flower's handlers write."""
+def printed(say: Callable[[str], None], show: Callable[[Progress], None] | None = None) -> Iterator[None]:
+    """Inside, say each text of the log, instead of what Flower's handlers write.
+
+    With `show`, show the progress until the rounds are over, and say only warnings and errors meanwhile.
+    """
     logger = logging.getLogger("flwr")
-    before, logger.handlers = logger.handlers, [_Lines(say)]
+    before, logger.handlers = logger.handlers, [_Lines(say, show)]
     try:
         yield
     finally:
@@ -156,13 +167,18 @@ def printed(say: Callable[[str], None]) -> Iterator[None]:
 class _Lines(logging.Handler):
     """Says texts without Flower's form, and a refusal once: each node may have the same in each round."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(self, say: Callable[[str], None], show: Callable[[Progress], None] | None) -> None:
         super().__init__()
-        self._say = say
+        self._say, self._show = say, show
         self._refusals: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
+        if self._show and record.levelno < logging.WARNING:
+            if progress := getattr(record, "progress", None):
+                self._show(progress)
+                self._show = self._show if progress.rounds else None
+            return
         if not text.strip() or text in self._refusals:
             return
         if text.startswith(_REFUSAL):

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from umbel.protocol import builds
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.home import append, make_folder, umbel_home
-from umbel.protocol.project import OWN_PATH, PACKAGE
+from umbel.protocol.project import OWN_PATH, PACKAGE, to_install
 
 T = TypeVar("T")
 
@@ -119,8 +119,8 @@ def import_by_name(name: str) -> Any:
                 text = f"cannot import {module_name!r} of {name!r}: {mend}"
                 raise ConfigError(text, code="config.mixed-builds") from error
             text = f"cannot import {module_name!r} of {name!r}: {error}"
-            if getattr(error, "name", "") == "umbel_lab":
-                text += "; pip install umbel-lab"
+            if isinstance(error, ModuleNotFoundError) and (packages := to_install(error.name or "")):
+                text += f"; pip install {packages}"
             raise ConfigError(text, code="config.import") from error
         except SystemExit as end:  # a script that works when imported would end the command as if it were done
             wrong = f"cannot import {module_name!r} of {name!r}: it ends Python"

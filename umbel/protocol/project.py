@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import tomllib
 from collections.abc import Mapping
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,9 @@ They come before installed modules of the same name, or, if the first entry is e
 Its name does not begin with ``UMBEL_``, since such a name would be an entry of a site's policy.
 """
 
+_MODULES = {"mlflow-skinny": "mlflow", "umbel-lab": "umbel_lab"}
+"""Packages whose module has another name."""
+
 ENGINE = "UMBEL_ENGINE"
 """Environment variable with the engine that computes simulated clients (`umbel.client.learner.engine_asked`)."""
 
@@ -37,6 +43,19 @@ def described() -> Mapping[str, Any]:
     """Return the table ``project`` of umbel's own ``pyproject.toml``. An image has no package metadata."""
     found: Mapping[str, Any] = tomllib.loads((APP / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return found
+
+
+def to_install(*modules: str) -> str:
+    """Return the packages of modules as words for pip, with the versions that umbel needs; empty for unknown modules.
+
+    A hint names these, and not an extra of umbel, because the reader's package index may not have umbel itself.
+    """
+    project = described()
+    texts = [*chain(*project["optional-dependencies"].values()), *project["dependencies"], "umbel-lab"]
+    packages = {re.split(r"[^\w-]", text, maxsplit=1)[0]: text for text in texts}
+    del packages["umbel"]  # in an extra that gathers others
+    known = {_MODULES.get(package, package): text for package, text in packages.items()}
+    return " ".join(shlex.quote(known[one]) for one in modules if one in known)
 
 
 def source(name: str) -> Path:

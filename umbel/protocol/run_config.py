@@ -138,7 +138,7 @@ class RunConfig(Settings):
         "",
         description='mse, rmse, cross-entropy, log, hinge, margin, or package.module:function; "" for the default',
     )
-    metric: str = Field("", description='rmse, accuracy, right-sign, or package.module:function; "" for the default')
+    metric: str = Field("", description='rmse, accuracy, or package.module:function; "" for the default')
     pretrained: str = Field(
         "",
         description="file with initial weights, safetensors or a state dict: a path, or a name in $UMBEL_HOME/models",

@@ -12,6 +12,11 @@ def count_of(number: int, one: str, many: str = "") -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
+def after_round(number: int) -> str:
+    """Return when the hypotheses of a line of a run's history were there: "after round 3"."""
+    return f"after round {number}" if number else "at the start (round 0)"
+
+
 def one_line(text: str) -> str:
     """Return text that may be another's, with escapes for all that would begin a line or act on a terminal."""
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)

@@ -69,16 +69,27 @@ def conduct(grid: Grid, setup: Setup, run_id: int, watching: Sequence[Callback] 
         spent, worth = setup.fleet.participations, folder.read_worth()
         view = View(folder.path.name, summary, state, spent, setup.config.entries(), worth)
         folder.write_report(render(view, versions()))
+        _tell(summary, view)
         prior = prior_of(setup.strategy.state, len(next(iter(state.best.values()))))
         about = None if prior is None else prior.arrays
         if not columns_in(setup.config.model):  # a question leaves nothing for sites to keep
             setup.fleet.send_best(grid, state.best, setup.config.round_timeout, run.name, about)
-        last, exact = state.history[-1], max(entry.exact_reports for entry in state.history)
-        for line in summary.guarantee_lines(last.max_participations, exact, summary.left(state.history)):
-            log(INFO, line)
+        if setup.manifest and not columns_in(setup.config.model):
+            log(INFO, "To predict with it: umbel predict %s ROWS, where ROWS is a table or a dataset", run.name)
         log(INFO, "The results are in this folder; open report.html first:")
         log(INFO, "%s", folder.path)
         return folder.path
+
+
+def _tell(summary: Summary, view: View) -> None:
+    """Log the report's warnings, the outcome, and the guarantee."""
+    history = view.state.history
+    exact = max(entry.exact_reports for entry in history)
+    for alarm in view.alarms:
+        log(WARNING, "%s: %s", alarm.title, alarm.text)
+    often = history[-1].max_participations, exact, summary.left(history)
+    for line in [*summary.outcome_lines(view.state), *summary.privacy_lines(*often)]:
+        log(INFO, "%s", line)
 
 
 def _announce(setup: Setup, grid: Grid) -> Roster:

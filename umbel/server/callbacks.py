@@ -23,13 +23,13 @@ from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ConfigError, DiskError, FleetError, UmbelError
 from umbel.protocol.home import LAST_ROOM, LEAST_ROOM, check_room
 from umbel.protocol.log import log
+from umbel.protocol.logs import Progress
 from umbel.protocol.options import NoOptions, parse_options
 from umbel.protocol.plugins import import_by_name, refuse_uncalled, unknown_name
 from umbel.protocol.words import count_of, in_time
 from umbel.server.history import State, collapsed, last_rounds
-from umbel.server.report.alarms import alarms, why_collapsed
+from umbel.server.report.alarms import why_collapsed
 from umbel.server.run import Run
-from umbel.server.run_folder import number_of
 from umbel.server.setup import Setup
 from umbel.server.status import RunState, status_of
 from umbel.server.summary import Summary
@@ -37,7 +37,7 @@ from umbel.server.tracking import TRACKERS, load_tracker
 from umbel.strategies import Callback
 
 _FIRST = 3  # rounds; a node without a reply in a single round may only be slow
-_LINES = 100
+_LINES, _ENDED = 100, "The rounds have ended."
 _COPIES = 3  # of the state, while the new one takes the place of the latest and of the best
 _LARGE = 1 << 24  # bytes of hypotheses and strategy's state; writing fewer takes a few hundredths of a second
 
@@ -157,14 +157,13 @@ class Log(Callback):
         self._told = self._collapsed = False
 
     def at_end(self) -> None:
-        """Log the outcome, and the report's warnings."""
+        """Log the last round, and that it was."""
         self._lines()
-        state, summary = self.run.state, self._summary
-        for line in summary.outcome_lines(state):
-            log(INFO, "%s", line)
-        k, every = number_of(state.hypotheses), self.run.setup.config.validation.every
-        for alarm in alarms(state.history, k, every, summary.validators):
-            log(WARNING, "%s: %s", alarm.title, alarm.text)
+        log(INFO, _ENDED, extra={"progress": Progress("measuring the result")})
+
+    def on_error(self, error: BaseException) -> None:
+        """Log that no further round follows."""
+        log(INFO, _ENDED, extra={"progress": Progress("")})
 
     def after_exchange(self, round: int, stages: dict[str, float]) -> None:
         """Log complete rounds that get a line, and warn once if the hypotheses have collapsed into one."""
@@ -193,7 +192,9 @@ class Log(Callback):
             trouble = bool(entry.lost_nodes or (entry.asked and not entry.moved))
             if (due or (trouble and not self._told)) and (entry.number or entry.loss is not None):
                 self._told = trouble
-                log(INFO, "%s  %s", self._summary.round_line(entry, rounds), time)
+                short = f"round {entry.number} of {rounds}  {self._summary.score(entry)}  {time}"
+                extra = {"progress": Progress(short, entry.number, rounds)}
+                log(INFO, "%s  %s", self._summary.round_line(entry, rounds), time, extra=extra)
 
 
 def _size(state: State, kept: Arrays) -> int:

@@ -132,11 +132,11 @@ class Result:
     @property
     def guarantee(self) -> list[str]:
         """The run's guarantee to a client, in words, and the clients outside it."""
-        return self._summary.guarantee_lines(*self._often[1:])
+        return self._summary.guarantee_lines(*self._often)
 
     @property
     def privacy(self) -> list[str]:
-        """The cost to clients, in words: the guarantee, and the paper's budget, a heuristic."""
+        """The cost to clients, in words: the guarantee, what it means, and what comes on top."""
         return self._summary.privacy_lines(*self._often)
 
     def _rounds(self) -> list[Round]:
@@ -146,13 +146,13 @@ class Result:
         return rounds
 
     @property
-    def _often(self) -> tuple[float, int, int, int]:
+    def _often(self) -> tuple[int, int, int]:
         spent, rounds = self._folder.read_participations(), self._rounds()
         last, exact = rounds[-1], max(entry.exact_reports for entry in rounds)
         # A run saves them before the round.
         if (more := max(spent.values(), default=0)) > (most := last.max_participations) + 1:
             raise ValueError(f"a client released {more} times by participations.jsonl, and {most} by history.jsonl")
-        return float(last.median_participations), max(most, more), exact, self._summary.left(rounds)
+        return max(most, more), exact, self._summary.left(rounds)
 
     @property
     def parameters(self) -> dict[str, NDArray[np.float32]]:

@@ -12,22 +12,31 @@ from numpy.typing import NDArray
 
 from umbel.data import Manifest
 from umbel.models.model import Model
-from umbel.privacy.accounting.guarantee import DELTA, Guarantee, amount, gap, guarantee, stated, with_before
+from umbel.privacy.accounting.guarantee import (
+    DELTA,
+    MEANINGFUL,
+    Guarantee,
+    gap,
+    guarantee,
+    stated,
+    with_before,
+)
 from umbel.privacy.accounting.odometer import clients_to_date
 from umbel.privacy.accounting.rows import row_gap, row_guarantee, rows_to_date
 from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.ranges import columns_in
 from umbel.protocol.release import Release
-from umbel.protocol.words import count_of
+from umbel.protocol.words import after_round, count_of
 from umbel.server.history import Round, State, undecided
+from umbel.server.worth import figure
 
 if TYPE_CHECKING:
     from umbel.server.setup import Setup
 
-_SHOWN_PARAMETERS = 3
 _SMALLEST = 0.001
 _FEW_TIMES = 10
-_SQUARES = ("mse", "rmse")
+_MORE = "If training clients also report losses, which their site must allow, that costs more."
+_SQUARES, _NATS = ("mse", "rmse"), ("cross-entropy", "log")
 
 
 @dataclass(frozen=True)
@@ -55,13 +64,10 @@ class Summary:
     def round_line(self, entry: Round, rounds: int) -> str:
         """Return the log's line for a round."""
         line = f"round {entry.number:>{len(str(rounds))}}/{rounds}"
-        if entry.loss is not None and entry.metric is not None:
-            line += f"  validation {self.loss(entry.loss)}"
-            if self.model.metric.name != "rmse":
-                line += f"  {self.model.metric.name} {decimals(entry.metric)}"
-            line += self.noise_of(entry)
+        if score := self.score(entry):
+            line += f"  validation {score}"
             if not entry.report_noise:  # otherwise a single round may be the lowest by chance
-                line += f"  best after {count_of(entry.best_round, 'round')}"
+                line += f"  best {after_round(entry.best_round)}"
         if entry.asked:
             groups = "+".join(map(str, entry.groups))
             line += f"  releases {entry.releases}/{entry.asked} ({groups})"
@@ -71,15 +77,19 @@ class Summary:
             line += f"  {'NOT FINITE' if entry.undefined else 'TOO FEW RELEASES'}: hypotheses unchanged"
         return line
 
+    def score(self, entry: Round, joint: str = "  ") -> str:
+        """Return a round's loss, and its metric if that is not the loss, with their noise; empty without validation."""
+        if entry.loss is None or entry.metric is None:
+            return ""
+        metric = self.model.metric.name
+        other = "" if metric == "rmse" else f"{joint}{metric} {decimals(entry.metric)}"
+        return f"{self.loss(entry.loss)}{other}{self.noise_of(entry)}"
+
     def outcome_lines(self, state: State) -> list[str]:
         """Return the outcome of a run: the last round's hypotheses first, then the best round's."""
-        trained = sum(1 for entry in state.history if entry.asked)
-        lines = [f"The run is over after {count_of(trained, 'round')}: {state.stopped}.", *self._validated(state)]
-        if _size(state.hypotheses) <= _SHOWN_PARAMETERS:
-            vectors = flatten(state.hypotheses)
-            lines += [f"  hypothesis {j}: ({', '.join(f'{x:.3f}' for x in row)})" for j, row in enumerate(vectors)]
-        return lines + [
-            f"  true parameters {where}: hypothesis {j} is {away:.3f} away"
+        ended = f"The run ended {after_round(state.history[-1].number)}: {state.stopped}."
+        return [ended, *self._validated(state)] + [
+            f"True parameters {where}: hypothesis {j} is {away:.3f} away."
             for where, j, away in self.nearest_to_truth(state.hypotheses)
         ]
 
@@ -88,22 +98,16 @@ class Summary:
         scored = [entry for entry in state.history if entry.loss is not None]
         if state.best_loss == math.inf:
             return
-        last, after = scored[-1], count_of(scored[-1].number, "round")
-        when = "the last round" if last is state.history[-1] else f"{after}, at the last validation"
-        line = f"After {when}: validation {self.loss(last.loss or 0.0)}{self.noise_of(last)}"
+        last, kept = scored[-1], after_round(state.best_round)
+        apart = "" if last.report_noise else ", which did not train,"  # training clients may report with noise
+        line = f"Validation clients{apart} had {self.score(last, ' and ')} {after_round(last.number)}"
         if alike := undecided(scored, state.best_round):
-            yield (
-                f"{line}. The noise in the reports does not tell the kept round, after "
-                f"{count_of(state.best_round, 'round')}, from {count_of(alike, 'other', 'others')}."
-            )
-            return
-        if last.number == state.best_round:
-            yield f"{line}, the lowest of all rounds."
-            return
-        yield (
-            f"{line}. Best, after {count_of(state.best_round, 'round')}, chosen by "
-            f"{'exact losses of ' if last.exact_reports else ''}validation clients: {self.loss(state.best_loss)}."
-        )
+            yield f"{line}. The noise does not tell the kept round, {kept}, from {count_of(alike, 'other', 'others')}."
+        elif last.number == state.best_round:
+            yield f"{line}, the lowest loss of all rounds."
+        else:
+            chose = "Their exact losses chose" if last.exact_reports else "They chose"
+            yield f"{line}. {chose} the round that predictions use: {self.loss(state.best_loss)} {kept}."
 
     def left(self, history: Sequence[Round]) -> int:
         """Return how many of the planned rounds a run has not done."""
@@ -185,18 +189,12 @@ class Summary:
         """Return a number of releases that no client exceeds, whichever of the `left` rounds are done."""
         return int(min(self.most, maximum + left))
 
-    def privacy_lines(self, median: float, maximum: int, exact: int = 0, left: int = 0) -> list[str]:
-        """Return the cost to the clients, with the paper's heuristic; for the arguments see above.
-
-        `median` is the number of releases of the median client.
-        """
-        lines = self.guarantee_lines(maximum, exact, left)
-        if not gap(self.release) or (self.release.by_rows and not row_gap(self.release)):
-            lines.append("Reports of training clients, if a site allows them, come on top.")
-        if self.release.paper_cost is None:
-            return [*lines, "Paper's budget, a heuristic: none; it covers only vector Laplace noise."]
-        paper = (amount(self.release.paper_spend(times)) for times in (median, maximum))
-        return [*lines, "Paper's budget, a heuristic: n/nu a participation, {} (median), {} (maximum).".format(*paper)]
+    def privacy_lines(self, maximum: int, exact: int = 0, left: int = 0) -> list[str]:
+        """Return `guarantee_lines` with a sentence that says what the first means, and what comes on top."""
+        first, *others = self.guarantee_lines(maximum, exact, left)
+        of_client, of_row = self.of_client(maximum, left), self.of_row(maximum, left)
+        means = [meaning(of_client)] if of_client else []
+        return [first, *means, *others, *([_MORE] if of_client or of_row else [])]
 
     def loss(self, value: float) -> str:
         """Return a loss with its name, and in the target's unit if it has one."""
@@ -219,7 +217,8 @@ class Summary:
     @property
     def loss_name(self) -> str:
         """The loss's name in reports."""
-        return "RMSE" if self.model.loss.name in _SQUARES else self.model.loss.name
+        name = self.model.loss.name
+        return "RMSE" if name in _SQUARES else f"{name} loss" if name in ("log", "hinge") else name
 
     @property
     def scale(self) -> tuple[float, str]:
@@ -239,7 +238,12 @@ class Summary:
     @property
     def in_unit(self) -> str:
         """The loss's unit in brackets, to follow its name; empty if it has none."""
-        return f" ({self.scale[1]})" if self.scale[1] else ""
+        if self.model.loss.name not in _SQUARES:
+            return " (nats)" if self.model.loss.name in _NATS else ""
+        factor, unit = self.scale
+        target = self.manifest.target if self.manifest else {}
+        stored = " as stored" if "scale" in target and not factor else ""
+        return f" ({unit or 'units of ' + str(target.get('name') or 'the target') + stored})"
 
     @property
     def validators(self) -> int | None:
@@ -263,6 +267,15 @@ class Summary:
             distances = np.linalg.norm(vectors - row, axis=1)
             nearest.append((f"({', '.join(f'{x:g}' for x in row)})", int(distances.argmin()), float(distances.min())))
         return nearest
+
+
+def meaning(of_client: Guarantee) -> str:
+    """Return what a guarantee to a client says of its rows, in a sentence."""
+    if of_client.epsilon > MEANINGFUL:
+        return f"An epsilon above {MEANINGFUL} promises next to nothing."
+    plus = "" if of_client.is_pure else f", plus {of_client.delta:g}"
+    times = figure(math.exp(of_client.epsilon))
+    return f"With any other rows of a client, the same releases would be at most {times} times as likely{plus}."
 
 
 def _size(hypotheses: Arrays) -> int:

@@ -17,6 +17,7 @@ from typing import Any
 
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.log import log
+from umbel.protocol.project import to_install
 from umbel.server.history import Round
 from umbel.server.run import Run
 from umbel.server.summary import Summary
@@ -158,14 +159,14 @@ class MLflow(Tracker):
 
 
 TRACKERS: Mapping[str, type[Tracker]] = {"mlflow": MLflow, "tensorboard": TensorBoard}
-"""By name, which is also that of the library, and of the extra that installs it."""
+"""By name, which is also that of the library's module, and of the extra that installs it."""
 
 
 def load_tracker(name: str) -> Tracker:
     """Return a tracker by name. Raise `ConfigError` if its library is missing."""
     spec = find_spec(name)
     if spec is None or spec.origin is None:  # a folder of that name is no library
-        text = f"observers: {name} needs a library that is not installed: pip install 'umbel[{name}]'"
+        text = f"observers: {name} needs a library that is not installed: pip install {to_install(name)}"
         raise ConfigError(text, code="config.missing-library")
     return TRACKERS[name]()
 

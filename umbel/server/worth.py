@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Annotated, Literal
 
@@ -28,6 +28,7 @@ class Way(StrEnum):
     """A baseline that the model defines (`umbel.models.hooks.Hooks.baselines`)."""
     ALONE = "alone"
     POOLED = "pooled"
+    ONE = "one-model"
     LAST = "last-round"
     BEST = "best-round"
     OWN = "made-own"
@@ -36,10 +37,11 @@ class Way(StrEnum):
 LABELS = {
     Way.CONSTANT: "the best constant",
     Way.ALONE: "each client alone",
-    Way.POOLED: "all rows pooled, without privacy",
+    Way.POOLED: "all rows pooled",
+    Way.ONE: "one model",
     Way.LAST: "this run, last round",
     Way.BEST: "this run, best round",
-    Way.OWN: "this run, made each client's own",
+    Way.OWN: "this run, fitted per client",
 }
 
 
@@ -58,6 +60,21 @@ _Figure = Annotated[float, Field(allow_inf_nan=False)] | None
 
 
 @dataclass(frozen=True)
+class Score:
+    """A score of classes on the rows of all clients, and how far it may be off; None if that is not known."""
+
+    name: _Text
+    value: _Figure
+    margin: _Figure  # two standard errors over clients
+
+    def __str__(self) -> str:
+        """Return the figures as text."""
+        return (
+            "" if self.value is None else f"{self.value:.3f}" + ("" if self.margin is None else f" ± {self.margin:.3f}")
+        )
+
+
+@dataclass(frozen=True)
 class Arm:
     """A row of the table: the metric over clients, and over the worst tenth of them; None if it is not finite."""
 
@@ -66,6 +83,7 @@ class Arm:
     mean: _Figure
     worst_decile: _Figure
     remark: _Text = ""  # how it was made, if the label does not say so
+    scores: Annotated[list[Score], Field(max_length=10)] = field(default_factory=list)  # of classes, in all rows alike
 
 
 @dataclass(frozen=True)
@@ -90,6 +108,7 @@ class Worth:
     worth_it: bool  # whether a client is better off with the run than without, as far as was measured
     verdict: _Text  # the same as a sentence
     rounds: int  # lines of the run's history when this was measured
+    advice: _Text = ""  # a setting that was tried and served clients better; empty if there is none
     version: Literal[1] = 1
 
     @property
@@ -108,20 +127,22 @@ class Worth:
         unit = f" ({self.unit})" if self.unit else ""
         better = "higher" if self.higher_is_better else "lower"
         whose = count_of(self.clients, "validation client")
-        return f"{self.metric}{unit} of {whose}, on held-out rows; {better} is better"
+        interval = "; ± two standard errors" if self.arms and self.arms[0].scores else ""
+        return f"{self.metric}{unit} of {whose}, on held-out rows; {better} is better{interval}"
 
     def arm(self, way: Way) -> Arm:
         """Return a row of the table; `KeyError` if it was left out."""
         return {arm.way: arm for arm in self.arms}[way]
 
     def lines(self) -> list[str]:
-        """Return the table and the sentence under it, for the end of a run."""
-        lines = []
+        """Return the verdict and the table, for the end of a run; how each row was made is in the report."""
+        lines = [f"Worth it? {self.verdict}"]
         if self.arms:
-            lines = [f"{self.heading}:", *rows_of([(arm.label, arm) for arm in self.arms])]
+            lines += [f"{self.heading}:", *rows_of([(arm.label, arm) for arm in self.arms])]
             lines += [f"  left out: {one.label}, {one.why}" for one in self.left_out]
-        lines.append(f"Worth it? {self.verdict}")
-        return [*lines, STAYS] if self.arms else lines
+            lines += [self.advice] if self.advice else []
+            lines.append(STAYS)
+        return lines
 
 
 _KIND = TypeAdapter(Worth)
@@ -129,10 +150,10 @@ _KIND = TypeAdapter(Worth)
 
 def rows_of(arms: Sequence[tuple[str, Arm]]) -> list[str]:
     """Return the lines of a table whose rows have these labels."""
-    rows = [(label, figure(arm.mean), figure(arm.worst_decile), arm.remark) for label, arm in arms]
-    rows = [("", "mean", "worst tenth", ""), *rows]
-    wide = [max(len(row[i]) for row in rows) for i in range(3)]
-    return [f"  {a:<{wide[0]}}  {b:>{wide[1]}}  {c:>{wide[2]}}  {d}".rstrip() for a, b, c, d in rows]
+    rows = [["", "mean", "worst tenth", *(score.name for score in arms[0][1].scores)]]
+    rows += [[label, figure(arm.mean), figure(arm.worst_decile), *map(str, arm.scores)] for label, arm in arms]
+    wide = [max(map(len, column)) for column in zip(*rows, strict=False)]
+    return ["  ".join(["", row[0].ljust(wide[0]), *map(str.rjust, row[1:], wide[1:])]).rstrip() for row in rows]
 
 
 def figure(value: float | None) -> str:

@@ -84,20 +84,18 @@ def measure(model: Model, dataset: Dataset, hypotheses: Arrays, run: RunConfig) 
 def local_only(model: Model, dataset: Dataset, run: RunConfig) -> dict[str, float]:
     """Return the held-out metric of validation clients that train alone, from a run's first hypothesis."""
     learner, support, query = _split(model, dataset, run.seed)
-    return _summary(model, next(train_alone(learner, support, query, run)))
+    return _summary(model, next(train_alone(learner, support, run)).score(learner, query)[1])
 
 
-def train_alone(
-    learner: Learner, support: Cohort, query: Cohort, run: RunConfig, smaller: float = 1.0
-) -> Iterator[NDArray[np.float64]]:
-    """Yield the metric (clients,) on one cohort's rows of clients that train alone on the other's, again and again.
+def train_alone(learner: Learner, support: Cohort, run: RunConfig, smaller: float = 1.0) -> Iterator[Predictors]:
+    """Yield the predictors of clients that train alone on their rows, again and again.
 
-    They begin with a run's first hypothesis, and train with its step size divided by `smaller`. Before each metric they
-    train for `LOCAL_EPOCHS` more.
+    They begin with a run's first hypothesis, and train with its step size divided by `smaller`. Before each predictor
+    they train for `LOCAL_EPOCHS` more.
     """
     clients = range(len(support))
     update = LocalUpdate(LOCAL_EPOCHS, run.step_size / smaller, run.batch_size, descent=descent_of(run.optimizer))
-    outputs = traits_of(learner.model, query.shape).outputs[-1]
+    outputs = traits_of(learner.model, support.shape).outputs[-1]
     models = learner.tensors(draw_hypotheses(learner.model, 1, run.seed, 0))
     local = learner.tensors(learner.model.initial_local(streams(run.seed, "local", 0, clients)))
     chosen = torch.zeros(len(support), dtype=torch.int64)
@@ -107,11 +105,11 @@ def train_alone(
         models, local = ({name: value.to(learner.device) for name, value in one.items()} for one in trained)
         chosen = torch.arange(len(support))
         networks = {name: value[:, None] for name, value in arrays_of(models | local).items()}
-        yield Predictors.plain(networks, outputs).score(learner, query)[1]
+        yield Predictors.plain(networks, outputs)
 
 
-def ridge(learner: Learner, support: Cohort, query: Cohort) -> NDArray[np.float64] | None:
-    """Return the metric (clients,) on one cohort's rows of each client's ridge regression on the other's.
+def ridge(learner: Learner, support: Cohort) -> Predictors | None:
+    """Return each client's ridge regression on its rows.
 
     Each client takes the penalty with the lowest leave-one-out error. None if the model is not linear, or its loss not
     a square.
@@ -124,9 +122,8 @@ def ridge(learner: Learner, support: Cohort, query: Cohort) -> NDArray[np.float6
     ends = np.cumsum(lengths)[:-1]
     parts = zip(np.split(design.T, ends), np.split(targets, ends), strict=True)
     weights = np.stack([_ridge(rows, own) for rows, own in parts])
-    outputs = traits_of(model, query.shape).outputs[-1]
     networks = {name: value[:, None].astype(np.float32) for name, value in unflatten(weights, like).items()}
-    return Predictors.plain(networks, outputs).score(learner, query)[1]
+    return Predictors.plain(networks, traits_of(model, support.shape).outputs[-1])
 
 
 def _ridge(rows: NDArray[np.float64], targets: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -156,24 +153,22 @@ def personalised(
     `LOCAL_EPOCHS`.
     """
     learner, support, query = _split(model, dataset, run.seed)
-    return _summary(model, own(learner, support, query, hypotheses, run, how, epochs, prior))
+    return _summary(model, own(learner, support, hypotheses, run, how, epochs, prior).score(learner, query)[1])
 
 
 def own(
     learner: Learner,
     support: Cohort,
-    query: Cohort,
     hypotheses: Arrays,
     run: RunConfig,
     how: str,
     epochs: int = 0,
     prior: Prior | None = None,
-) -> NDArray[np.float64]:
-    """Return the metric (clients,) on one cohort's rows for models that clients personalised on the other's."""
+) -> Predictors:
+    """Return the predictors that clients make from hypotheses and their rows."""
     update = LocalUpdate(epochs or LOCAL_EPOCHS, run.step_size, run.batch_size, descent=descent_of(run.optimizer))
     draws = partial(streams, run.seed, "shuffle", 0, range(len(support)))
-    made = method(how)(Task(learner, hypotheses, support, update, draws, prior))
-    return made.score(learner, query)[1]
+    return method(how)(Task(learner, hypotheses, support, update, draws, prior))
 
 
 def _split(model: Model, dataset: Dataset, seed: int) -> tuple[Learner, Cohort, Cohort]:

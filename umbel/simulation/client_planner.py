@@ -30,6 +30,7 @@ from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import LAPLACE, Clipping, NoisePer, Protect, Release, ReleaseBy
 from umbel.protocol.run_config import ClipSchedule, RunConfig
 from umbel.protocol.words import count_of
+from umbel.server.setup import Setup
 from umbel.simulation.facts import Draft, check_declared, filled, made_up
 from umbel.simulation.wanted import Wanted
 
@@ -46,6 +47,13 @@ PROVISIONAL: Mapping[str, Any] = {
 SMALL, DROWNED = 10_000, (0.5, 5.0)
 """Parameters of a small model, and the noise of a whole run in lengths of its steps from which such a model and a
 larger one learn nothing. Most of the larger one's noise is in directions that matter little."""
+
+LIKELY_IN_VAIN = 0.6
+"""Share of that noise from which a small model rarely beats clients alone. In docs/results/when, clients' releases with
+noise of up to 0.26 lengths of the steps were better than clients alone for every seed, one of 0.32 was better on
+average only, and those of 0.46 and more were not better."""
+_FEW_CLIENTS, _TYPICAL_ROWS = 100, 1000
+"""Training clients up to which hiding rows is proposed instead, and rows of a client with which that is tried."""
 
 _Rule = tuple[int, int, int, float, float]
 """Clients of a round, the least and the most rounds, the last clip norm relative to the first, and the largest sum of
@@ -255,6 +263,9 @@ def _words(goal: Goal, planned: Schedule, run: RunConfig, have: Guarantee) -> li
     if goal.hypotheses == 1 and "hypotheses" not in goal.kept:
         kinds = "Where they are of several kinds, try hypotheses=2; each of the two has more noise."
         lines.append(f"One model for all clients. {kinds}")
+    if goal.task.parameters <= SMALL and planned.noise >= LIKELY_IN_VAIN * goal.drowned:
+        likely = "Warning: this run is likely to end with no gain over each client alone, because its noise is large"
+        lines.append(f"{likely}. A larger epsilon, more clients or fewer parameters help.")
     whole = f"Over the whole run, the noise is {planned.noise:.2g} times as long as all steps"
     read = "Only the question about ranges read rows" if goal.task.before else "No row was read"
     return [*lines, f"{whole}; from {goal.drowned:g} on, a client does as well alone. {read}."]
@@ -275,6 +286,9 @@ def _refusal(goal: Goal, planned: Schedule, draft: Draft) -> ConfigError:
     ways += [f"--epsilon {one:g}" for one in itertools.islice(larger, 1)]
     more = math.ceil(task.clients * 1.01 * (planned.noise / goal.drowned) ** (2 if by_client else 1))
     enough = _helps(replace(goal, task=replace(task, clients=more)))
+    if task.clients <= _FEW_CLIENTS and _rows_help(draft):
+        hides = "to hide each single row and not a client, if clients have many: N of a typical one"
+        ways.append(f"--row-epsilon {wanted.epsilon:g} --rows N, {hides}")
     ways += [f"about {more:,} clients" if enough else "more clients", _fewer_parameters(draft)]
     return ConfigError(
         f"epsilon {wanted.epsilon:g} for {task.clients:,} clients and {task.parameters:,} parameters: the noise over "
@@ -287,6 +301,18 @@ def _refusal(goal: Goal, planned: Schedule, draft: Draft) -> ConfigError:
 def _helps(goal: Goal) -> bool:
     with suppress(ConfigError):
         return schedule(goal).noise < goal.drowned
+    return False
+
+
+def _rows_help(draft: Draft) -> bool:
+    """Return whether there is a plan that hides each row at the same epsilon; it reads no row."""
+    from umbel.simulation.planner import with_row_noise  # which imports this module
+
+    with suppress(ConfigError):
+        wanted = Wanted(draft.wanted.epsilon, draft.wanted.delta, _TYPICAL_ROWS)
+        values = {**draft.values, **wanted.settings}
+        with_row_noise(draft._replace(values=values, wanted=wanted, setup=Setup.parse(values)))
+        return True
     return False
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from umbel.data import Column, Dataset, Manifest, Schema, offsets_of
+from umbel.data import Column, Dataset, Manifest, offsets_of
 from umbel.models.fit import traits_of
 from umbel.models.losses import SLOPES
 from umbel.models.model import Model
@@ -107,14 +107,7 @@ def _of_numbers(column: Column) -> Span:
 def undeclared(model: Model, dataset: Dataset) -> list[str]:
     """Return the columns without a public range, if a model takes a table's columns as they are."""
     layout = dataset.manifest.layout
-    return unranged(layout) if layout and model.name.partition(" ")[0] in ("linear", "mlp") else []
-
-
-def unranged(schema: Schema) -> list[str]:
-    """Return a schema's columns of numbers that have neither a range nor a scale."""
-    numbers = [column for column in (*schema.features, schema.target) if column.type in _NUMBERS]
-    bare = [column for column in numbers if (column.scale, column.offset) == (1, 0)]
-    return [column.name for column in bare if column.minimum is None or column.maximum is None]
+    return layout.unranged if layout and model.name.partition(" ")[0] in ("linear", "mlp") else []
 
 
 def check_declared(model: Model, dataset: Dataset) -> None:

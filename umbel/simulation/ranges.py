@@ -121,39 +121,39 @@ def ask_first(
         part, asked = more, Question.planned(columns, dataset.manifest.train, more, by, sites)
     from umbel.simulation.in_process import play
 
-    own = int(np.random.SeedSequence([seed, _SEEDS]).generate_state(1)[0])  # else the run would draw the same noise
-    run = play({**asked.values, "dataset": name, "seed": own}, nodes=sites)
+    apart = int(np.random.SeedSequence([seed, _SEEDS]).generate_state(1)[0])  # else the run would draw the same noise
+    run = play({**asked.values, "dataset": name, "seed": apart}, nodes=sites)
     asked = replace(asked, clients=max(entry.releases for entry in run.state.history))
-    found = seen(asked.answers(run.state.hypotheses))
+    answered = seen(asked.answers(run.state.hypotheses))
     layout = dataset.manifest.layout
     assert layout is not None, "its columns lack ranges"
-    ends = {one.column: {"minimum": one.low, "maximum": one.high} for one in found}
+    ends = {one.column: {"minimum": one.low, "maximum": one.high} for one in answered}
     manifest = dataset.manifest.model_copy(update={"layout": _changed(layout, ends)})
-    told = ", ".join(f"{one.column} {one.low:,.6g} to {one.high:,.6g}" for one in found)
+    ranges = ", ".join(f"{one.column} {one.low:,.6g} to {one.high:,.6g}" for one in answered)
     words = f"Ranges are not declared, so epsilon {part.epsilon:g} of {wanted.epsilon:g} was set aside to ask for them"
     who = "all sites together add" if by is ReleaseBy.SECURE else "a client's site adds"
-    return replace(dataset, manifest=manifest), str(asked.release), [f"{words} first, and {who} the noise: {told}."]
+    return replace(dataset, manifest=manifest), str(asked.release), [f"{words} first, and {who} the noise: {ranges}."]
 
 
-def seen(found: Sequence[Answer]) -> Sequence[Answer]:
+def seen(answered: Sequence[Answer]) -> Sequence[Answer]:
     """Return answers; raise `ConfigError` if nothing was seen of a column."""
-    if unseen := [one.column for one in found if one.low == one.high]:
+    if unseen := [one.column for one in answered if one.low == one.high]:
         text = f"no cell of {', '.join(unseen)} holds enough clients to be seen in the noise"
         raise ConfigError(f"{text}; give public ranges of these", code="config.few-for-ranges")
-    return found
+    return answered
 
 
-def with_answers(schema: Schema, found: Sequence[Answer], release: RangesBefore) -> Schema:
+def with_answers(schema: Schema, answered: Sequence[Answer], release: RangesBefore) -> Schema:
     """Return a schema in which answers are scales and offsets, as constants that refuse no row, with their cost.
 
     A number from 1 % to 99 % of the clients' becomes one from -1 to 1; a target has no offset. Raises `ConfigError` if
     a column is none of its numbers, or nothing was seen of it.
     """
     known = {column.name: column for column in (*schema.features, schema.target) if column.type in _NUMBERS}
-    if strange := [one.column for one in found if one.column not in known]:
+    if strange := [one.column for one in answered if one.column not in known]:
         raise ConfigError(f"the schema has no column of numbers {strange[0]!r}", code="config.question")
     entries = {}
-    for one in seen(found):
+    for one in seen(answered):
         low, high = (0.0 if abs(end) < 2**-15 else end for end in (one.low, one.high))
         entries[one.column] = scaling(low, high, one.column == schema.target.name)
     provenance = f"{schema.provenance} {release.provenance}".strip()

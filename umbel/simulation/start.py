@@ -9,7 +9,7 @@ import difflib
 import os
 import shlex
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from logging import WARNING
 from pathlib import Path
@@ -181,8 +181,12 @@ def _named(name: str) -> dict[str, Any]:
     try:
         found = find_run(name)
     except ConfigError:
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]}?" if near else f"configs/ has {', '.join(sorted(known))}"
+        own = {path.parent.name for path in (umbel_home() / "data").glob("[!.]*/manifest.json")}
+
+        def listed(names: Iterable[str]) -> str:
+            return ", ".join(sorted(names, key=lambda one: (-difflib.SequenceMatcher(None, name, one).ratio(), one)))
+
+        hint = f"your datasets: {listed(own) or 'none yet'}; shipped configurations: {listed(known)}"
         text = f"there is no configuration or dataset {name!r}: neither a file nor a known name; {hint}"
         raise ConfigError(text, code="config.unknown-configuration") from None
     raise ConfigError(f"{found.name} is a run; to resume it add --resume", code="config.is-a-run")

@@ -7,8 +7,9 @@ and so is one whose result cannot be trusted.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from logging import INFO, WARNING
 from pathlib import Path
@@ -22,11 +23,13 @@ from torch import Tensor
 from umbel.client.cohort import Cohort
 from umbel.client.learner import LOOP, Learner, best_hypothesis
 from umbel.client.personal.bayes import closed_form
-from umbel.client.prediction import DEFAULT
+from umbel.client.personal.predictors import Predictors, hypothesis_outputs, means, row_scores
+from umbel.client.prediction import DEFAULT, class_names
 from umbel.client.trial import try_out
 from umbel.data import Dataset
+from umbel.data.leaks import telling
 from umbel.models.fit import traits_of
-from umbel.models.losses import SLOPES
+from umbel.models.losses import PROBABLE, SLOPES
 from umbel.models.prior import Prior
 from umbel.privacy.mechanisms.randomness import streams
 from umbel.privacy.site.policy import Personal
@@ -41,8 +44,10 @@ from umbel.server.run_folder import RunFolder, number_of
 from umbel.server.runs import find_run, opening
 from umbel.server.setup import Setup
 from umbel.server.summary import Summary
-from umbel.server.worth import LABELS, Arm, LeftOut, Way, Worth
+from umbel.server.worth import LABELS, Arm, LeftOut, Score, Way, Worth, figure
 from umbel.simulation.baselines import LOCAL_EPOCHS, halves, own, ridge, serve, train_alone, worst_decile
+from umbel.simulation.pilots import changes_for, pilot
+from umbel.simulation.scores import AUC, chance, jackknifed, of_classes
 from umbel.strategies import Callback
 from umbel.strategies.differences import prior_of
 
@@ -63,7 +68,8 @@ _RISES = 0.02  # share of their gain over a constant that one more training may 
 _FEWEST, _STARTS = 3, 8  # fits: two may end at the same bad place
 _SAME = 0.01  # share of a loss's fall by which two fits that reach the same may differ
 _FRESH_SEED = 0  # of measured clients' initial local parameters
-_ERRORS = 2.0  # standard errors, as of a normal distribution
+_RARE = 0.2  # share of rows of the rarer of two classes below which the order of rows is judged, not the accuracy
+_PERFECT, _EXACT = 0.999, 0.01  # an accuracy or AUC, and an RMSE relative to a constant's, that are suspiciously good
 _LOCAL, _LARGE = "since each client has its own local parameters", "since its network is too large for so many rows"
 _BETTER, _ALIKE, _WORSE = "better than", "about as good as", "worse than"
 _OTHERS = {Way.CONSTANT: "a constant", Way.ALONE: "each client alone", Way.POOLED: "all rows pooled"}
@@ -82,7 +88,7 @@ class Appraisal(Callback):
         if not run.setup.has_rows_of(run.folder.read_config()):
             log(WARNING, "The dataset has changed since the run began, so the run's worth is not measured.")
             return
-        worth = appraise(run.setup, run.state, run.strategy.state)
+        worth = appraise(run.setup, run.state, run.strategy.state, run.folder.path)
         run.folder.write_worth(worth)
         for line in worth.lines():
             log(INFO, "%s", line)
@@ -107,7 +113,7 @@ def write_report(run: str | Path, baselines: bool = True) -> Path:
     if worth is None or worth.rounds != len(state.history):
         worth = None
         if baselines and _same_data(folder, setup):
-            worth = appraise(setup, state, kept)
+            worth = appraise(setup, state, kept, path)
             folder.write_worth(worth)
     view = View(path.name, Summary.of(setup), state, participations, config, worth)
     folder.write_report(render(view, folder.read_config()["versions"]))
@@ -123,40 +129,63 @@ def _same_data(folder: RunFolder, setup: Setup) -> bool:
 
 
 @dataclass(frozen=True)
+class Figures:
+    """What clients get by one way to serve them."""
+
+    metrics: NDArray[np.float64]  # (clients,)
+    scores: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)  # (1 + clients,), see `jackknifed`
+    only: int | None = None  # the class that is predicted for every row, if there is just one
+
+
+@dataclass(frozen=True)
 class Row:
-    """The metric of each client (clients,) by one way, and how it was made, if the way's name does not say so."""
+    """The figures of one way, and how it was made, if the way's name does not say so."""
 
     way: Way
-    metrics: NDArray[np.float64]
+    figures: Figures
     remark: str = ""
     label: str = ""
 
+    @property
+    def metrics(self) -> NDArray[np.float64]:
+        """The metric of each client, (clients,)."""
+        return self.figures.metrics
 
-def appraise(setup: Setup, state: State, kept: Arrays) -> Worth:
+
+def appraise(setup: Setup, state: State, kept: Arrays, folder: Path | None = None) -> Worth:
     """Return the worth of a finished run for validation clients, each measured on half of its rows.
 
-    The state that the strategy kept may tell how clients differ.
+    The state that the strategy kept may tell how clients differ. With the run's folder, some other settings are tried,
+    and the best that serves clients better is advised.
     """
     dataset, metric, summary = setup.open_dataset(), setup.model.metric, Summary.of(setup)
     assert dataset is not None, "a simulated run names one"
     ways = Ways(setup, dataset, state, prior_of(kept, number_of(state.hypotheses)))
-    factor, found = abs(summary.metric_factor), list[Row | LeftOut]()
+    name, factor = "RMSE" if metric.name == "rmse" else metric.name, abs(summary.metric_factor)
+    found, advice = list[Row | LeftOut](), ""
     worth_it, verdict = False, "Not known: no validation client has two rows, one to choose and one to measure."
     if ways.clients:
         found = ways.compare()
-        gains = {row.way: row.metrics * ways.sign for row in found if isinstance(row, Row)}
+        rows = {row.way: row.figures for row in found if isinstance(row, Row) and not row.label}
         fault = why_stuck(state.history).partition(".")[0]
-        if diverged(state.history) or not np.isfinite(gains[Way.LAST]).all():
+        if diverged(state.history) or not np.isfinite(rows[Way.LAST].metrics).all():
             fault = fault or "it diverged, as the last loss is several times the lowest, or not finite"
-        worth_it, verdict = (False, f"No: {fault}.") if fault else judge(gains)
+        worth_it, verdict = (
+            (False, f"No: {fault}.") if fault else judge({way: ways.gains(one) for way, one in rows.items()})
+        )
+        verdict = " ".join([verdict, *ways.caveats(rows, not fault)])
+        if folder and (better := ways.advice(rows, factor)):
+            command = f"umbel run {shlex.quote(str(folder / 'config.toml'))}"
+            advice = f"Tried, and better: {name if ways.rare is None else AUC} {better.format(command)}"
 
     def arm(row: Row) -> Arm:
         worst = worst_decile(row.metrics, metric.higher_is_better)
         mean, worst_tenth = (_rounded(value * factor) for value in (row.metrics.mean(), worst))
-        return Arm(row.way, row.label or LABELS[row.way], mean, worst_tenth, row.remark)
+        scores = [Score(name, _rounded(own[0]), _rounded(chance(own[1:]))) for name, own in row.figures.scores.items()]
+        return Arm(row.way, row.label or LABELS[row.way], mean, worst_tenth, row.remark, scores)
 
     return Worth(
-        metric="RMSE" if metric.name == "rmse" else metric.name,
+        metric=name,
         unit=summary.scale[1],
         higher_is_better=metric.higher_is_better,
         clients=len(ways.clients),
@@ -165,6 +194,7 @@ def appraise(setup: Setup, state: State, kept: Arrays) -> Worth:
         worth_it=worth_it,
         verdict=verdict,
         rounds=len(state.history),
+        advice=advice,
     )
 
 
@@ -188,24 +218,18 @@ def judge(gains: Mapping[Way, NDArray[np.float64]]) -> tuple[bool, str]:
 
 
 def _compared(one: NDArray[np.float64], other: NDArray[np.float64]) -> str:
-    """Return whether one way gains more or less than another, by twice the standard error over many clients.
-
-    With few clients the factor is larger: Student's t distribution gives it for the same certainty. A single client
-    shows nothing.
-    """
-    from scipy.special import ndtr, stdtrit  # the import takes a moment
-
+    """Return whether one way gains more or less than another, beyond chance; a single client shows nothing."""
     difference = one - other
-    if len(difference) < 2:
-        return _ALIKE
-    chance = stdtrit(len(difference) - 1, ndtr(_ERRORS)) * difference.std(ddof=1) / math.sqrt(len(difference))
-    return _BETTER if difference.mean() > chance else _WORSE if difference.mean() < -chance else _ALIKE
+    error = chance(difference)
+    return _BETTER if difference.mean() > error else _WORSE if difference.mean() < -error else _ALIKE
 
 
 class Ways:
     """The ways to serve clients that are compared, each measured on the query rows of the same clients."""
 
     def __init__(self, setup: Setup, dataset: Dataset, state: State, prior: Prior | None = None) -> None:
+        self.setup, self.tried = setup, list[tuple[dict[str, Any], Run]]()
+        self.rounds = max((entry.number for entry in state.history if entry.asked), default=0)
         self.run, self.model, self.dataset, self.state, self.prior = setup.config, setup.model, dataset, state, prior
         self.sign = 1 if self.model.metric.higher_is_better else -1
         # How many numbers a network holds, and computes for a row.
@@ -220,7 +244,47 @@ class Ways:
     def compare(self) -> list[Row | LeftOut]:
         """Return the result of each way, or the reason why the table lacks it."""
         constant, last = self.constant(), Row(Way.LAST, self._of(self.state.hypotheses))
-        return [constant, *self.rules(), self.alone(constant.metrics), self.pooled(), last, *self.best(), self.own()]
+        others = [constant, *self.rules(), self.alone(constant.figures), self.pooled(), *self.one_model()]
+        return [*others, last, *self.best(), self.own()]
+
+    @cached_property
+    def labels(self) -> NDArray[np.int64] | None:
+        """The class of each measured row; None for numbers, several classes a row, and a model of local parameters."""
+        outputs, targets = traits_of(self.model, self.query.shape).outputs, self.query.targets
+        whole = outputs[-1] > 1 and not targets.is_floating_point()
+        scored = whole or self.model.loss.name in SLOPES or self.model.metric.name == "accuracy"
+        if self.model.local_shapes or len(outputs) > 1 or targets.ndim > 1 or not scored:
+            return None
+        return np.asarray((targets if whole else targets > 0).cpu().numpy(), np.int64)
+
+    @cached_property
+    def rare(self) -> int | None:
+        """The rarer of two classes, if a constant has a high accuracy for want of its rows; else None.
+
+        Where a single client has all rows of a class, AUC has no interval, so that it cannot judge.
+        """
+        if self.labels is None or traits_of(self.model, self.query.shape).outputs[-1] > 2:
+            return None
+        owner = np.repeat(np.arange(len(self.query)), self.query.lengths)
+        counts, least = np.bincount(self.labels, minlength=2), int(self.labels.mean() < 0.5)
+        spread = min(len(np.unique(owner[self.labels == one])) for one in (0, 1))
+        return least if spread > 1 and counts[least] < _RARE * counts.sum() else None
+
+    def measure(self, outputs: Tensor) -> Figures:
+        r"""Return the figures of outputs for the measured rows, (rows, \*output shape)."""
+        metric, lengths = self.model.metric, self.query.lengths
+        rows = torch.from_numpy(means(row_scores(metric, outputs[None], self.query)[0], lengths))
+        metrics = np.asarray(metric.report(rows).numpy())
+        if self.labels is None:
+            return Figures(metrics)
+        values = of_classes(outputs)
+        predicted = values.argmax(1)
+        scores = jackknifed(values, self.labels, lengths, self.model.loss.name in PROBABLE)
+        return Figures(metrics, scores, int(predicted[0]) if (predicted == predicted[0]).all() else None)
+
+    def gains(self, figures: Figures) -> NDArray[np.float64]:
+        """Return what each client gains by a way, (clients,); more is better."""
+        return self.sign * figures.metrics if self.rare is None else figures.scores[AUC][1:]
 
     @cached_property
     def rows(self) -> Cohort:
@@ -259,9 +323,9 @@ class Ways:
             for rows in (self.rows, self.support, self.query)
         )
         found = hook(train, support, query, self.model.metric.name)
-        return [Row(Way.RULE, metrics, label=f"rule: {name}") for name, metrics in found.items()]
+        return [Row(Way.RULE, Figures(metrics), label=f"rule: {name}") for name, metrics in found.items()]
 
-    def alone(self, constant: NDArray[np.float64]) -> Row | LeftOut:
+    def alone(self, constant: Figures) -> Row | LeftOut:
         """Measure clients outside the run by the way that serves them best.
 
         They predict a constant, train alone with one of some step sizes, fit a ridge regression if the model is linear,
@@ -273,28 +337,31 @@ class Ways:
         constants, what = self._constants(self.support)
         found = {f"{what} of the client's rows": self._of_constants(constants)}
         trained = {
-            f"step size {self.run.step_size / by:g}": train_alone(self.learner, self.support, self.query, self.run, by)
+            f"step size {self.run.step_size / by:g}": map(
+                self._with, train_alone(self.learner, self.support, self.run, by)
+            )
             for by in SMALLER[: None if self.small else 1]
         }
         found |= {name: next(training) for name, training in trained.items()}
-        if (fitted := ridge(self.learner, self.support, self.query)) is not None:
-            found["ridge regression, its penalty by leave-one-out"] = fitted
+        if (fitted := ridge(self.learner, self.support)) is not None:
+            found["ridge regression, its penalty by leave-one-out"] = self._with(fitted)
         if not self.model.local_shapes:
             first = draw_hypotheses(self.model, 1, self.run.seed, 0)
             found[f'personalise = "{self._how}" of an untrained hypothesis'] = self._made_own(first)
-        gains = {name: np.nan_to_num(self.sign * metrics.mean(), nan=-math.inf) for name, metrics in found.items()}
+        gains = {name: np.nan_to_num(self.gains(one).mean(), nan=-math.inf) for name, one in found.items()}
         best = max(gains, key=gains.__getitem__)
-        metrics, remark = found[best], best
+        figures, remark = found[best], best
         if best in trained:
             for times in range(1, _LONGEST):
                 remark, longer = f"{count_of(times * LOCAL_EPOCHS, 'epoch')} of {best}", next(trained[best])
-                if not self.sign * (longer - metrics).mean() > _RISES * abs((metrics - constant).mean()):
+                gain = self.gains(figures)
+                if not (self.gains(longer) - gain).mean() > _RISES * abs((gain - self.gains(constant)).mean()):
                     break
-                metrics = longer
+                figures = longer
             else:
                 why = f"since they still improved after {count_of(_LONGEST * LOCAL_EPOCHS, 'epoch')}"
                 return LeftOut(LABELS[Way.ALONE], why)
-        return Row(Way.ALONE, metrics, f"{remark}, the best of {len(found)} ways")
+        return Row(Way.ALONE, figures, f"{remark}, the best of {len(found)} ways")
 
     def pooled(self) -> Row | LeftOut:
         """Measure one model of all training clients' rows, if it is likely to be the best."""
@@ -305,6 +372,15 @@ class Ways:
         if not why:
             fitted, why = fit_pooled(self.learner, self.rows, self.run.seed, self.state.hypotheses)
         return LeftOut(LABELS[Way.POOLED], why) if why else Row(Way.POOLED, self._of(fitted), "fitted by L-BFGS")
+
+    def one_model(self) -> list[Row | LeftOut]:
+        """Measure a run of a single hypothesis, if this one has several."""
+        if number_of(self.state.hypotheses) == 1:
+            return []
+        found = self._try({"hypotheses": 1})
+        if isinstance(found, str):
+            return [LeftOut(LABELS[Way.ONE], found)]
+        return [Row(Way.ONE, self._of(found.state.hypotheses), "this run with hypotheses = 1")]
 
     def best(self) -> list[Row]:
         """Measure the best round's hypotheses, if they are others than the last round's."""
@@ -323,8 +399,65 @@ class Ways:
             return LeftOut(LABELS[Way.OWN], _LOCAL if local else _LARGE)
         return Row(Way.OWN, self._made_own(self.state.hypotheses, self.prior), f'personalise = "{self._how}"')
 
-    def _made_own(self, hypotheses: Arrays, prior: Prior | None = None) -> NDArray[np.float64]:
-        return own(self.learner, self.support, self.query, hypotheses, self.run, self._how, prior=prior)
+    def caveats(self, rows: Mapping[Way, Figures], compared: bool) -> list[str]:
+        """Return what to know about the run's figures besides how they are `compared` with others, as sentences."""
+        run, manifest, found = rows.get(Way.OWN, rows[Way.LAST]), self.dataset.manifest, list[str]()
+        if self.labels is not None:
+            counts = np.bincount(self.labels, minlength=1 + (run.only or 1))
+            names = class_names(manifest.target.get("categories", []), len(counts))
+            if self.rare is not None and compared:
+                share = counts[self.rare] / counts.sum()
+                found.append(f"AUC decides that, because only {share:.1%} of the rows are of class {names[self.rare]}.")
+            if run.only is not None:
+                which = "the majority class" if run.only == counts.argmax() else "the class"
+                found.append(f"The run predicts only {which}, {names[run.only]}, for every row.")
+        means, metric = {way: one.metrics.mean() for way, one in rows.items()}, self.model.metric
+        bad = means[Way.CONSTANT]
+        exact = {way for way in rows if metric.name == "rmse" and means[way] < _EXACT * bad}
+        exact |= {way for way in rows if metric.share and means[way] >= _PERFECT > bad}
+        exact |= {way for way, one in rows.items() if one.scores.get(AUC, [0.0])[0] >= _PERFECT}
+        if perfect := [LABELS[way] for way in rows if way in exact]:
+            named = [one["name"] for one in manifest.units.get("features", [])]
+            column = telling(self.rows.features.cpu().numpy(), self.rows.targets.cpu().numpy(), named)
+            cause = f"column {column}, which alone nearly predicts the target" if column else "the cause"
+            found.append(f"Too good to be true, because {perfect[0]} is nearly perfect: look at {cause}.")
+            found.append("What is known only after the target gives the answer away; import the data without it.")
+        return found
+
+    def advice(self, rows: Mapping[Way, Figures], factor: float) -> str:
+        """Try some other settings, and say what the best that serves clients better gives; empty if none does.
+
+        Clients are served as for the verdict, and the same clients are measured.
+        """
+        state, fitted = self.state, Way.OWN in rows
+        run = rows[Way.OWN if fitted else Way.LAST]
+        differ = _compared(self.gains(run), self.gains(rows[Way.LAST])) == _BETTER
+        for changes in changes_for(self.run, self.rounds, number_of(state.hypotheses), differ, not self.best()):
+            self._try(changes)
+        found = []
+        for changes, other in self.tried:
+            ended, kept = other.state.hypotheses, other.strategy.state
+            one = self._made_own(ended, prior_of(kept, number_of(ended))) if fitted else self._of(ended)
+            if _compared(self.gains(one), self.gains(run)) == _BETTER:
+                found.append((self.gains(one).mean(), one, changes))
+        if not found:
+            return ""
+        _, best, changes = max(found, key=lambda one: one[0])
+        ((key, value),) = changes.items()
+        then, now = (one.metrics.mean() * factor if self.rare is None else one.scores[AUC][0] for one in (best, run))
+        return f"{figure(then)} instead of {figure(now)}, with {{}} {key}={value}"
+
+    def _try(self, changes: dict[str, Any]) -> Run | str:
+        found = pilot(self.setup, self.dataset, self.rounds, self.numbers, changes)
+        if isinstance(found, Run):
+            self.tried.append((changes, found))
+        return found
+
+    def _with(self, made: Predictors) -> Figures:
+        return self.measure(made.outputs(self.learner, self.query))
+
+    def _made_own(self, hypotheses: Arrays, prior: Prior | None = None) -> Figures:
+        return self._with(own(self.learner, self.support, hypotheses, self.run, self._how, prior=prior))
 
     def _constants(self, cohort: Cohort) -> tuple[Tensor, str]:
         """Return the best constant outputs for the rows of each client (clients, outputs), and their description."""
@@ -343,25 +476,26 @@ class Ways:
             often = mean(classes.double().reshape(len(targets), -1, shape[-1]).mean(1))
             often = often if model.loss.name in ("mse", "rmse") else often.clamp(min=1e-12).log()
             return often.reshape(-1, *[1] * (len(shape) - 1), shape[-1]).expand(-1, *shape), "the most frequent class"
-        if model.metric.name == "right-sign" or model.loss.name in SLOPES:
+        if model.metric.name == "accuracy" or model.loss.name in SLOPES:
             share = mean(targets.flatten() > 0).clamp(1e-6, 1 - 1e-6)
             odds = (share / (1 - share)).log()
             return odds.where(odds != 0, 1e-6).reshape(-1, *shape), "the most frequent label"
         return mean(targets).reshape(-1, *shape), "the mean"
 
-    def _of_constants(self, outputs: Tensor) -> NDArray[np.float64]:
-        """Return the metric (clients,) of constant outputs (clients, outputs) on the clients' query rows."""
-        metric, query = self.model.metric, self.query
-        lengths = torch.from_numpy(query.lengths).to(outputs.device)
-        rows = metric.of_rows(outputs.float().repeat_interleave(lengths, 0), query.targets).double().cpu().numpy()
-        means = np.add.reduceat(rows, query.starts) / query.lengths
-        return np.asarray(metric.report(torch.from_numpy(means)).numpy())
+    def _of_constants(self, outputs: Tensor) -> Figures:
+        """Return the figures of constant outputs (clients, outputs)."""
+        lengths = torch.from_numpy(self.query.lengths).to(outputs.device)
+        return self.measure(outputs.float().repeat_interleave(lengths, 0))
 
-    def _of(self, hypotheses: Arrays) -> NDArray[np.float64]:
-        """Return the metric of each client's best hypothesis on its support rows."""
+    def _of(self, hypotheses: Arrays) -> Figures:
+        """Return the figures of each client's best hypothesis on its support rows."""
         learner, step_size = self.learner, self.run.step_size
-        if not self.model.local_shapes:
-            return serve(learner, hypotheses, self.support, self.query)[1]
+        if self.labels is not None:
+            chosen = learner.choose(learner.tensors(hypotheses), self.support).numpy()
+            outputs, owner = hypothesis_outputs(learner, hypotheses, self.query), np.repeat(chosen, self.query.lengths)
+            return self.measure(outputs[owner, np.arange(len(owner))])
+        if not self.model.local_shapes:  # outputs of many numbers, as the next tokens, are measured some at a time
+            return Figures(serve(learner, hypotheses, self.support, self.query)[1])
         shared = learner.tensors(hypotheses)
         fresh = learner.tensors(self.model.initial_local(streams(_FRESH_SEED, "local", 0, range(len(self.support)))))
         chosen = best_hypothesis(learner.score_newcomers(shared, self.support, fresh, step_size)[0])
@@ -370,7 +504,7 @@ class Ways:
             one = {name: value[j : j + 1] for name, value in shared.items()}
             local = learner.fit_local(one, self.support, fresh, step_size)
             metrics.append(learner.score(one, self.query, local)[1][0])
-        return np.stack(metrics)[chosen, np.arange(len(chosen))]
+        return Figures(np.stack(metrics)[chosen, np.arange(len(chosen))])
 
 
 def measured(dataset: Dataset, seed: int, rows: int) -> list[int]:

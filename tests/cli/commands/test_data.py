@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -168,14 +167,14 @@ def test_rows_without_clients_are_dealt_out(stays: Path) -> None:
     )
 
 
-def test_large_numbers_are_told_and_so_is_what_to_do(stays: Path) -> None:
-    told = said("data", "import", stays, "--client", "hospital", "--target", "cost")
-    assert "these are large: age 20 to 89, cost " in told
-    assert "with --replace, and add --set age.scale=100 --set cost.scale=10000. In simulation, umbel run" in told
-    words = ("data", "import", stays, "--client", "hospital", "--target", "cost", "--replace")
-    told = said(*words, "--set", "age.minimum=0", "--set", "age.maximum=120", "--set", "cost.scale=10000")
+def test_numbers_without_a_range_are_told_once_with_what_a_guarantee_needs(stays: Path) -> None:
+    words = ("data", "import", stays, "--client", "hospital", "--target", "cost")
+    told = said(*words)
+    assert "a public range of age, cost: declare it, as by --set age.minimum=NUMBER --set age.maximum=NUMBER," in told
+    assert "--replace" not in told
+    told = said(*words, "--set", "age.minimum=0", "--set", "age.maximum=120", "--set", "cost.scale=10000", "--replace")
     assert "(age - 60) / 60" in told
-    assert "these are large" not in told
+    assert "public range" not in told
 
 
 def test_dates_and_gaps_need_no_python(stays: Path) -> None:
@@ -268,33 +267,19 @@ def test_who_adds_what_the_import_says_can_plan_a_guarantee(tmp_path: Path, umbe
     words = ["data", "import", tmp_path / "mixed.csv", "--client", "who", "--target", "near"]
     words += ["--set", "known.minimum=0", "--set", "known.maximum=90"]
     told = said(*words)
-    assert "a public range of small, near, which" in told
-    assert "--set small.minimum=NUMBER --set small.maximum=NUMBER." in told
+    assert "a public range of small, far, near: " in told
+    assert "--set small.minimum=NUMBER --set small.maximum=NUMBER" in told
+    assert "--replace" not in told, "without a guarantee nothing has to be repeated"
+    assert values_of("mixed").words
     with raises(ConfigError, "config.no-range", "small, far, near"):
         values_of("mixed", wanted=Wanted(epsilon=8), ask=False)
-    added = [word for line in told.splitlines() for word in shlex.split(line.rstrip(".").split(". In sim")[0])]
-    taken = [word for before, word in pairwise(added) if before == "--set" and "NUMBER" not in word]
-    taken += ["small.minimum=-1", "small.maximum=1", "near.minimum=0", "near.maximum=5"]
-    told = said(*words, "--replace", *(part for word in taken for part in ("--set", word)))
+    ends = {"small": (-1, 1), "near": (0, 5), "far": (0, 5000)}
+    for name, (low, high) in ends.items():
+        words += ["--set", f"{name}.minimum={low}", "--set", f"{name}.maximum={high}"]
+    told = said(*words, "--replace")
     assert "estimated" not in told
     assert "--set" not in told
     assert values_of("mixed", wanted=Wanted(epsilon=16)).words
-
-
-def test_a_few_far_numbers_or_missing_ones_do_not_decide_what_is_told_about_scales(tmp_path: Path) -> None:
-    """A price in 200 is twenty times the usual; a missing blood pressure is no 0."""
-    draw = np.random.default_rng(0)
-    columns = {
-        "who": np.arange(400) % 40,
-        "pressure": np.where(np.arange(400) % 9, draw.uniform(70, 120, 400).round(), np.nan),
-        "price": np.where(np.arange(400) % 200, 1, 20) * draw.uniform(100_000, 400_000, 400).round(),
-    }
-    pd.DataFrame(columns).to_csv(tmp_path / "homes.csv", index=False)
-    words = ("data", "import", tmp_path / "homes.csv", "--client", "who", "--target", "price", "--missing", "indicate")
-    words = (*words, "--set", "price.missing=drop")
-    told = said(*words)
-    assert "pressure 70 to 120, price" in told
-    assert "--set price.scale=1000000." in told
 
 
 def test_a_header_with_a_line_break_is_one_line(tmp_path: Path) -> None:
@@ -328,45 +313,3 @@ def test_a_client_whose_name_is_a_number_may_validate(tmp_path: Path) -> None:
     said(*words, 3)
     assert open_dataset(find_dataset("numbered")).names[-1] == "3"
     refused("data.split", *words, 7, "--replace")
-
-
-def test_a_column_that_is_nearly_always_0_gets_a_scale(tmp_path: Path) -> None:
-    """The 99 % of its numbers that usually give a scale are 0."""
-    draw, rare = np.random.default_rng(0), np.arange(200) == 7
-    table = {"who": np.arange(200) % 4, "claim": 5000.5 * rare, "near": draw.uniform(0, 4, 200)}
-    pd.DataFrame(table).to_csv(tmp_path / "claims.csv", index=False)
-    told = said("data", "import", tmp_path / "claims.csv", "--client", "who", "--target", "near")
-    assert "claim 0 to 5,000.5" in told
-    assert "--set claim.scale=10000." in told
-
-
-def test_constants_that_are_told_fit_numbers_far_from_zero(tmp_path: Path) -> None:
-    """Years lie around 1,939 or 1,944."""
-    draw = np.random.default_rng(0)
-    who = np.arange(400) % 40
-    steals = np.where(who < 2, 5_000.0, 1.0) * (1 + draw.random(400))
-    columns = {
-        "who": who,
-        "year": draw.uniform(1871, 2007, 400),
-        "war": draw.uniform(1935, 1954, 400),
-        "steals": steals,
-        "runs": draw.normal(size=400),
-    }
-    pd.DataFrame(columns).to_csv(tmp_path / "years.csv", index=False)
-    words = ("data", "import", tmp_path / "years.csv", "--client", "who", "--target", "runs")
-    assert "--set year.offset=1900 --set year.scale=100 --set war.offset=1940 --set war.scale=10" in (
-        told := said(*words)
-    )
-    assert " --set steals.scale=10000. In simulation" in told
-
-
-def test_a_code_for_missing_does_not_make_all_other_numbers_small(tmp_path: Path, umbel_home: Path) -> None:
-    """One price of 99,999 among 300 of about 100: the hint scales by the others."""
-    rows = [f"c{i % 30},{i % 7},{99_999 if i == 5 else 80 + i % 40}" for i in range(300)]
-    (tmp_path / "shops.csv").write_text("client,x,price\n" + "\n".join(rows))
-    told = CliRunner().invoke(
-        app, ["data", "import", str(tmp_path / "shops.csv"), "--client", "client", "--target", "price"]
-    )
-    assert told.exit_code == 0, told.output
-    text = " ".join(told.output.split())
-    assert "--set price.scale=100" in text.replace("scale=100000", "")

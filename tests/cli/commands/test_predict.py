@@ -97,7 +97,9 @@ def test_classes_are_predicted_as_classes(tmp_path: Path) -> None:
     digits = newcomer(tmp_path / "digits", images, labels, model="cnn10", feature_scale=1 / 255)
     done = predict(learnt(tmp_path / "run", "cnn10", "", best), digits)
     assert done.exit_code == 0, done.output
-    assert done.stdout.splitlines()[1:] == ["0,0,1,7,7", "0,1,1,7,7"]
+    # Of ten logits one is 1 and nine are 0: e / (e + 9).
+    assert done.stdout.splitlines()[1:] == ["0,0,1,7,0.231969,7", "0,1,1,7,0.231969,7"]
+    assert "that of the predicted class" in done.stderr
 
 
 def test_a_single_output_of_a_loss_of_ones_own_is_no_class_of_several() -> None:

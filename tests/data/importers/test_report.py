@@ -20,6 +20,8 @@ from tests.helpers import messy
 from tests.helpers.errors import ended, raises
 from umbel.cli.main import app
 from umbel.data import Column, Schema, find_dataset, open_dataset
+from umbel.data.hints import Syntax
+from umbel.data.importers.report import look
 from umbel.data.table import Reading, as_texts, encode, number_in, values_of
 from umbel.protocol.errors import ConfigError, DatasetError
 from umbel.simulation import start
@@ -174,6 +176,38 @@ def test_a_feature_that_predicts_the_target_alone_is_flagged(values: Any, flagge
     frame = pd.DataFrame({"who": np.arange(400) % 8, "x": values(cost, draw), "age": draw.random(400), "cost": cost})
     notes = umbel.from_dataframe(frame, client="who", target="cost", missing="indicate").notes
     assert any("x alone predicts cost" in note for note in notes) == flagged
+
+
+@pytest.mark.parametrize(("name", "flagged"), [("patient id", True), ("price", False)])
+def test_numbers_of_people_who_come_again_are_an_id_by_their_name(name: str, flagged: bool) -> None:
+    draw = np.random.default_rng(0)
+    table = {"who": np.arange(400) % 8, name: draw.permutation(400) // 1.5 // 1, "cost": draw.random(400)}
+    notes = umbel.from_dataframe(pd.DataFrame(table), client="who", target="cost").notes
+    assert any(f"Most values of {name} differ" in note for note in notes) == flagged
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        (["0", "1", "2-10", "over 10"], "category"),
+        (["0", "1", "2", "unknown"], "number"),
+        (["0", "1", "2", "3"], "number"),
+    ],
+)
+def test_as_many_texts_as_numbers_are_classes_and_fewer_are_faults(values: list[str], kind: str) -> None:
+    frame = pd.DataFrame({"who": ["a", "b"] * 60, "struck": [*values, "0", "1"] * 20, "cost": np.arange(120.0)})
+    report = look(frame, "who", "cost", None, {}, "birds", Syntax.PYTHON)
+    finding = next(one for one in report.findings if one.column.name == "struck")
+    assert (finding.column.type, bool(finding.faults)) == (kind, "unknown" in values)
+
+
+def test_a_guess_at_the_client_passes_over_names_that_are_missing() -> None:
+    rows = np.arange(300)
+    frame = pd.DataFrame({"job": [f"job {row % 100}" for row in rows], "state": [f"state {row % 10}" for row in rows]})
+    frame["rate"] = rows / 7
+    assert look(frame, None, "rate", None, {}, "loans", Syntax.PYTHON).settings["client"] == "job"
+    frame.loc[5, "job"] = ""
+    assert look(frame, None, "rate", None, {}, "loans", Syntax.PYTHON).settings["client"] == "state"
 
 
 def test_a_sum_in_two_currencies_is_none() -> None:

@@ -79,8 +79,8 @@ def test_all_releases_in_one_hypothesis_are_a_collapse() -> None:
     entries = history(20, groups=lambda t: [10, 0] if t > 15 else [5, 5], best_round=3)
     title, text = the_alarm(entries)
     assert title == "Clusters collapsed into one"
-    assert text.startswith("In the last 5 rounds of training, all 50 releases went to hypothesis 0.")
-    assert text.endswith("The best hypotheses are from before that: after 3 rounds.")
+    assert "all 50 releases went to hypothesis 0" in text
+    assert text.endswith("before that: after round 3.")
     assert "before that" not in the_alarm(history(20, groups=[10, 0]))[1], "these are from the end"
 
 
@@ -93,8 +93,8 @@ def test_a_release_that_strays_now_and_then_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("ratio", "words"),
     [
-        ([0.2, 0.0], "ratio is 0.2: releases show"),
-        ([1.5, 0.0], "ratio is 1.5: releases are further"),
+        ([0.2, 0.0], "typically 0.2 of the distance"),
+        ([1.5, 0.0], "typically 1.5 times the distance"),
         ([], "Another seed"),
     ],
 )
@@ -149,7 +149,7 @@ def test_without_any_loss_it_matters_whether_anybody_validates(validators: int |
 def test_a_loss_that_never_gets_better_is_told() -> None:
     title, text = the_alarm(history(20, loss=lambda t: 1 + t / 100, best_round=0))
     assert title == "Validation loss never improved"
-    assert text.startswith("The first validation, after 0 rounds, had the lowest loss of all 21")
+    assert "at the start (round 0), had the lowest loss of all 21" in text
 
 
 @pytest.mark.parametrize("dip", [1, 20])

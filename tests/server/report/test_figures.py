@@ -126,8 +126,7 @@ def test_each_hypothesis_has_a_strip_and_the_others_share_one() -> None:
 def test_two_hypotheses_have_one_distance_and_more_a_line_each() -> None:
     three = texts(figures.distances("x", [1, 2], np.ones((2, 3)), [0, 1, 2]))
     assert {"0", "1", "2"} <= set(three)
-    assert "distance to the nearest other" in three
-    assert "distance" in texts(drawn("distances"))
+    assert "distance (norm of parameters)" in texts(drawn("distances"))
 
 
 def test_thousands_of_rounds_and_a_thousand_hypotheses_stay_small() -> None:

@@ -1,11 +1,19 @@
-"""The report: what it says of hand-made runs."""
+"""The report: one page word for word, what it says of guarantees, and that any run can be told.
+
+    python -m tests.server.report.test_page
+
+writes page.txt, the words of the one page, after a change of them.
+"""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -14,39 +22,129 @@ import pytest
 from tests.helpers.reports import (
     CONFIG,
     HOSPITAL,
-    Page,
     entry,
     formal,
     full,
     plain,
     report,
     state,
+    view,
 )
-from umbel.data import Manifest
+from umbel.data import Column, Manifest, Schema
+from umbel.privacy.accounting.guarantee import stated
 from umbel.protocol.ranges import RangesBefore
 from umbel.protocol.release import ReleaseBy, RowPrivacy
 from umbel.server.history import State
 
-# --- what it says
+GOLDEN = Path(__file__).with_name("page.txt")
 
 
-def test_a_sentence_says_what_came_out_and_explains_its_words() -> None:
-    for words in (
-        "In 20 rounds, up to 10 clients at a time trained 2 hypotheses: versions of one model, of which each client "
-        "uses the one that fits its data best. A client is one owner of data, such as a hospital.",
-        "After 20 rounds of training, the loss on validation clients, whose data were not used for training, was RMSE "
-        "0.0476 (the lower, the better).",
-    ):
-        assert words in plain().text
+def golden() -> str:
+    """Return the words of a page with a guarantee, and with validation clients outside it."""
+    run = state(6)
+    run.history = [replace(one, exact_reports=3) for one in run.history]
+    name = "20261122-170509-synthetic-group-privacy-000042"
+    return fill(report(run, mode="public", noise=400.0, choice=0.5, name=name).text, 120) + "\n"
 
 
-def test_the_title_is_what_was_learnt_and_when_stands_under_it() -> None:
-    page = report(name="20261122-170509-synthetic-group-privacy-000042")
-    assert "<h1>synthetic, group-privacy, linear</h1>" in page.html
-    assert "22 November 2026, 17:05:09 20261122-170509-synthetic-group-privacy-000042 After 20 rounds" in page.text
-    assert "linear a-run After 20 rounds" in plain().text, "a name without a time stamp is told alone"
-    assert "linear 99999999-999999-x After 20 rounds" in report(name="99999999-999999-x").text, "and one of no time"
-    assert "<h1>each site&#39;s own data, group-privacy, linear</h1>" in report(manifest=None).html
+def test_a_page_reads_as_it_did() -> None:
+    assert golden() == GOLDEN.read_text(encoding="utf-8")
+
+
+# --- its title
+
+CLINICS = Schema(
+    client=Column(name="Clinic ID", type="text"),
+    target=Column(name="readmitted", type="boolean"),
+    features=[Column(name="age", type="number")],
+)
+
+
+@pytest.mark.parametrize(
+    ("column", "several"),
+    [("Clinic ID", "7 clinics"), ("facility", "7 facilities"), ("bus", "7 clients"), ("Provider CCN", "7 clients")],
+)
+def test_the_title_is_data_and_target_and_clients_have_the_name_of_their_column(column: str, several: str) -> None:
+    layout = CLINICS.model_copy(update={"client": Column(name=column, type="text")})
+    manifest = HOSPITAL.model_copy(update={"layout": layout})
+    assert f"hospital: payment 20 rounds, {several}, no guarantee a-run" in report(manifest=manifest).text
+
+
+def test_a_run_of_real_sites_has_a_title_too() -> None:
+    page = report(manifest=None, mode="public", hypotheses=1, noise=400.0)
+    assert "<h1>each site&#39;s own data: linear</h1>" in page.html
+    assert re.search("20 rounds, 4 clients, ε [^ ]* at δ 1e-05 for each client a-run", page.text)
+
+
+# --- what is guaranteed, and what is not
+
+ROWS = RowPrivacy(1.0, 1.0, 0.02, 10.0, 50)
+GAUSSIAN = {"mode": "public", "mechanism": "gaussian", "noise": 40.0}
+RUNS: Mapping[str, Mapping[str, Any]] = {
+    "clipped to its own norm": {},
+    "open choice": GAUSSIAN,
+    "no noise": {"noise": 0.0},
+    "no noise, clipped": {"noise": 0.0, "mode": "public", "choice": 1.0},
+    "no noise, by site": {"noise": 0.0, "mode": "public", "choice": 1.0, "by_site": True},
+    "laplace": {"mode": "public", "noise": 400.0, "choice": 0.5},
+    "laplace, often": {"mode": "public", "noise": 400.0, "choice": 0.5, "participations": [0, 0, 0, 10_000]},
+    "gaussian": {**GAUSSIAN, "choice": 0.5},
+    "by site": {**GAUSSIAN, "choice": 0.5, "by_site": True},
+    "one model": {**GAUSSIAN, "hypotheses": 1},
+    "ended early": {**GAUSSIAN, "hypotheses": 1, "planned": 50},
+    "ranges before": {
+        **GAUSSIAN, "hypotheses": 1, "before": RangesBefore(348, 14.08, "gaussian", ReleaseBy.SITE).release,
+    },
+    "rows": {"mode": "public", "noise": 0.0, "hypotheses": 1, "rows": ROWS},
+    "rows and clients": {"mode": "public", "noise": 400.0, "hypotheses": 1, "rows": ROWS},
+    "rows, open choice": {"mode": "public", "noise": 0.0, "rows": ROWS},
+    "nobody": {"mode": "public", "noise": 400.0, "choice": 0.5, "participations": [0, 0, 0, 0]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", RUNS.values(), ids=RUNS)
+def test_no_figure_stands_without_its_guarantee(changes: Mapping[str, Any]) -> None:
+    one, page = view(**changes), report(**changes)
+    top = page.text.partition(" Result In ")[0]
+    held = {stated(bound) for bound in (one.of_client, one.of_row) if bound and one.took_part}
+    assert set(re.findall(r"(?:pure )?epsilon [\d.,e-]*\d(?: at delta [\d.e-]*\d)?", top)) == held
+    assert ("no guarantee" in top or "Rows have no guarantee" in top) is bool(
+        one.took_part and (one.gap or one.row_gap)
+    )
+    subtitle = page.text.partition(" a-run ")[0]
+    assert ("ε" in subtitle, "no guarantee" in subtitle) == (bool(held), bool(one.took_part and not held))
+    weak = bool(one.took_part and one.of_client and one.of_client.epsilon > 20)
+    assert ("promises next to nothing" in top) is weak
+    verdict = re.search(r'<div class="(\w+)">\s*<h2 id="verdict"', page.html)
+    assert verdict
+    assert verdict[1] == ("holds" if not one.took_part else "weak" if weak else "holds" if one.of_client else "none")
+    # The paper's budget is called a heuristic where it stands.
+    budget = one.summary.release.paper_cost is not None
+    assert top.count("A heuristic, not a guarantee at most ") == budget
+    assert page.text.count("It guarantees nothing.") == 2 * budget
+    assert "None" not in page.text
+
+
+def test_clients_that_reported_exact_losses_and_a_question_before_stand_beside_the_guarantee() -> None:
+    exact = [replace(one, exact_reports=10) for one in state().history]
+    assert "Outside the guarantee 10 validation clients" in report(state(history=exact)).text
+    assert "Outside the guarantee" not in report().text
+    assert "In the guarantee the question about ranges" in report(**RUNS["ranges before"]).text
+    assert "Clients trust their site" in report(**RUNS["by site"]).text
+    assert "30 rounds of the run were not done" in report(**RUNS["ended early"]).text
+
+
+# --- the result
+
+
+def test_a_round_has_one_number_in_words_picture_and_table() -> None:
+    run = state()
+    run.history = [replace(one, loss=0.01 if one.number == 7 else one.loss) for one in run.history]
+    run.best_round, run.best_loss = 7, 0.01
+    page = report(run, drawn=True)
+    assert "It was lowest after round 7: RMSE 0.0100" in page.text
+    assert ">round 7: 0.01</text>" in page.html
+    assert re.findall(r'<tr class="best"><th scope="row">(\d+)', page.html) == ["7"]
 
 
 def test_a_page_holds_no_signs_that_a_terminal_or_a_line_would_act_on() -> None:
@@ -55,52 +153,25 @@ def test_a_page_holds_no_signs_that_a_terminal_or_a_line_would_act_on() -> None:
     assert not {"\x1b", "\x00", "\u202e"} & set(page)
 
 
-def test_a_loss_is_in_the_unit_of_the_target() -> None:
-    page = report(model="mlp", manifest=HOSPITAL, drawn=True)
-    assert "was RMSE 476.2 dollars (the lower" in page.text
-    assert "validation RMSE (dollars)" in page.html
-    assert "RMSE (dollars)" in page.text
+@pytest.mark.parametrize(
+    ("changes", "axis"),
+    [
+        ({"model": "mlp", "manifest": HOSPITAL}, "RMSE (dollars)"),
+        ({"model": "cnn", "manifest": None}, "accuracy (share of rows)"),
+        ({"model": "cnn", "manifest": None}, "cross-entropy (nats)"),
+        ({}, "RMSE (units of the target)"),
+    ],
+)
+def test_axes_have_units(changes: dict[str, Any], axis: str) -> None:
+    assert f">{axis}</text>" in report(drawn=True, **changes).html
 
 
-def test_what_was_run_is_told() -> None:
-    text = plain().text
-    for words in (
-        "Data synthetic", "Clients 4 train, 3 validate", "Model linear, 2 parameters, loss mse",
-        "Strategy group-privacy, 2 hypotheses", "Rounds 20: all 20 rounds done", "Seed 3",
-        "Noise laplace, multiplier 5, clipped to the norm of each client's update", "Choice open", "flwr 1.42.0",
-    ):  # fmt: skip
-        assert words in text
-    assert "Data each node's own Clients 4 train Model" in report(manifest=None).text
-    assert "Noise laplace, multiplier 400, public clip norm" in formal().text
-    assert "Choice randomised, epsilon 0.5" in formal().text
-    assert "Choice none Seed" in report(hypotheses=1).text
-    assert "Noise gaussian, multiplier 5" in report(mechanism="gaussian").text
-
-
-def test_of_the_run_config_what_was_set_comes_first_and_defaults_are_folded_away() -> None:
-    page = report(noise=2.0, config=CONFIG | {"noise-per": "layer", "wait": "nodes=3", "rounds": 100})
-    assert page.text.endswith(
-        "Run config Changed keys seed 3 noise-per layer wait nodes=3 5 keys at their defaults Defaults strategy "
-        'group-privacy noise-multiplier 2.0 validation clients=0 every=1 by=mean model "" rounds 100'
-    )
-    (defaults,) = re.findall(r"<details[^>]*>\s*<summary>5 keys", page.html)
-    assert "open" not in defaults
-    assert "All keys are at their defaults." in report(noise=2.0, config={"strategy": "group-privacy"}).text
-
-
-def test_the_truth_is_compared_with_what_was_found() -> None:
-    text = plain().text
-    assert "True parameters (5, 6): hypothesis 0 is 0.500 away." in text
-    assert "True parameters (4, -4.5): hypothesis 1 is 0.500 away." in text
-    assert "True parameters" not in report(manifest=HOSPITAL).text
-
-
-def test_every_round_has_a_row_and_the_best_is_marked() -> None:
-    page = report()
-    rows = re.findall(r"<tr( class=\"best\")?><th scope=\"row\">(\d+)( \(best\))?</th>", page.html)
-    assert [number for _, number, _ in rows] == [*map(str, range(21))]
-    assert [number for best, number, _ in rows if best] == ["20"]
-    assert "6 0.1429 10 of 10 4 + 6 5 0.25" in page.text
+def test_parameters_are_folded() -> None:
+    page = report(noise=2.0, config=CONFIG | {"noise-per": "layer", "wait": "nodes=3", "rounds": 100}).html
+    for words in ("noise-per", "multiplier 2", "5 keys at their defaults", "True parameters", "(5.000, 6.500)", "n/ν"):
+        before = page[: page.index(words)]
+        assert before.count("<details") == before.count("</details>") + 1, words
+    assert "<details open" not in page
 
 
 @pytest.mark.parametrize(("scale", "loss"), [(1.0, "0.143"), (1e-6, "1.43e-07"), (None, "0.1429")])
@@ -109,204 +180,27 @@ def test_the_loss_of_a_round_is_no_0_whatever_its_size(scale: float | None, loss
     assert f"6 {loss} 10 of 10 4 + 6 5 0.25" in report(manifest=HOSPITAL.model_copy(update={"units": units})).text
 
 
-def test_a_metric_beside_the_loss_has_a_figure_a_tile_and_a_column() -> None:
-    page = report(model="cnn", manifest=None)
-    assert "Validation accuracy" in page.text
-    assert "Validation accuracy at the end" in page.text
-    assert 'scope="col">accuracy<' in page.html
-    assert "accuracy" not in plain().text
-
-
-# --- what is guaranteed, and what is not
-
-NU = "\N{GREEK SMALL LETTER NU}"
-
-
-def test_a_heuristic_is_called_one_everywhere() -> None:
-    text = plain().text
-    assert (
-        f"The paper's budget counts n/{NU} = 2/5 = 0.4 a participation (parameters over noise multiplier): 0.8 for the "
-        "median client, 2 at most. It is a heuristic and guarantees nothing."
-    ) in text
-    assert f"A heuristic, not a guarantee at most 2 The paper's budget counts n/{NU} for each participation" in text
-
-
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({}, "each update is clipped to its own norm, which proves nothing"),
-        ({"mode": "public", "mechanism": "gaussian"}, "the choice among 2 hypotheses is open"),
-    ],
-    ids=str,
-)
-def test_where_there_is_no_guarantee_the_reason_is_told(changes: dict[str, Any], why: str) -> None:
-    text = report(**changes).text
-    assert f"there is no guarantee for the 3 clients that took part, because {why}." in text
-    assert f'There is no guarantee, because {why}. To get one, set clipping = "public"' in text
-    assert "Privacy, between any two data sets no guarantee Despite the noise" in text
-    assert "at delta" not in text
-
-
-def test_it_begins_with_the_outcome_in_words() -> None:
-    def lead(page: Page) -> str:
-        return page.text.partition(" a-run ")[2].partition(" Privacy, between")[0]
-
-    outcome = "After 20 rounds of training, validation clients had RMSE 0.0476 (the lower, the better). "
-    why = "each update is clipped to its own norm, which proves nothing"
-    assert lead(report()) == f"{outcome}Clients have no guarantee, because {why}."
-    assert lead(report(noise=0.0)) == f"{outcome}Clients have no guarantee, because there is no noise."
-    assert lead(formal()) == f"{outcome}Each client has a guarantee: epsilon 2.535 at delta 1e-05."
-
-
-def test_clients_that_reported_exact_losses_stand_outside_the_guarantee() -> None:
-    exact = [replace(one, exact_reports=10) for one in state().history]
-    assert "Outside the guarantee 10 validation clients They reported exact losses" in report(state(history=exact)).text
-    assert "Outside the guarantee" not in report().text
-
-
-def test_a_question_about_ranges_stands_in_the_guarantee() -> None:
-    assert "question about ranges" not in formal().text
-    asked = RangesBefore(348, 14.08, "gaussian", ReleaseBy.SITE).release
-    assert (
-        "In the guarantee the question about ranges"
-        in report(mode="public", noise=400.0, choice=0.5, before=asked).text
-    )
-
-
-def test_a_guarantee_is_called_one_and_says_of_what() -> None:
-    text = formal().text
-    # Five participations of .51 each compose to a little less than 2.55 at a delta.
-    for words in (
-        "data sets epsilon 2.535 at delta 1e-05 It holds for each client over the whole run. The probability of a "
-        "client's releases is at most e to the power of epsilon times that with any other data, plus 1e-05.",
-        "One participation alone has pure epsilon 0.51. The guarantee covers the choice of a "
-        "hypothesis: it was randomised, with epsilon 0.5.",
-    ):
-        assert words in text
-    assert not re.search("nothing is guaranteed|no guarantee|none", text.partition("Result")[0])
-    assert "It is a heuristic and guarantees nothing." in text, "the paper's budget is told all the same"
-
-
-@pytest.mark.parametrize("noise", [0.0, 5.0])
-def test_the_guarantee_of_a_row_stands_beside_the_clients(noise: float) -> None:
-    rows = RowPrivacy(1.0, 1.0, 0.02, 10.0, 50)
-    text = report(mode="public", hypotheses=1, noise=noise, rows=rows).text
-    assert "For each row epsilon " in text
-    assert "differ by one row, added or removed" in text
-    assert "Each of the 50 training steps" in text
-    assert ("no guarantee for clients" in text) is (noise == 0)
-    assert "unsanitised" not in text
-    open_choice = report(mode="public", noise=noise, rows=rows).text
-    assert "Rows have no guarantee, because the choice among 2 hypotheses is open." in open_choice
-
-
-def test_gaussian_noise_has_no_pure_epsilon_and_no_papers_budget() -> None:
-    text = report(mode="public", mechanism="gaussian", choice=0.5).text
-    assert re.search(r"One participation alone has epsilon [\d.]+ at delta 1e-05\.", text)
-    assert "The paper's budget does not apply here: it covers only vector Laplace noise." in text
-    assert "A heuristic" not in text
-
-
-@pytest.mark.parametrize("planned", [20, 50])
-def test_of_a_run_that_ended_early_it_is_told_what_its_epsilon_counts(planned: int) -> None:
-    text = report(mode="public", mechanism="gaussian", choice=0.5, planned=planned).text
-    assert ("30 rounds of the run were not done" in text) is (planned == 50)
-
-
-@pytest.mark.parametrize(
-    ("mechanism", "choice"), [("laplace", "hidden by noise on each site's counts, epsilon 0.5"),
-                              ("gaussian", "hidden by noise on each site's counts Seed")]
-)  # fmt: skip
-def test_of_a_sites_sums_it_is_told_whom_clients_trust(mechanism: str, choice: str) -> None:
-    text = report(mode="public", mechanism=mechanism, choice=0.5, by_site=True).text
-    assert (
-        "The guarantee covers the choice of a hypothesis: only counts with noise left the site. Clients trust their "
-        "site, which sees their updates and adds the noise."
-    ) in text
-    assert f"Choice {choice}" in text
-    assert f"Noise {mechanism}, multiplier 5, public clip norm, on each site's sums" in text
-    assert "A release is one client's part in the noisy sums of its site" in text
-    assert not re.search("randomised|a client's trained model", text)
-
-
-def test_of_a_sites_sums_without_noise_nothing_is_hidden() -> None:
-    text = report(mode="public", noise=0.0, choice=0.5, by_site=True).text
-    assert "sites released sums of updates without noise. These may reveal anything" in text
-    assert "Choice open" in text
-    assert "with noise" not in text
-
-
-@pytest.mark.parametrize("mode", ["update", "public"])
-def test_an_unsanitised_run_says_that_nothing_bounds_what_was_told(mode: str) -> None:
-    page = report(noise=0.0, mode=mode, choice=1.0, drawn=mode == "public")
-    assert (
-        "No noise was added, so the releases may reveal anything about the data of the 3 clients that took part."
-    ) in page.text
-    assert "This run was unsanitised" in page.text
-    assert "Noise none" in page.text
-    assert "Privacy, between any two data sets no guarantee No noise was added" in page.text
-    assert not re.search("heuristic|with noise|is bounded|at delta", page.text)
-    if mode == "public":
-        assert ">participations</text>" in page.html
-
-
 def test_the_histogram_marks_median_and_maximum_and_counts_everybody() -> None:
-    page = full()
-    assert ">median 2</text>" in page.html
-    assert ">maximum 5</text>" in page.html
-    assert "4 training clients, by number of participations; 1 never took part." in page.text
+    assert {">median 2</text>", ">maximum 5</text>"} <= set(re.findall(">m[^<]*</text>", full().html))
     assert "Histogram over 4 training clients: median 2, maximum 5." in formal().html
-
-
-def test_an_epsilon_that_promises_nothing_is_no_verdict_to_be_glad_of() -> None:
-    def of(times: int) -> Page:
-        return report(mode="public", noise=400.0, choice=0.5, participations=[0, 0, 0, times])
-
-    pages = (plain(), of(39), of(10_000))
-    kinds = [re.search(r'<div class="(\w+)">\s*<h2 id="verdict"', page.html) for page in pages]
-    assert [kind and kind[1] for kind in kinds] == ["none", "holds", "weak"]
-    said = "An epsilon above 20 promises next to nothing; docs/papers/group-privacy.md shows"
-    warned = [said in page.text for page in pages]
-    assert warned == [False, False, True]
-
-
-def test_when_nobody_released_nothing_was_given_away() -> None:
-    run = state()
-    run.history = [replace(one, releases=0, groups=[0, 0], moved=False) for one in run.history]
-    for changes in ({}, {"mode": "public", "choice": 1.0}):
-        page = report(run, participations=[0, 0, 0, 0], **changes)
-        assert "data sets nothing released No client released anything." in page.text
 
 
 # --- alarms
 
 
-def test_without_an_alarm_there_is_no_box() -> None:
-    page = report()
-    assert "This run gave no alarm." in page.text
-    assert not any(attrs.get("class") == "alarms" for attrs in page.of("section"))
-    assert "In this run it is the last 5 rounds." in page.text
-
-
 def test_an_alarm_stands_after_the_verdict_on_privacy_and_before_the_outcome() -> None:
+    assert not any(attrs.get("class") == "alarms" for attrs in plain().of("section"))
     run = state()
     run.history = [replace(one, groups=[10, 0] if one.asked else []) for one in run.history]
     page = report(run)
     assert any(attrs.get("class") == "alarms" for attrs in page.of("section"))
-    places = [
-        page.text.index(words)
-        for words in ("any two data sets", "Clusters collapsed", "In 20 rounds, up to 10 clients")
-    ]
+    places = [page.text.index(words) for words in ("any two data sets", "Clusters collapsed", " Result In ")]
     assert places == sorted(places)
-    assert "This run gave no alarm." not in page.text
 
 
 def test_the_servers_own_data_say_whether_anybody_should_have_validated() -> None:
     assert "Validation loss not finite." in report(losing(None)).text
-    text = report(losing(None), manifest=None).text
-    assert "This run gave no alarm." in text
-    assert "No client reported a loss, so the newest hypotheses are kept." in text
-    assert "best)" not in text.replace("data best)", "")
+    assert "This run gave no alarm." in report(losing(None), manifest=None).text
 
 
 # --- how clients differ
@@ -481,3 +375,7 @@ def test_colours_stand_out_from_the_paper(theme: int) -> None:
     assert contrast(colours["ink"], colours["alarm"]) >= 4.5
     for name in ("rest", *(f"series-{j}" for j in range(1, 9))):
         assert contrast(colours[name], colours["paper"]) >= 3, name
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(golden(), encoding="utf-8")

@@ -64,7 +64,7 @@ def _load(name: str) -> typer.Typer:
 
 
 _make = typer.Typer(
-    cls=lazy(recipes, _load, "recipes", _LAB),
+    cls=lazy(recipes, _load, _LAB),
     no_args_is_help=True,
     help="Make a dataset from public raw data by its recipe.",
 )
@@ -243,8 +243,8 @@ def import_(
         typer.echo(note)
     if data.test:
         typer.echo(f"Test clients: {data.test.manifest.clients:,}, as dataset {known}/test.")
-    for hint in report.hints if report else ():
-        typer.echo(hint)
+    if report and report.hint:
+        typer.echo(report.hint)
     if report and "drop" in report.settings:
         typer.echo(f"To leave out what the report says: {_command(report.settings)} --replace")
     typer.echo(folder)

@@ -44,7 +44,7 @@ def app(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="CSV file to write.", show_default="standard output")] = None,
 ) -> None:
-    """Predict with a run, in the target's unit.
+    """Predict with a run, in the target's unit, or a class with its probability.
 
     A client's labelled rows choose its predictor. They come from the run's dataset if it has a client of that name,
     otherwise from the table. A client without labelled rows gets the mean of the hypotheses.
@@ -75,7 +75,7 @@ def app(
         typer.echo(printable(note), err=True)
 
 
-_NUMBERS = ["prediction", "target"]
+_NUMBERS = ["prediction", "probability", "target"]
 
 
 def _text(value: Any) -> Any:

@@ -22,7 +22,6 @@ from umbel.protocol.logs import printed
 from umbel.protocol.release import ReleaseBy
 from umbel.server.result import Result
 from umbel.server.runs import find_run
-from umbel.simulation.facts import unranged
 from umbel.simulation.ranges import Question, with_answers
 from umbel.simulation.start import dataset_of, in_this_process
 from umbel.simulation.wanted import PlannedRun, Wanted
@@ -92,7 +91,7 @@ def app(
 
 
 def _columns(columns: str, schema: Schema) -> list[str]:
-    asked = [name.strip() for name in columns.split(",") if name.strip()] or unranged(schema)
+    asked = [name.strip() for name in columns.split(",") if name.strip()] or schema.unranged
     if not asked:
         raise ConfigError("every number of the schema has a range or a scale; name --columns", code="config.question")
     return asked

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.progress import BarColumn, Progress, TextColumn
 
 from umbel.privacy.accounting.guarantee import DELTA
-from umbel.protocol.cli import command_line
+from umbel.protocol import logs
+from umbel.protocol.cli import command_line, console
 from umbel.protocol.errors import ConfigError, WorthError
-from umbel.protocol.logs import printed
 from umbel.server.run_folder import RunFolder
 from umbel.simulation.start import in_this_process, resumed, values_of
 from umbel.simulation.wanted import Wanted
@@ -72,6 +75,10 @@ def app(
     strict: Annotated[
         bool, typer.Option("--strict", help="End with exit code 5 unless the run is shown to be worth it.")
     ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", "-v", help="Print a line for each round on a terminal, too."),
+    ] = False,
 ) -> None:
     """Run an experiment in simulation, in this process. For Flower's simulation, use flwr run."""
     if strict and not baselines:
@@ -81,12 +88,30 @@ def app(
     for line in words:
         typer.echo(line)
     try:
-        with printed(typer.echo):
+        with _printed(verbose):
             folder = in_this_process(values, nodes, baselines)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     if strict:
         demand(folder)
+
+
+@contextmanager
+def _printed(verbose: bool) -> Iterator[None]:
+    """Inside, print the log; on a terminal, unless `verbose`, a line of progress in place of the rounds."""
+    screen = console()
+    if verbose or not screen.is_interactive:
+        with logs.printed(typer.echo):
+            yield
+        return
+    with Progress(BarColumn(20), TextColumn("{task.description}"), console=screen, transient=True) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def show(run: logs.Progress) -> None:
+            bar.update(task, description=run.text, completed=run.done, total=run.rounds)
+
+        with logs.printed(partial(screen.print, markup=False, highlight=False, soft_wrap=True), show):
+            yield
 
 
 def demand(folder: Path) -> None:

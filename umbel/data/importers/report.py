@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from umbel.data import Column, Schema
 from umbel.data.hints import Syntax
+from umbel.data.leaks import FEWEST, LEAK, SAMPLE, cut
 from umbel.data.schema import bounded, scaling
 from umbel.data.table import (
     CURRENCY,
@@ -43,11 +44,6 @@ MOST_CODES, ROWS_A_CODE, ROUND = 20, 10, 5
 """Integers count as codes if there are at most so many of them, each in so many rows on average, and they are not all
 multiples of a number from `ROUND` on."""
 
-LEAK, _FEWEST, _SAMPLE = 0.98, 10, 20_000
-"""A feature gives the target away from this balanced accuracy of one cut on; it is told from so many rows of either
-side, and on so many rows at most."""
-
-_LARGE = 10.0  # a number for which a local step of the usual size is too large
 _FEW = 3  # examples of a column
 
 _PADDED = r"0\d+"
@@ -75,8 +71,6 @@ class Finding:
     drop: bool = False  # whether it is better left out, as the notes say
     holds: str = ""  # its range, or examples
     lacks: int = 0  # rows without a value
-    ends: tuple[float, float] = (0.0, 0.0)  # the least and the largest of its numbers
-    largest: float = 0.0  # their size, but for one in a hundred
 
 
 @dataclass(frozen=True)
@@ -88,7 +82,6 @@ class Report:
     settings: Mapping[str, Any]  # what is proposed, as keywords of `umbel.from_dataframe`
     guesses: Sequence[str]  # why the client or the target was guessed
     remarks: Sequence[str]  # notes on several columns
-    hints: Sequence[str]  # on numbers without a scale
 
     @property
     def schema(self) -> Schema:
@@ -107,6 +100,17 @@ class Report:
     def notes(self) -> list[str]:
         """The notes on all columns."""
         return [*(note for one in self.findings for note in one.notes), *self.remarks]
+
+    @property
+    def hint(self) -> str:
+        """What a guarantee needs for numbers without a scale; empty if there are none."""
+        if not (bare := self.schema.unranged):
+            return ""
+        ends = " ".join(Syntax.FLAGS.entry(bare[0], end, "NUMBER") for end in _ENDS)
+        return (
+            f"Real sites, and runs with --epsilon, need a public range of {', '.join(bare)}: declare it, as by {ends}, "
+            "or let clients be asked for it (umbel ranges). Without --epsilon, a simulation needs none."
+        )
 
     def check(self, source: Any, syntax: Syntax) -> None:
         """Raise a `DatasetError` that names all faults, if there is one; in Python also what mends them all."""
@@ -132,8 +136,8 @@ def columns_there(there: Iterable[Any], names: Iterable[str], source: Any) -> No
     """Raise `DatasetError` unless all names are columns of the table."""
     known = list(there)
     if absent := [name for name in names if name not in known]:
-        told = ", ".join(map(str, known))
-        raise DatasetError(f"{source} has no column {absent[0]!r}; it has {told}", code="data.missing-column")
+        columns = ", ".join(map(str, known))
+        raise DatasetError(f"{source} has no column {absent[0]!r}; it has {columns}", code="data.missing-column")
 
 
 def look(
@@ -179,8 +183,8 @@ def look(
     roles = {**({client: "client"} if client else {}), **dict.fromkeys(chosen, "feature"), target: "target"}
     for name in roles:
         if not isinstance(name, str):
-            wrong = f"{source} has the column {name!r}, whose name is not text"
-            raise DatasetError(f"{wrong}; rename it, as by frame.columns.map(str)", code="data.column-name")
+            text = f"{source} has the column {name!r}, whose name is not text"
+            raise DatasetError(f"{text}; rename it, as by frame.columns.map(str)", code="data.column-name")
     missing = entries.get("missing", "refuse")
     if missing == "indicate":
         entries["missing"] = "refuse"
@@ -190,59 +194,38 @@ def look(
         loss = entries.get("loss") or LOSS["boolean"]
         findings[-1].notes.append(f"The target's false and true are stored as -1 and 1, for the loss {loss}.")
     settings |= _mending(findings, missing, syntax)
-    return Report(findings, entries, settings, guesses, _remarks(findings, given), _hints(findings))
+    remarks = _remarks(findings, given)
+    if frame.attrs.get("encoding") == "Windows-1252":
+        remarks.append(f"{source} is not in UTF-8, and is read as Windows-1252: check letters such as é.")
+    return Report(findings, entries, settings, guesses, remarks)
 
 
 def _remarks(findings: Sequence[Finding], given: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return notes on the columns whose categories or gaps come from the rows, which other tables do not share."""
-    own = [(one.column, given.get(one.column.name, {})) for one in findings if one.role != "client" and not one.drop]
+    kept = [(one.column, given.get(one.column.name, {})) for one in findings if one.role != "client" and not one.drop]
     notes = []
-    found = [one.name for one, said in own if one.type == "category" and not isinstance(said.get("categories"), list)]
-    if found:
-        notes.append(f"The categories of {', '.join(found)} come from the rows; real sites need a public list.")
-    if gaps := [one.name for one, said in own if one.missing == "indicate" and "missing" not in said]:
+    texts = [(one.name, entries.get("categories")) for one, entries in kept if one.type == "category"]
+    if unlisted := [name for name, categories in texts if not isinstance(categories, list)]:
+        notes.append(f"The categories of {', '.join(unlisted)} come from the rows; real sites need a public list.")
+    if gaps := [one.name for one, entries in kept if one.missing == "indicate" and "missing" not in entries]:
         lack, them = ("lacks", "that feature") if len(gaps) == 1 else ("lack", "those features")
-        told = f"{', '.join(gaps)} {lack} values in these rows, and an extra feature marks them"
-        notes.append(f"{told}; real sites need {them} too.")
+        lacking = f"{', '.join(gaps)} {lack} values in these rows, and an extra feature marks them"
+        notes.append(f"{lacking}; real sites need {them} too.")
     return notes
 
 
-def _hints(findings: Sequence[Finding]) -> list[str]:
-    """Return which numbers have no scale, and round constants that bring them near 1.
-
-    A run with a guarantee needs a scale or a range of every number; one that was read off the rows would reveal them.
-    """
-    bare, flags, hints = [one for one in findings if one.role != "client" and _unscaled(one)], list[str](), list[str]()
-    large = [one for one in bare if one.largest > _LARGE or one.column.is_far]
-    for one in large:
-        name, (low, high) = one.column.name, one.ends
-        far = one.role == "feature" and high > low > high / 2  # from 0, and close to one another
-        scale = 10 ** max(0, round(math.log10((high - low) / 2 if far else one.largest or 1)))
-        constants = {"offset": round((low + high) / 2 / scale) * scale, "scale": scale} if far else {"scale": scale}
-        if one.column.type == "date":
-            constants = {"since": f"{one.holds[:4]}-01-01", "span": 365}
-        flags += [Syntax.FLAGS.entry(name, *constant) for constant in constants.items()]
-    if large:
-        told = ", ".join(f"{one.column.name} {one.holds}" for one in large)
-        hints.append(
-            f"Models learn best from numbers near 1, and these are large: {told}. Import again with --replace, and add "
-            f"{' '.join(flags)}. In simulation, umbel run --epsilon asks clients for ranges instead."
-        )
-    if small := [one.column.name for one in bare if one not in large]:
-        ends = " ".join(Syntax.FLAGS.entry(small[0], end, "NUMBER") for end in _ENDS)
-        told = f"A run with --epsilon needs a public range of {', '.join(small)}, which also scales it"
-        hints.append(f"{told}: import again with --replace, and add {ends}.")
-    return hints
-
-
 def _likely_client(frame: pd.DataFrame, source: Any) -> str | None:
-    """Return the column that most likely names clients: the text, or the number of that name, with the most values."""
-    best, most = None, 1
+    """Return the column that most likely names clients: the text, or the number of that name, with the most values.
+
+    A column that lacks values is chosen only if all others do, because each row is of a client.
+    """
+    best, most = None, (False, 1)
     for name in frame.columns:
         count, column = frame[name].nunique(), _column(frame[name], name, "feature", {}, source, Syntax.FLAGS).column
         text = column.type == "category" and not np.isfinite(as_numbers(pd.Series(column.categories, dtype=str))).all()
-        if (text or _NAMED_ID.fullmatch(str(name))) and most < count <= len(frame) / 2:
-            best, most = name, count
+        rank = not missing_in(frame[name], column).any(), count
+        if (text or _NAMED_ID.fullmatch(str(name))) and 1 < count <= len(frame) / 2 and most < rank:
+            best, most = name, rank
     return best
 
 
@@ -260,34 +243,31 @@ def _finding(
         return frame.loc[~missing_in(series, column) if drops else frame.index, [name]]
 
     if role == "client":
-        found = Finding(Column(name=name, **({"type": "text"} | dict(given))), role)
-        clients_in(kept(found.column), found.column, reading)
+        finding = Finding(Column(name=name, **({"type": "text"} | dict(given))), role)
+        clients_in(kept(finding.column), finding.column, reading)
     else:
-        found = _column(series, name, role, given, source, syntax)
-        if role == "feature" and missing == "indicate" and missing_in(series, found.column).any():
-            found.column = found.column.model_copy(update={"missing": given.get("missing", "indicate")})
+        finding = _column(series, name, role, given, source, syntax)
+        if role == "feature" and missing == "indicate" and missing_in(series, finding.column).any():
+            finding.column = finding.column.model_copy(update={"missing": given.get("missing", "indicate")})
         read = seen if role == "feature" else values_of
         # Thousands of categories would be as many columns.
-        single = {"encode": "index"} if found.column.type == "category" else {}
-        read(kept(found.column), found.column.model_copy(update=single), reading)
-    found.faults += reading.faults
-    lacks = missing_in(series, found.column)
-    found.lacks = int(lacks.sum())
+        single = {"encode": "index"} if finding.column.type == "category" else {}
+        read(kept(finding.column), finding.column.model_copy(update=single), reading)
+    finding.faults += reading.faults
+    lacks = missing_in(series, finding.column)
+    finding.lacks = int(lacks.sum())
     there = series[~lacks]
-    values = _plain(there, found.column).dropna()
-    found.holds = _holds(values)
-    if found.column.type in ("number", "integer") and len(values):
-        size, found.ends = values.abs(), (float(values.min()), float(values.max()))
-        found.largest = float(size.quantile(0.99) or size.max())
-    for fault in found.faults:
-        found.settings |= fault.mend
+    values = _plain(there, finding.column).dropna()
+    finding.holds = _holds(values)
+    for fault in finding.faults:
+        finding.settings |= fault.mend
         if role != "feature" and (fault.code == "data.missing-value" or "na" in fault.mend):
-            found.settings["missing"] = "drop"
+            finding.settings["missing"] = "drop"
         elif fault.code != "data.missing-value" and not fault.mend:
-            found.drop = role == "feature"
+            finding.drop = role == "feature"
     if role != "client":
-        _flag(found, there, values)
-    return found
+        _flag(finding, there, values)
+    return finding
 
 
 def _column(series: pd.Series, name: str, role: str, given: Mapping[str, Any], source: Any, syntax: Syntax) -> Finding:
@@ -321,8 +301,8 @@ def _column(series: pd.Series, name: str, role: str, given: Mapping[str, Any], s
             what = f"{texts.iloc[0]!r}, which may be a day and a month, or a month and a day"
             at = name, int(there.index[0]) + 1, len(there), fix, {"format": formats[0]}
             faults.append(Fault(what, *at, code="data.ambiguous-date"))
-    told = {"unit": f"with the unit {entries.get('unit')}", "decimal": "with a decimal comma"}
-    ways = [told[key] for key in told if entries.get(key) and key not in given]
+    phrases = {"unit": f"with the unit {entries.get('unit')}", "decimal": "with a decimal comma"}
+    ways = [phrases[key] for key in phrases if entries.get(key) and key not in given]
     if entries["type"] in ("number", "integer") and as_texts(there).str.contains(CURRENCY).any():
         ways.append("without the currency")
     if ways:
@@ -372,15 +352,17 @@ def _guess(there: pd.Series, column: Column, is_target: bool) -> str:
     # Eight digits are a day only if all are, and in these centuries.
     if len(there) and texts.str.fullmatch(r"(?:19|20)\d{6}").all() and formats_of(texts) == ["%Y%m%d"]:
         return "date"
-    # A few texts among numbers are faults; reading the table names them.
-    if len(there) == 0 or np.isfinite(numbers).mean() > 0.5:
+    # A few texts among numbers are faults; reading the table names them. As many texts as numbers are classes, as in 0,
+    # 1, 2-10, over 10.
+    known = np.isfinite(numbers)
+    if len(there) == 0 or (known.mean() > 0.5 and texts[~known].nunique() < len(np.unique(numbers[known]))):
         return "category" if _codes(numbers, is_target) else "number"
     if texts.str.fullmatch(ISO_DATE).mean() > 0.5 or formats_of(texts):
         return "date"
-    known = {*texts.str.lower()}
+    words = {*texts.str.lower()}
     # N and F are two values, although both are texts of false.
-    two = len(known) == 1 or not (known.isdisjoint(TRUE) or known.isdisjoint(FALSE))
-    return "boolean" if known <= {*TRUE, *FALSE} and two else "category"
+    two = len(words) == 1 or not (words.isdisjoint(TRUE) or words.isdisjoint(FALSE))
+    return "boolean" if words <= {*TRUE, *FALSE} and two else "category"
 
 
 def _codes(numbers: NDArray[np.float64], is_target: bool) -> bool:
@@ -438,16 +420,20 @@ def _holds(values: pd.Series) -> str:
 # --- what is to be done
 
 
-def _flag(found: Finding, there: pd.Series, values: pd.Series) -> None:
+def _flag(finding: Finding, there: pd.Series, values: pd.Series) -> None:
     """Flag a column from which nothing can be learnt: all its values differ, or none does."""
-    name, count = found.column.name, there.nunique()
-    whole = found.column.type in ("number", "integer") and bool((values % 1 == 0).all())
-    if count < (1 if found.lacks else 2):
-        found.drop = found.role == "feature"
-        found.notes.append(f"{name} has a single value, from which nothing is learnt.")
-    elif found.role == "feature" and count == len(there) >= 3 * _FEWEST and (found.column.type == "category" or whole):
-        found.drop = bool(not whole or _NAMED_ID.fullmatch(name) or values.is_monotonic_increasing)
-        found.notes.append(f"All values of {name} differ, as those of an id do; if it is one, leave it out.")
+    name, kind, count = finding.column.name, finding.column.type, there.nunique()
+    whole = kind in ("number", "integer") and bool((values % 1 == 0).all())
+    if count < (1 if finding.lacks else 2):
+        finding.drop = finding.role == "feature"
+        finding.notes.append(f"{name} has a single value, from which nothing is learnt.")
+        return
+    named, differ = whole and bool(_NAMED_ID.fullmatch(name)), count == len(there)
+    most = differ or (named and 2 * count > len(there))
+    if finding.role == "feature" and len(there) >= 3 * FEWEST and (whole or kind == "category") and most:
+        finding.drop = bool(not whole or named or values.is_monotonic_increasing)
+        how = "All" if differ else "Most"
+        finding.notes.append(f"{how} values of {name} differ, as those of an id do; if it is one, leave it out.")
 
 
 def _mending(findings: Sequence[Finding], missing: str, syntax: Syntax) -> dict[str, Any]:
@@ -464,13 +450,6 @@ def _mending(findings: Sequence[Finding], missing: str, syntax: Syntax) -> dict[
     return settings
 
 
-def _unscaled(found: Finding) -> bool:
-    """Return whether a column has numbers without a scale or a range."""
-    column = found.column
-    bare = column.type in ("number", "integer") and (column.scale, column.offset) == (1, 0)
-    return column.is_far or (bare and not bounded(column))
-
-
 # --- features that give the target away
 
 
@@ -479,37 +458,21 @@ def _find_leaks(frame: pd.DataFrame, findings: Sequence[Finding]) -> None:
 
     It is a heuristic, and its result stays on this machine.
     """
-    frame, target = frame.iloc[:: max(1, len(frame) // _SAMPLE)], findings[-1].column
+    frame, target = frame.iloc[:: max(1, len(frame) // SAMPLE)], findings[-1].column
     labels = frame[target.name][~missing_in(frame[target.name], target)]
     classes = _plain(labels, target)
     classes = classes > classes.median() if target.type in ("number", "integer") else folded(as_texts(classes))
-    for found in findings:
-        if found.role != "feature":
+    for finding in findings:
+        if finding.role != "feature":
             continue
-        name, series = found.column.name, frame[found.column.name][labels.index]
-        ordered = found.column.type in ("number", "integer", "date")
-        lacks = missing_in(series, found.column)
-        values = _plain(series[~lacks], found.column)
-        score = max(_cut(values, classes[values.index], ordered), _cut(lacks, classes, ordered=False))
+        name, series = finding.column.name, frame[finding.column.name][labels.index]
+        ordered = finding.column.type in ("number", "integer", "date")
+        lacks = missing_in(series, finding.column)
+        values = _plain(series[~lacks], finding.column)
+        of_lacks = cut(lacks.to_numpy(), classes.to_numpy(), ordered=False)
+        score = max(of_lacks, cut(values.to_numpy(), classes[values.index].to_numpy(), ordered))
         if score >= LEAK:
-            found.drop = True
-            told = f"one cut has a balanced accuracy of {score:.0%} on these rows"
+            finding.drop = True
+            accuracy = f"one cut has a balanced accuracy of {score:.0%} on these rows"
             fix = "If it is known only afterwards, it gives the answer away; leave it out."
-            found.notes.append(f"{name} alone predicts {target.name}: {told}. {fix}")
-
-
-def _cut(values: pd.Series, classes: pd.Series, ordered: bool) -> float:
-    """Return the balanced accuracy with which some values tell a class from the others, for the worst class.
-
-    These are an interval if values are `ordered`, else any, of values that are few. Without two classes of several rows
-    it is 0.
-    """
-    counts = pd.crosstab(values, classes)
-    own = counts.loc[:, counts.sum() >= _FEWEST]
-    if own.shape[1] < 2 or (not ordered and _FEWEST * len(counts) > len(values)):
-        return 0.0
-    rest = own.rsub(counts.sum(axis=1), axis=0)
-    apart = own / own.sum() - rest / rest.sum()
-    sums = apart.cumsum()
-    best = sums.clip(lower=0).max() - sums.clip(upper=0).min() if ordered else apart.clip(lower=0).sum()
-    return float(1 + best.min()) / 2
+            finding.notes.append(f"{name} alone predicts {target.name}: {accuracy}. {fix}")

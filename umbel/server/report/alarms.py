@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from umbel.protocol.words import count_of
+from umbel.protocol.words import after_round, count_of
 from umbel.server.history import Round, at_bound, collapsed, diverged, fitted, last_rounds, middle_ratio, stuck
 
 
@@ -62,7 +62,7 @@ def _validation(history: Sequence[Round], validate_every: int, validators: int |
         many = count_of(len(missing), "validation")
         yield _alarm("Validation loss not finite", missing=many, due=len(due), first=missing[0])
     if len(given) > 1 and min(given, key=given.__getitem__) == (first := min(given)):
-        yield _alarm("Validation loss never improved", first=count_of(first, "round"), given=len(given))
+        yield _alarm("Validation loss never improved", first=after_round(first), given=len(given))
     if bound := at_bound(history):
         yield _alarm("Validation reports lie at their bound", bound=bound)
 
@@ -73,7 +73,7 @@ def _empty(history: Sequence[Round], hypotheses: int) -> Iterator[Alarm]:
         return
     totals, best = np.sum([entry.groups for entry in last], axis=0), history[-1].best_round
     empty, rounds = np.flatnonzero(totals == 0), len(last)
-    before = _text("before", best=count_of(best, "round")) if best < last[0].number else ""
+    before = _text("before", best=after_round(best)) if best < last[0].number else ""
     if collapsed(history):
         every = "all" if len(empty) == hypotheses - 1 else f"{int(totals.max())} of"
         releases, winner = f"{every} {int(totals.sum())} releases", int(totals.argmax())

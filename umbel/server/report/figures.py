@@ -217,7 +217,7 @@ def distances(name: str, rounds: Sequence[int], nearest: NDArray[np.float64], sh
                 axes.fill_between(x, low, high, color=REST, alpha=0.35, linewidth=0, zorder=1, label=label)
             _legend(axes, centre=True, ncols=4, columnspacing=1, handletextpad=0.4)
         axes.set_ylim(bottom=0)
-        _rounds(axes, "distance" if pair else "distance to the nearest other")
+        _rounds(axes, "distance (norm of parameters)" if pair else "to the nearest other (norm)")
 
     return svg(name, alt, draw)
 

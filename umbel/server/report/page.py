@@ -25,7 +25,7 @@ from umbel.protocol.arrays import flatten
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Kind
 from umbel.protocol.run_config import RunConfig, Validation
-from umbel.protocol.words import count_of
+from umbel.protocol.words import after_round, count_of
 from umbel.server.history import MIN_ROUNDS, RELEASES_EACH, Round, State, fitted, last_rounds, undecided
 from umbel.server.report import figures
 from umbel.server.report.alarms import alarms
@@ -35,8 +35,10 @@ from umbel.server.worth import OWN_WAYS, STAYS, Worth, figure
 
 _SIGNS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """Control characters except tab and line feed, and those that change the direction of text."""
+_NOUN = re.compile("([a-z]*[a-gi-rt-wy])(?:[ _-](?:id|name))?")
+"""A name of a column that is one word, to which an s can be added."""
 _MAX_ROWS = 1000
-_SMALL = 3  # parameters up to which hypotheses are printed
+_SMALL = 12  # parameters up to which hypotheses are printed
 
 
 @dataclass(eq=False)
@@ -82,6 +84,16 @@ class View:
         self.of_row, self.why_counted = summary.of_row(*ended), summary.why_counted(*ended)
         self.weak = self.of_client is None or self.of_client.epsilon > MEANINGFUL
         self.paper = [amount(release.paper_spend(times)) for times in self.often]
+        validation = Validation.read(str(self.config.get("validation", "")), "validation")
+        self.alarms = alarms(state.history, k, validation.every, summary.validators)
+
+    @property
+    def client(self) -> tuple[str, str]:
+        """The noun for a client, and for several: the name of the data's column of clients, if it has a plural."""
+        layout = self.summary.manifest.layout if self.summary.manifest else None
+        noun = _NOUN.fullmatch(layout.client.name.lower() if layout and layout.client else "client")
+        client = noun[1] if noun else "client"
+        return client, re.sub("(?<=[^aeiou])y$", "ie", client) + "s"
 
     @property
     def began(self) -> str:
@@ -102,13 +114,14 @@ class View:
     def drawn(self) -> dict[str, Markup]:
         """The figures, by name; those without a value in any round are missing."""
         factor, best, drawn = self.summary.factor, self.best.number if self.best else None, dict[str, Markup]()
-        label = f"validation {self.summary.loss_name}{self.summary.in_unit}"
+        label = f"{self.summary.loss_name}{self.summary.in_unit}"
         if self.validated:
             rounds, losses = _numbers(self.validated), [(entry.loss or 0.0) * factor for entry in self.validated]
             drawn["loss"] = figures.curve("loss", rounds, losses, label, None if self.undecided else best)
             if self.metric_differs:
                 values = [math.nan if entry.metric is None else entry.metric for entry in self.validated]
-                title = f"validation {self.summary.model.metric.name}"
+                metric = self.summary.model.metric
+                title = f"{metric.name}{' (share of rows)' * metric.share}"
                 drawn["metric"] = figures.curve("metric", rounds, values, title, best)
         if spread := [entry for entry in self.history if entry.loss_spread]:
             quantiles = np.array([entry.loss_spread for entry in spread]) * factor
@@ -136,11 +149,16 @@ class View:
         for head, groups in counted.items():
             totals = groups.sum(axis=0)
             columns.append([head, *(f"{totals[j]:,}" for j in self.shown), f"{totals[rest].sum():,}"])
-        if self.summary.model.num_parameters <= _SMALL:
-            vectors = flatten(self.state.hypotheses)[self.shown]
-            texts = (f"({', '.join(f'{x:.3f}' for x in row)})".replace("-", "\N{MINUS SIGN}") for row in vectors)
-            columns.append(["Parameters at the end", *texts, ""])
         return [[*row, *(column[place] for column in columns)] for place, row in enumerate(rows)]
+
+    @property
+    def parameters(self) -> list[tuple[str, str]]:
+        """The numbers of the last hypotheses that are shown, each a row of a table; none of large ones."""
+        shown = self.shown if self.summary.model.num_parameters <= _SMALL else []
+        rows = [", ".join(f"{x:.3f}" for x in row) for row in flatten(self.state.hypotheses)[shown]]
+        return [
+            (f"Hypothesis {j}", f"({row})".replace("-", "\N{MINUS SIGN}")) for j, row in zip(shown, rows, strict=True)
+        ]
 
     @property
     def listed(self) -> list[Round]:
@@ -161,12 +179,7 @@ def render(view: View, versions: Mapping[str, str]) -> str:
         view=view,
         summary=view.summary,
         release=view.summary.release,
-        alarms=alarms(
-            view.state.history,
-            view.k,
-            Validation.read(str(view.config.get("validation", "")), "validation").every,
-            view.summary.validators,
-        ),
+        alarms=view.alarms,
         judged=len(last_rounds(view.history)),
         worth=view.worth,
         drawn=view.drawn,
@@ -183,7 +196,7 @@ def _page() -> Template:
     text = tomllib.loads((files(__package__) / "page.toml").read_text(encoding="utf-8"))
     page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     page.globals |= {"number": number, "count_of": count_of, "stated": stated, "style": text["style"]}
-    page.globals |= {"decimals": decimals, "figure": figure, "own_ways": OWN_WAYS, "stays": STAYS}
+    page.globals |= {"after": after_round, "decimals": decimals, "figure": figure, "own_ways": OWN_WAYS, "stays": STAYS}
     page.globals |= {"meaningful": MEANINGFUL, "min_rounds": MIN_ROUNDS, "releases_each": RELEASES_EACH}
     return page.from_string(text["page"])
 
