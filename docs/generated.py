@@ -19,6 +19,7 @@ import click
 import typer
 from docutils import nodes
 
+from tests.helpers import codes
 from umbel import strategies
 from umbel.cli.main import app as command
 from umbel.privacy.site.policy import Bounds, Policy
@@ -150,6 +151,16 @@ def _first(found: type) -> str:
     return " ".join(str(found.__doc__).split("\n\n")[0].split())
 
 
+def errors() -> str:
+    """Return every code of an error with its exit code, its cause, and the remedy."""
+    lines = ["| code | exit | what is wrong | what to do |", "|---|---|---|---|"]
+    lines += [
+        f"| {_code(code)} | {status} | {_cell(cause)} | {_cell(remedy)} |"
+        for code, status, cause, remedy in codes.rows()
+    ]
+    return "\n".join(lines)
+
+
 def faults() -> str:
     """Return every fault that an audit finds, with the way to mend it."""
     rows = [f"| {_code(name)} | {_cell(mend)} |" for name, mend in MENDS.items()]
@@ -183,6 +194,7 @@ PARTS: Mapping[str, Callable[..., str]] = {
     "run-config": run_config,
     "policy": policy,
     "strategies": built_in,
+    "errors": errors,
     "faults": faults,
 }
 
