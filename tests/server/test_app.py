@@ -134,7 +134,7 @@ def test_the_log_tells_each_round_and_the_outcome(play: Play, caplog: pytest.Log
     lines = [message for message in caplog.messages if message.startswith("round ")]
     assert [line[:9] for line in lines] == ["round 0/2", "round 1/2", "round 2/2"]
     assert f"validation RMSE {run.history[1]['loss']:.4f}" in lines[1]
-    assert "The run is over after 2 rounds: all 2 rounds done." in told
+    assert "The run ended after round 2: all 2 rounds done." in told
     assert "Guarantee: none, because each update is clipped to its own norm, which proves nothing." in told
 
 

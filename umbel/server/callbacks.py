@@ -193,8 +193,10 @@ class Log(Callback):
             if (due or (trouble and not self._told)) and (entry.number or entry.loss is not None):
                 self._told = trouble
                 short = f"round {entry.number} of {rounds}  {self._summary.score(entry)}  {time}"
-                extra = {"progress": Progress(short, entry.number, rounds)}
-                log(INFO, "%s  %s", self._summary.round_line(entry, rounds), time, extra=extra)
+                log(
+                    INFO, "%s  %s", self._summary.round_line(entry, rounds), time,
+                    extra={"progress": Progress(short, entry.number, rounds)},
+                )  # fmt: skip
 
 
 def _size(state: State, kept: Arrays) -> int:

@@ -84,8 +84,12 @@ class View:
         self.of_row, self.why_counted = summary.of_row(*ended), summary.why_counted(*ended)
         self.weak = self.of_client is None or self.of_client.epsilon > MEANINGFUL
         self.paper = [amount(release.paper_spend(times)) for times in self.often]
-        validation = Validation.read(str(self.config.get("validation", "")), "validation")
-        self.alarms = alarms(state.history, k, validation.every, summary.validators)
+        self.alarms = alarms(
+            state.history,
+            k,
+            Validation.read(str(self.config.get("validation", "")), "validation").every,
+            summary.validators,
+        )
 
     @property
     def client(self) -> tuple[str, str]:
