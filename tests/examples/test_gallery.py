@@ -21,8 +21,8 @@ pytestmark = pytest.mark.rest
 
 EXAMPLES = ROOT / "examples"
 PAGE = ROOT / "docs" / "start" / "gallery.md"
-ALONE, POOLED = "each client alone", "all rows pooled, without privacy"
-LAST, OWN = "this run, last round", "this run, made each client's own"
+ALONE, POOLED = "each client alone", "all rows pooled"
+LAST, OWN = "this run, last round", "this run, fitted per client"
 BEST_CONSTANT = "the best constant"
 
 Example = Callable[..., Any]
