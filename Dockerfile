@@ -1,6 +1,6 @@
 # One image for every process: SuperLink, SuperNode and the executors beside them. It holds the pinned requirements and
 # the code, and neither a key nor data: those are mounted.
-# A tag is what its registry makes of it. With a digest, every build starts from the same bytes (docs/guides/deployment.md).
+# A tag is what its registry makes of it. With a digest, every build starts from the same bytes (docs/operate/site.md).
 ARG BASE=python:3.11-slim
 FROM $BASE
 

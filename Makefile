@@ -58,13 +58,12 @@ bench: $(READY) ## Time the short benchmarks, and compare them with what was sav
 coverage: $(READY) ## Show which lines `make test` runs
 	$(BIN)/python -m pytest $(PARALLEL) --cov --cov-report=term --cov-fail-under=90
 
-check: $(READY) ## Lint, check types, language, workflows, imports, the size of each room, and what is private in Flower
+check: $(READY) ## Lint, check types, spelling, workflows, imports, the size of each room, and what is private in Flower
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell
-	$(BIN)/python -m tests.helpers.words
 	$(BIN)/python tools/budget.py
 	$(BIN)/python tools/private.py
 	$(SCHEMA) vendor.github-workflows .github/workflows/*.yml
@@ -106,7 +105,7 @@ compose-demo: $(RUNTIME) ## Hospital payments over three sites in containers
 	$(BIN)/python -m tools.compose_demo
 
 clean: ## Remove the virtual environment and caches
-	rm -rf .venv $(NEWEST) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage docs/_build docs/reference/api
+	rm -rf .venv $(NEWEST) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage docs/_build
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info < (3, 14) else "umbel needs Python 3.11 to 3.13: make PYTHON=python3.12")'

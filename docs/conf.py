@@ -24,13 +24,10 @@ extensions = [
     "myst_nb",
     "numpydoc",
     "sphinx.ext.autodoc",
-    "sphinx.ext.autosummary",
 ]
-# The first is that of pages which autosummary writes.
-source_suffix = {".rst": "restructuredtext", ".md": "myst-nb", ".ipynb": "myst-nb"}
+source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
 smartquotes = False  # an option begins with two hyphens
 exclude_patterns = ["_build"]
-templates_path = ["_templates"]
 
 # Markdown
 myst_enable_extensions = ["colon_fence", "deflist"]
@@ -43,7 +40,6 @@ nb_output_stderr = "remove"  # the log of each run
 
 # The API, from docstrings
 default_role = "py:obj"  # `name` in a docstring
-autosummary_generate = True
 autodoc_typehints = "none"  # numpydoc shows the types that the docstring states
 autodoc_member_order = "bysource"
 numpydoc_show_class_members = False

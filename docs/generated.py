@@ -1,13 +1,15 @@
-"""The parts of the site that come from umbel itself: every command, every setting, every extension point's class.
+"""The parts of the site that come from umbel itself: commands, settings, strategies, errors, the API, benchmarks.
 
 A page says ``<!-- commands -->`` where the table of commands belongs, and so on: see `PARTS`.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import os
+import pydoc
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -17,10 +19,13 @@ import click
 import typer
 from docutils import nodes
 
-from umbel.cli.main import app as umbel
+from tests.helpers import codes
+from umbel import strategies
+from umbel.cli.main import app as command
 from umbel.privacy.site.policy import Bounds, Policy
 from umbel.protocol.rules import Settings
 from umbel.protocol.run_config import RunConfig
+from umbel_lab.attacks.defences.probes import MENDS
 
 HERE = Path(__file__).resolve().parent
 
@@ -32,12 +37,15 @@ LIMITS: Mapping[str, str] = {
 }
 """By a key of the run config: the entry of a site's policy that bounds it."""
 
+ASIDE = ("start/first-hour", "papers/others", "project/flower")
+"""Pages to which others lead, and which the sidebar leaves out."""
+
 
 def commands() -> str:
     """Return every command with its arguments and options, as its ``--help`` has them."""
-    root: Any = typer.main.get_command(umbel)
+    root: Any = typer.main.get_command(command)
     return "\n".join(
-        line for name, command in _subcommands(root, None) for line in _command(f"umbel {name}", command, 2)
+        line for name, command in _subcommands(root, None) for line in _command(f"umbel {name}", command, 3)
     )
 
 
@@ -128,17 +136,66 @@ def _table(kind: type[Settings]) -> str:
     return "\n".join(lines)
 
 
-def at_the_root(name: str) -> str:
-    """Return a page of the repository's root, with its links as seen from a folder of docs/."""
-    text = (HERE.parent / name).read_text(encoding="utf-8")
-    return re.sub(r"\]\((?![a-z]+:|#)", "](../../", text)
+def built_in() -> str:
+    """Return every strategy with its options, their defaults, and the first sentence of its class."""
+    lines = ["| strategy | options and defaults | what it is |", "|---|---|---|"]
+    for name in strategies.STRATEGIES:
+        found = strategies.load(name)
+        options = " ".join(f"{field.name}={field.default}" for field in dataclasses.fields(found.Options))
+        lines.append(f"| {_code(name)} | {_code(options) if options else ''} | {_cell(_first(found))} |")
+    return "\n".join(lines)
 
 
-PARTS: Mapping[str, Callable[[], str]] = {
-    **{name.lower(): partial(at_the_root, f"{name}.md") for name in ("CHANGELOG", "CONTRIBUTING", "SECURITY")},
+def _first(found: type) -> str:
+    """Return the first sentence of a class's docstring."""
+    return " ".join(str(found.__doc__).split("\n\n")[0].split())
+
+
+def errors() -> str:
+    """Return every code of an error with its exit code, its cause, and the remedy."""
+    lines = ["| code | exit | what is wrong | what to do |", "|---|---|---|---|"]
+    lines += [
+        f"| {_code(code)} | {status} | {_cell(cause)} | {_cell(remedy)} |"
+        for code, status, cause, remedy in codes.rows()
+    ]
+    return "\n".join(lines)
+
+
+def faults() -> str:
+    """Return every fault that an audit finds, with the way to mend it."""
+    rows = [f"| {_code(name)} | {_cell(mend)} |" for name, mend in MENDS.items()]
+    return "\n".join(["| fault | how to mend it |", "|---|---|", *rows])
+
+
+def benchmark(file: Path) -> str:
+    """Return what a benchmark printed, as a block."""
+    return f"```text\n{file.read_text(encoding='utf-8').rstrip()}\n```"
+
+
+def api(*names: str) -> str:
+    """Return what documents public names of umbel, from their docstrings."""
+    lines = ["```{eval-rst}"]
+    for name in names:
+        if inspect.isclass(pydoc.locate(f"umbel.{name}")):
+            inherited = ":inherited-members: object,BaseModel,Strategy,Module,BaseEstimator"
+            lines += [f".. autoclass:: umbel.{name}", "   :members:", f"   {inherited}", ""]
+        else:
+            lines += [f".. autofunction:: umbel.{name}", ""]
+    return "\n".join([*lines, "```"])
+
+
+PARTS: Mapping[str, Callable[..., str]] = {
+    "api": api,
+    **{
+        f"benchmark-{file.stem.replace('_', '-')}": partial(benchmark, file)
+        for file in (HERE.parent / "benchmarks" / "tables").glob("*.txt")
+    },
     "commands": commands,
     "run-config": run_config,
     "policy": policy,
+    "strategies": built_in,
+    "errors": errors,
+    "faults": faults,
 }
 
 
@@ -157,12 +214,19 @@ def _code(text: str) -> str:
     return "`" + text.replace("|", "\\|") + "`"
 
 
+def _part(found: re.Match[str]) -> str:
+    name, *words = found[1].split()
+    return PARTS[name](*words)
+
+
 def _fill(app: Any, docname: str, source: list[str]) -> None:
     """Put the parts where a page names them, and turn links to folders, which a site has not, into their text."""
+    if docname in ASIDE or docname.startswith("results/"):
+        app.env.metadata[docname]["orphan"] = True
     if app.env.doc2path(docname).suffix != ".md":
         return
     folder = Path(app.env.doc2path(docname)).parent
-    text = re.sub(r"^<!-- ([a-z-]+) -->$", lambda found: PARTS[found[1]](), source[0], flags=re.MULTILINE)
+    text = re.sub(r"^<!-- ([a-z-]+|api [\w. ]+) -->$", _part, source[0], flags=re.MULTILINE)
 
     def link(found: re.Match[str]) -> str:
         target = (folder / found[2].partition("#")[0]).resolve()
@@ -170,11 +234,6 @@ def _fill(app: Any, docname: str, source: list[str]) -> None:
         return found[1] if target.is_dir() or outside else found[0]
 
     source[0] = re.sub(r"\[([^\]]+)\]\((?![a-z]+:|#)([^)\s]+)\)", link, text)
-
-
-def _clear(app: Any, _: Any) -> None:
-    """Remove the pages of the API that an earlier build wrote: a name may be gone since."""
-    shutil.rmtree(Path(app.srcdir) / "reference" / "api", ignore_errors=True)
 
 
 def _skip(app: Any, what: str, name: str, found: object, skip: bool, options: object) -> bool | None:
@@ -192,7 +251,6 @@ def _at_home(app: Any, doctree: nodes.document) -> None:
 def setup(app: Any) -> dict[str, Any]:
     """Have Sphinx fill pages as it reads them."""
     app.setup_extension("sphinx.ext.autodoc")
-    app.connect("config-inited", _clear)
     app.connect("source-read", _fill)
     app.connect("autodoc-skip-member", _skip)
     app.connect("doctree-read", _at_home)

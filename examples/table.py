@@ -38,9 +38,9 @@ def main(picture="table.svg", seed=2000, epsilons=(1, 2, 4, 8), **settings):
     path = data.write(Path(tempfile.mkdtemp()) / "stays")
     runs = [umbel.run(path, epsilon=epsilon, delta=0, seed=seed, **settings) for epsilon in epsilons]
     figure, axes = plt.subplots(figsize=(7, 3.5), layout="constrained")
-    own = [run.worth["mean"]["this run, made each client's own"] for run in runs]
+    own = [run.worth["mean"]["this run, fitted per client"] for run in runs]
     axes.plot(epsilons, own, marker="o", label="with a guarantee, made the hospital's own")
-    for label, style in (("each client alone", ":"), ("all rows pooled, without privacy", "--")):
+    for label, style in (("each client alone", ":"), ("all rows pooled", "--")):
         axes.axhline(runs[0].worth["mean"][label], linestyle=style, color="gray", label=label)
     axes.set(xlabel="pure epsilon of a hospital", ylabel="RMSE, dollars", xscale="log", ylim=0)
     axes.set_xticks(epsilons, labels=map(str, epsilons))

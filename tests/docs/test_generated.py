@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import json
 import re
 from types import ModuleType
 from typing import Any
@@ -38,7 +39,7 @@ def test_every_command_has_a_heading_and_its_options(generated: ModuleType) -> N
     assert {"data import", "site start", "experiment hospital", "runs show"} <= {*headings}
     for heading in headings:
         commands.check(["umbel", *heading.split(), "--help"])
-    run = page.partition("## umbel run\n")[2].partition("\n## ")[0]
+    run = page.partition("### umbel run\n")[2].partition("\n### ")[0]
     assert "| `--strict`" in run
     assert not re.search(r"\[/?(bold|italic|dim|cyan)\]", page), "a terminal's markup"
 
@@ -79,3 +80,11 @@ def test_a_site_bounds_what_the_table_says_that_it_bounds(generated: ModuleType)
             Policy(**{entry: bound}).check(task, 2)
     # The first is checked where hypotheses arrive; the floor does not refuse, but holds (tests/privacy/site).
     assert [*limits] == ["hypotheses", "rows"]
+
+
+def test_every_error_stands_with_its_cause_and_most_with_a_remedy(generated: ModuleType) -> None:
+    rows = [re.split(r"(?<!\\) \| ", line.strip("| ")) for line in generated.errors().splitlines()[2:]]
+    known = json.loads((ROOT / "tests" / "public_api.json").read_text(encoding="utf-8"))["errors"]
+    assert {f"`{code}`" for code in known} <= {row[0] for row in rows}
+    assert all(len(row[2]) > 5 for row in rows)
+    assert sum(len(row) == 4 for row in rows) > len(rows) / 2

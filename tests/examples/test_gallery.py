@@ -1,4 +1,4 @@
-"""Each example of the gallery runs with small settings, draws a picture, and stands on docs/start/gallery.md."""
+"""Each example of the gallery runs with small settings, draws a picture, and stands on docs/start/examples.md."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ pytestmark = pytest.mark.rest
 
 EXAMPLES = ROOT / "examples"
 PAGE = ROOT / "docs" / "start" / "gallery.md"
-ALONE, POOLED = "each client alone", "all rows pooled, without privacy"
-LAST, OWN = "this run, last round", "this run, made each client's own"
+ALONE, POOLED = "each client alone", "all rows pooled"
+LAST, OWN = "this run, last round", "this run, fitted per client"
 BEST_CONSTANT = "the best constant"
 
 Example = Callable[..., Any]

@@ -1,4 +1,4 @@
-"""The example in `examples/quickstart`: stock FedAvg over clients behind `umbel.Gate`, as docs/guides/gate.md says.
+"""The example in `examples/quickstart`: stock FedAvg over clients behind `umbel.Gate`, as the guide says.
 
 `tests/simulation/test_flwr_run.py` runs it in Ray.
 """
@@ -16,6 +16,7 @@ from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
+from tests.helpers import commands
 from tests.helpers.sources import ROOT
 from umbel.privacy.accounting.guarantee import guarantee
 from umbel.privacy.site.totals import Totals
@@ -75,8 +76,8 @@ def test_stock_fedavg_learns_each_participation_is_charged_and_a_budget_that_is_
 
 
 def test_the_docs_show_the_example_as_it_is() -> None:
-    shown = (ROOT / "docs" / "guides" / "gate.md").read_text(encoding="utf-8")
+    shown = (ROOT / "docs" / "guides" / "flower-app.md").read_text(encoding="utf-8")
     source = (EXAMPLE / "quickstart" / "client_app.py").read_text(encoding="utf-8")
-    block = shown.split("```python\n")[1].split("```")[0]
+    block = next(block for block in commands.blocks(shown, "python") if "umbel.Gate(" in block)
     assert block in source
     assert "mods=[gate]" in block

@@ -1,10 +1,4 @@
-"""The codes of errors, read from the app's source without running it,
-and docs/reference/errors.md, the page that lists them.
-
-    python -m tests.helpers.codes
-
-writes that page.
-"""
+"""The codes of errors, with cause and remedy, read from the app's source without running it."""
 
 from __future__ import annotations
 
@@ -20,7 +14,6 @@ from pathlib import Path
 from tests.helpers.sources import APP, LAB, ROOT, files
 from umbel.protocol import errors
 
-PAGE = ROOT / "docs" / "reference" / "errors.md"
 KINDS = {
     name: kind
     for name, kind in vars(errors).items()
@@ -30,19 +23,6 @@ KINDS = {
 _BY_KIND = {kind.kind: kind for kind in KINDS.values()}
 _NEAR = 10  # lines before an error in which its text may be put together
 SHAPE = re.compile(r"([a-z]+)\.[a-z0-9]+(-[a-z0-9]+)*")
-
-_HEAD = """# Errors
-
-Every error ends with a code in brackets. Sentences may change from one version to the next; codes do not. In the table,
-… stands for words that differ from case to case, such as a file's name. If several sentences have the same code, the
-table shows the longest.
-
-The column *exit* is the exit code of the command: 2 for a wrong request, 3 for data, 4 for a refusal by sites, 5 under
-`--strict` for a run that is not shown to be worth it, and 1 for the rest.
-
-| code | class | exit | what is wrong |
-|---|---|---|---|
-"""
 
 
 @dataclass(frozen=True)
@@ -58,15 +38,17 @@ class Made:
         The name of the class.
     codes : tuple of str
         Those that may be given; none where a code is missing.
-    text : str
-        What the sentence says, with … for what is only known when it is raised.
+    cause, remedy : str
+        What is wrong, and what to do about it, if the sentence says that, with … for what is only known when it is
+        raised.
     """
 
     where: str
     room: str
     kind: str
     codes: tuple[str, ...]
-    text: str
+    cause: str
+    remedy: str
 
 
 @cache
@@ -91,9 +73,9 @@ def made(root: Path = ROOT) -> tuple[Made, ...]:
                 if (kind := _BY_KIND.get(code.partition(".")[0])) and SHAPE.fullmatch(code):
                     found[kind.__name__] = (*found.get(kind.__name__, ()), code)
             for kind_name, own in found.items() if node is not None else ():
-                text = _sentence(call.args[0], nodes) if call and call.args else ""
+                cause, remedy = _sentence(call.args[0], nodes) if call and call.args else ("", "")
                 room = inside.parts[1].removesuffix(".py")
-                places.append(Made(f"{inside}:{node.lineno}", room, kind_name, own, text))
+                places.append(Made(f"{inside}:{node.lineno}", room, kind_name, own, cause, remedy))
     return tuple(places)
 
 
@@ -124,11 +106,11 @@ def _value(value: ast.expr, nodes: Iterable[ast.AST]) -> ast.expr:
     return value
 
 
-def _sentence(value: ast.expr, nodes: Iterable[ast.AST]) -> str:
-    """Return a text as far as the source says it: what is wrong, without the fix that follows a semicolon."""
-    said = " ".join(_said(value, nodes).split(";")[0].split())
-    said = re.sub(r"[\s…]*…[\s…]*…", " …", said)
-    return re.sub(r"^(…: ?)+(?=.*\w)", "", said)  # where it is: a file, a key
+def _sentence(value: ast.expr, nodes: Iterable[ast.AST]) -> tuple[str, str]:
+    """Return what is wrong and the remedy, which follows a semicolon, as far as the source says them."""
+    cause, _, remedy = (" ".join(part.split()) for part in _said(value, nodes).partition(";"))
+    cause, remedy = (re.sub(r"[\s…]*…[\s…]*…", " …", text).strip() for text in (cause, remedy))
+    return re.sub(r"^(…: ?)+(?=.*\w)", "", cause), remedy  # where it is: a file, a key
 
 
 def _said(value: ast.expr, nodes: Iterable[ast.AST]) -> str:
@@ -144,21 +126,16 @@ def _said(value: ast.expr, nodes: Iterable[ast.AST]) -> str:
     return "…"
 
 
-def page() -> str:
-    """Return docs/reference/errors.md as the source has it."""
-    sentences: dict[str, set[str]] = defaultdict(set)
+def rows() -> Iterator[tuple[str, int, str, str]]:
+    """Yield each code with the exit code of a command, the cause and the remedy of one place, the longest."""
+    places: dict[str, set[Made]] = defaultdict(set)
     for one in made():
         for code in one.codes:
-            sentences[code].add(one.text)
-    rows = []
-    for code in sorted(sentences):
+            places[code].add(one)
+    for code, several in sorted(places.items()):
         kind = _BY_KIND[code.partition(".")[0]]
-        said = max(sentences[code], key=lambda text: (sum(map(str.isalpha, text)), text))
-        if not re.search(r"\w", said):
-            said = str(kind.__doc__).splitlines()[0].rstrip(".")
-        rows.append(f"| `{code}` | `{kind.__name__}` | {kind.exit_code} | {said.replace('|', chr(92) + '|')} |\n")
-    return _HEAD + "".join(rows)
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+        best = max(several, key=lambda one: (bool(one.remedy), sum(map(str.isalpha, one.cause)), one.cause))
+        cause = best.cause
+        if not re.search(r"\w", cause):
+            cause = str(kind.__doc__).splitlines()[0].rstrip(".")
+        yield code, kind.exit_code, cause, best.remedy

@@ -183,7 +183,7 @@ def _parse(command: click.Command, words: Sequence[str], parent: click.Context |
 
 
 _DATASETS = ("stays", "wards", "mine", "hospital-services")  # that the docs' commands make, and that umbel brings
-_FILES = ("private.toml", "question.toml", ".")  # that they write, and the folder of an app
+_FILES = ("private.toml", "question.toml", "plan.toml", ".")  # that they write, and the folder of an app
 
 
 @cache

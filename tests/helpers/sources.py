@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import io
-import tokenize
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -50,20 +48,3 @@ def _imported(text: str) -> set[str]:
 def packages_imported(file: Path) -> set[str]:
     """Return the top-level names of all modules that a file imports; a dot for one beside it."""
     return {name.partition(".")[0] or "." for name in imported(file)}
-
-
-_NO_CODE = {
-    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
-}  # fmt: skip
-
-
-def lines_of_code(file: Path) -> int:
-    """Return how many lines a file has without docstrings, comments and empty lines."""
-    text = file.read_text(encoding="utf-8")
-    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-    code = {line for one in tokens if one.type not in _NO_CODE for line in range(one.start[0], one.end[0] + 1)}
-    for node in ast.walk(ast.parse(text)):
-        match node:
-            case ast.Expr(value=ast.Constant(value=str()), end_lineno=int(last)):
-                code -= {*range(node.lineno, last + 1)}
-    return len(code)

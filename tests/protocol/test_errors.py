@@ -70,10 +70,6 @@ def test_a_code_begins_with_the_kind_of_its_class_and_is_for_a_search() -> None:
     assert not odd
 
 
-def test_the_page_of_codes_is_what_the_source_says() -> None:
-    assert codes.PAGE.read_text(encoding="utf-8") == codes.page(), "run: python -m tests.helpers.codes"
-
-
 def test_errors_are_found_in_the_source(tmp_path: Path) -> None:
     folder = tmp_path / "umbel" / "room"
     folder.mkdir(parents=True)
@@ -89,7 +85,7 @@ SiteError.of(error, "prefix: ")
 """,
         encoding="utf-8",
     )
-    found = {(one.where.rpartition(":")[2], one.room, one.kind, one.codes, one.text) for one in codes.made(tmp_path)}
+    found = {(one.where.rpartition(":")[2], one.room, one.kind, one.codes, one.cause) for one in codes.made(tmp_path)}
     assert found == {
         ("2", "room", "ConfigError", ("config.unknown-key",), "there is no …"),
         ("3", "room", "ConfigError", ("log.a", "log.b"), "ab"),

@@ -1,4 +1,4 @@
-"""What a simulation leaves open: nothing in process, and no more with Ray than the README says."""
+"""What a simulation leaves open: nothing in process, and no more with Ray than the docs say."""
 
 from __future__ import annotations
 
@@ -104,10 +104,10 @@ def test_a_run_of_a_users_own_model_says_at_once_how_to_go_on_when_it_is_stopped
 
 
 @pytest.mark.rest(twin="tests/simulation/test_private.py::test_a_run_in_process_listens_to_nobody")
-def test_what_flower_starts_by_itself_listens_as_the_readme_says(tmp_path: Path) -> None:
-    """To this machine alone, with the README's variables; its Ray asks for a token, and its SuperLink for nothing."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    shown = next(block for block in blocks(readme, "bash") if "flwr run . " in block)
+def test_what_flower_starts_by_itself_listens_as_the_docs_say(tmp_path: Path) -> None:
+    """To this machine alone, with the page's variables; its Ray asks for a token, and its SuperLink for nothing."""
+    page = (ROOT / "docs" / "guides" / "scale.md").read_text(encoding="utf-8")
+    shown = next(block for block in blocks(page, "bash") if "flwr run . " in block)
     script = "\n".join(line for line in shown.splitlines() if line.startswith(("export ", "flwr ")))
     script = f"{script.partition(' #')[0]} -c 'clients-per-round=2 {' '.join(COMMAND[2:])}'"
     port, home = free_port(), tmp_path / "flwr"

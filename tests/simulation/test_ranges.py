@@ -268,4 +268,4 @@ def test_hospitals_without_ranges_learn_as_well_as_with_them(hospitals: dict[str
     assert (errors["bare"] <= 1.1 * errors["known"]).all(), errors
 
 
-OWN = "this run, made each client's own"
+OWN = "this run, fitted per client"

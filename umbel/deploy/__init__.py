@@ -1,1 +1,1 @@
-"""Across machines: certificates, the guarded server, a site's node, a demonstration. See docs/guides/deployment.md."""
+"""Across machines: certificates, the guarded server, a site's node, a demonstration. See docs/operate."""

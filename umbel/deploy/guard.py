@@ -28,7 +28,7 @@ from umbel.protocol.errors import GuardError
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
-REFUSAL = "forbidden by this server's guard (docs/guides/deployment.md, Errors)"
+REFUSAL = "forbidden by this server's guard (docs/operate/trouble.md)"
 """The caller's error text; the ``flwr`` command prints it."""
 
 _OBJECT = "/v1/fleet/push-object"

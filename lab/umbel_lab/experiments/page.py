@@ -1,4 +1,4 @@
-"""Pages of results, such as ``docs/papers/reproduce.md``: handwritten text with tables from experiments.
+"""Pages of results, such as ``docs/papers/group-privacy.md``: handwritten text with tables from experiments.
 
 A template ``NAME.j2`` in docs becomes the file ``NAME`` beside it.
 

@@ -49,7 +49,7 @@ def test_hospitals_are_better_off_with_a_pure_epsilon_of_4(umbel_home: Path) -> 
         assert means[Way.OWN] < 0.5 * means[Way.CONSTANT]
     assert runs[ONE].guarantee[0] in told.stdout
     printed, shown = (_words_and_numbers(text) for text in (told.stdout, PAGE.read_text(encoding="utf-8")))
-    assert printed[0] == shown[0], "docs/start/demo.md shows what the demo prints"
+    assert printed[0] == shown[0], "docs/start/first-run.md shows what the demo prints"
     assert printed[1] == pytest.approx(shown[1], rel=0.01), "other machines round otherwise"
 
 

@@ -393,7 +393,7 @@ def test_an_attack_that_cannot_be_run_says_why(attack_config: Config, changes: C
 
 
 def test_the_documents_have_every_option_and_the_configuration_has_rounds_enough() -> None:
-    page = (ROOT / "docs" / "papers" / "attacks.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "papers" / "pac.md").read_text(encoding="utf-8")
     for field in fields(AttackOptions):
         assert f"| `{field.name}` | {field.default} |" in page
     config = run_config("pac-attack")

@@ -509,7 +509,7 @@ def test_noise_is_drawn_only_after_the_charge_is_on_disk(site: Site, monkeypatch
 
 
 def test_a_choice_shows_through_any_noise_and_costs_next_to_nothing(site: Site) -> None:
-    """A limit of the guarantees, not a feature: docs/how/privacy.md, "What lies outside".
+    """A limit of the guarantees, not a feature: docs/explain/threat-model.md, "What lies outside".
 
     Two hypotheses a thousand apart, noise a hundred radii wide: the release is plainly near one of
     them, and says which side of the plane between them the client's optimum (1, 2) lies on.

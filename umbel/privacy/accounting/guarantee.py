@@ -8,7 +8,7 @@ client's own update, the choice is open, or there is no noise, there is no guara
 A site's release is noise around the sums of its clients' updates, and around the number of clients that chose each
 hypothesis. Another data set of one client moves one sum by up to two radii. If the client then chooses another
 hypothesis, it moves two sums by up to one radius each and two counts by one each. The worse of the two cases at each
-epsilon bounds both (docs/how/guarantee.md, "The extreme pair dominates"). With Gaussian noise on sums and counts
+epsilon bounds both (docs/explain/guarantee.md, "The extreme pair dominates"). With Gaussian noise on sums and counts
 together they are the legs of one distance, of two radii in either case.
 """
 

@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 from umbel.cli.main import app
 from umbel.protocol.project import OWN_PATH
-from umbel_lab.attacks.defences.probes import MENDS
 
 pytestmark = pytest.mark.rest
 
@@ -43,7 +42,7 @@ def here(tmp_path: Path, umbel_home: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 @pytest.mark.slow
 def test_the_first_mod_has_the_faults_of_the_page_and_the_second_has_none(here: Path) -> None:
-    first, second, both = (shlex.split(block) for block in blocks("bash"))
+    first, second, both, _ = (shlex.split(block) for block in blocks("bash"))
     told = CliRunner().invoke(app, [*first[1:], *FEW, "--json"], prog_name="umbel")
     assert told.exit_code == 1, told.output
     [report] = json.loads(told.stdout)
@@ -55,7 +54,3 @@ def test_the_first_mod_has_the_faults_of_the_page_and_the_second_has_none(here: 
     told = CliRunner().invoke(app, [*both[1:-3], "--canaries", "200", "--rounds", "1"], prog_name="umbel")
     assert told.exit_code == 1
     assert "No fault found" in told.stdout
-
-
-def test_the_page_has_each_fault() -> None:
-    assert {*codes("## Faults")} == MENDS.keys()
