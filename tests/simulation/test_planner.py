@@ -231,7 +231,7 @@ def test_an_epsilon_that_says_nothing_is_not_proposed(umbel_home: Path) -> None:
     table = pd.DataFrame(rows, columns=["cost"]).assign(who=np.arange(100) % 5, year=np.arange(100) % 19 + 1935)
     columns = {"cost": {"scale": 2.0}, "year": {"categories": True}}
     from_dataframe(table, client="who", target="cost", columns=columns).write("mine")
-    with raises(ConfigError, "config.in-vain", "20 parameters", "the categories of year take 19") as caught:
+    with raises(ConfigError, "config.in-vain", "20 parameters", "leave out year, whose categories take 19") as caught:
         values_of("mine", wanted=Wanted(epsilon=8))
     assert "--epsilon" not in caught.value.text
 
@@ -247,7 +247,7 @@ def test_every_column_without_a_range_is_named_at_once(umbel_home: Path) -> None
     table = pd.DataFrame(rows, columns=["a", "b", "c", "d", "e", "cost"]).assign(who=np.arange(200) % 50)
     from_dataframe(table, client="who", target="cost", columns={"e": {"scale": 2.0}}).write("mine")
     with raises(ConfigError, "config.no-range", "a, b, c, d, cost, because", "scale other than 1", "umbel ranges"):
-        values_of("mine", wanted=Wanted(epsilon=4), ask=False)
+        values_of("mine", wanted=Wanted(epsilon=8), ask=False)
 
 
 def test_a_plan_is_of_a_dataset_and_a_delta_of_an_epsilon(umbel_home: Path) -> None:

@@ -22,7 +22,7 @@ from umbel.data import Dataset, offsets_of, write_dataset
 from umbel.protocol.plugins import trust
 from umbel.server.history import State
 from umbel.server.setup import Setup
-from umbel.server.worth import FILE, LABELS, LeftOut, Way
+from umbel.server.worth import FILE, LABELS, OWN_WAYS, LeftOut, Way
 from umbel.simulation import in_process
 from umbel.simulation.worth import Appraisal, Row, Ways, appraise, fit_pooled, judge, measured
 from umbel.strategies import Callback
@@ -256,7 +256,7 @@ def test_what_is_too_large_is_left_out_by_name(tmp_path: Path) -> None:
     big = [(np.zeros((8020, 2), np.float32), np.zeros(8020))] * 2
     folder = write(tmp_path / "d", *big, train=1, loss="mse")
     one = ways(*a_run(folder, **{"batch-size": 7}))
-    left_out = [one.alone(one.constant().figures), one.own()]
+    left_out = [one.alone(one.constant().figures), *one.own()]
     assert [way.label for way in left_out if isinstance(way, LeftOut)] == [LABELS[Way.ALONE], LABELS[Way.OWN]]
     assert not isinstance(one.pooled(), LeftOut)
     assert ways(*a_run(folder, **{"batch-size": 8})).trains
@@ -268,7 +268,7 @@ def test_a_large_network_tries_the_runs_step_size_alone(tmp_path: Path) -> None:
     rows = [(draw.normal(size=(6, 2)), draw.normal(size=6)) for _ in range(3)]
     folder = write(tmp_path / "d", *rows, train=1, loss="mse", model="mlp inputs=2 hidden=2600 outputs=1")
     one = ways(*a_run(folder, **{"batch-size": 0, "step-size": 0.01}))
-    assert [getattr(way, "remark", "") for way in (one.alone(one.constant().figures), one.own())] == [
+    assert [getattr(way, "remark", "") for way in (one.alone(one.constant().figures), *one.own())] == [
         'personalise = "mixture" of an untrained hypothesis, the best of 3 ways',
         'personalise = "mixture"',
     ]
@@ -355,6 +355,14 @@ def test_a_difference_within_chance_is_none() -> None:
     for sign in (1, -1):
         assert "about as good" in judge(apart | {Way.LAST: sign * apart[Way.LAST]})[1]
     assert judge(apart | {Way.LAST: np.array([0.6, 0.4, 0.6, 0.4])})[0]
+
+
+@pytest.mark.parametrize("used", OWN_WAYS)
+def test_a_run_is_judged_by_what_predictions_use(used: Way) -> None:
+    """Which is the best round fitted to each client, if it was measured; the rows after it would say the opposite."""
+    worse = OWN_WAYS[: OWN_WAYS.index(used)]
+    gains = {Way.CONSTANT: np.zeros(3)} | {way: np.full(3, -1.0) for way in OWN_WAYS if way not in worse}
+    assert judge(gains | {used: np.ones(3)})[0]
 
 
 # --- whole runs

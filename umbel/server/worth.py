@@ -32,6 +32,8 @@ class Way(StrEnum):
     LAST = "last-round"
     BEST = "best-round"
     OWN = "made-own"
+    USED = "best-round-made-own"
+    """What predictions use, if the best round is not the last."""
 
 
 LABELS = {
@@ -42,11 +44,12 @@ LABELS = {
     Way.LAST: "this run, last round",
     Way.BEST: "this run, best round",
     Way.OWN: "this run, fitted per client",
+    Way.USED: "best round, fitted per client",
 }
 
 
-OWN_WAYS = frozenset({Way.LAST, Way.BEST, Way.OWN})
-"""The ways of the run itself."""
+OWN_WAYS = (Way.USED, Way.OWN, Way.BEST, Way.LAST)
+"""The ways of the run itself. Predictions are made by the first that was measured."""
 
 
 def _printable(text: str) -> str:

@@ -52,7 +52,7 @@ LIKELY_IN_VAIN = 0.6
 """Share of that noise from which a small model rarely beats clients alone. In docs/results/when, clients' releases with
 noise of up to 0.26 lengths of the steps were better than clients alone for every seed, one of 0.32 was better on
 average only, and those of 0.46 and more were not better."""
-_FEW_CLIENTS, _TYPICAL_ROWS = 100, 1000
+FEW_CLIENTS, _TYPICAL_ROWS = 100, 1000
 """Training clients up to which hiding rows is proposed instead, and rows of a client with which that is tried."""
 
 _Rule = tuple[int, int, int, float, float]
@@ -128,15 +128,8 @@ def with_noise(draft: Draft) -> tuple[dict[str, Any], list[str]]:
     ConfigError
         If the run would learn nothing with the guarantee, or the user's entries break it.
     """
-    _check_given(draft)
+    goal, planned = check_possible(draft)
     check_declared(draft.setup.model, draft.dataset)
-    setup, train = draft.setup, draft.dataset.manifest.train
-    strategy, model = setup.strategy, setup.model
-    fewest, sites = strategy.fewest_hypotheses, max(1, draft.nodes)
-    before = setup.config.before
-    task = Task(model.num_parameters, fewest, train, 1, by=strategy.release_by, sites=sites, before=before)
-    goal = Goal(draft.wanted, setup.config, draft.kept, model.linear, strategy.hypotheses, task)
-    planned = schedule(goal)
     values = filled(draft.values, _entries(goal, planned, draft), draft.kept)
     run = RunConfig.parse(values)
     release = released_by(goal.task.by, run.release(goal.task.parameters, goal.task.hypotheses))
@@ -146,11 +139,26 @@ def with_noise(draft: Draft) -> tuple[dict[str, Any], list[str]]:
         # 0 where its pure epsilon is what was wanted
         pure = cost.pure <= goal.wanted.epsilon * (1 + 1e-9)
         values["delta"] = 0.0 if pure else goal.wanted.delta
-    if "noise-multiplier" not in draft.kept and planned.noise >= goal.drowned:
-        raise _refusal(goal, planned, draft)
-    have = guarantee(with_before({release: times}, before), values["delta"])
+    have = guarantee(with_before({release: times}, goal.task.before), values["delta"])
     assert have is not None, "it was checked"
     return values, _words(goal, planned, run, have)
+
+
+def check_possible(draft: Draft) -> tuple[Goal, Schedule]:
+    """Return what decides the noise and the rounds of a run, and these; errors as for `with_noise`.
+
+    It needs no ranges of columns, so that nobody looks for them in vain.
+    """
+    _check_given(draft)
+    setup = draft.setup
+    strategy, model, clients = setup.strategy, setup.model, draft.dataset.manifest.train
+    by, sites, before = strategy.release_by, max(1, draft.nodes), setup.config.before
+    task = Task(model.num_parameters, strategy.fewest_hypotheses, clients, 1, by=by, sites=sites, before=before)
+    goal = Goal(draft.wanted, setup.config, draft.kept, model.linear, strategy.hypotheses, task)
+    planned = schedule(goal)
+    if "noise-multiplier" not in draft.kept and planned.noise >= goal.drowned:
+        raise _refusal(goal, planned, draft)
+    return goal, planned
 
 
 def _check_given(draft: Draft) -> None:
@@ -286,14 +294,14 @@ def _refusal(goal: Goal, planned: Schedule, draft: Draft) -> ConfigError:
     ways += [f"--epsilon {one:g}" for one in itertools.islice(larger, 1)]
     more = math.ceil(task.clients * 1.01 * (planned.noise / goal.drowned) ** (2 if by_client else 1))
     enough = _helps(replace(goal, task=replace(task, clients=more)))
-    if task.clients <= _FEW_CLIENTS and _rows_help(draft):
-        hides = "to hide each single row and not a client, if clients have many: N of a typical one"
-        ways.append(f"--row-epsilon {wanted.epsilon:g} --rows N, {hides}")
     ways += [f"about {more:,} clients" if enough else "more clients", _fewer_parameters(draft)]
+    if task.clients <= FEW_CLIENTS and _rows_help(draft):
+        ways.append(f"--row-epsilon {wanted.epsilon:g} --rows N, where clients have about N rows: it hides each row, "
+                    "and not a whole client")  # fmt: skip
     return ConfigError(
-        f"epsilon {wanted.epsilon:g} for {task.clients:,} clients and {task.parameters:,} parameters: the noise over "
-        f"the whole run would be {planned.noise:.2g} times as long as all steps together. Each client is better off "
-        f"alone, unless you change one of these: {'; '.join(ways)}",
+        f"epsilon {wanted.epsilon:g} is out of reach for {task.clients:,} clients and a model of {task.parameters:,} "
+        f"parameters: the noise over the whole run would be {planned.noise:.2g} times as long as all steps together, "
+        f"and from {goal.drowned:g} on each client is better off alone. Change one of these: {'; '.join(ways)}",
         code="config.in-vain",
     )
 
@@ -324,5 +332,5 @@ def _fewer_parameters(draft: Draft) -> str:
         widest = max(listed, key=lambda column: len(column.stored))
         taken = n * len(widest.stored) // (draft.dataset.features.shape[-1] + 1)
         if 2 * taken > n:
-            return f"a model of fewer parameters (the categories of {widest.name} take {taken})"
-    return "a model of fewer parameters"
+            return f"a model of fewer parameters (leave out {widest.name}, whose categories take {taken})"
+    return "a model of fewer parameters, by leaving out columns"

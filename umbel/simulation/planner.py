@@ -12,7 +12,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from umbel.privacy.accounting.guarantee import MEANINGFUL, Guarantee, stated, with_before
+import numpy as np
+
+from umbel.data import Dataset
+from umbel.privacy.accounting.guarantee import DELTA, MEANINGFUL, Guarantee, stated, with_before
 from umbel.privacy.accounting.plan import large_delta, rounded_up, row_noise_for, usual_choice
 from umbel.privacy.accounting.rows import needed_budget, row_guarantee
 from umbel.protocol.errors import ConfigError
@@ -22,12 +25,14 @@ from umbel.protocol.run_config import ClipSchedule, RunConfig
 from umbel.protocol.tasks import RowSettings
 from umbel.protocol.words import count_of
 from umbel.server.setup import Setup
-from umbel.simulation.client_planner import PRIVACY, PROVISIONAL, with_noise
+from umbel.simulation.client_planner import FEW_CLIENTS, PRIVACY, PROVISIONAL, check_possible, with_noise
 from umbel.simulation.facts import Draft, check_declared, filled, undeclared
 from umbel.simulation.local_training import local_training
 from umbel.simulation.ranges import ask_first
 from umbel.simulation.wanted import PlannedRun, Wanted
 
+_USUAL = 4.0
+"""The epsilon that a run without a guarantee proposes."""
 _ROW_ROUNDS = 20
 """Rounds of a run that hides rows and has no configuration."""
 
@@ -65,6 +70,7 @@ def plan_run(
     elif wanted and ask and not (by_rows or configured or {"model", "ranges"} & kept):
         by = ReleaseBy.SECURE if setup.strategy.release_by is ReleaseBy.SECURE else ReleaseBy.SITE
         if bare := undeclared(setup.model, dataset):
+            check_possible(Draft(planned, kept, wanted, setup, dataset, sites))
             found = ask_first(bare, dataset, str(planned["dataset"]), wanted, by, sites, setup.config.seed)
             dataset, planned["ranges"], words = found
     setup = Setup.parse(planned)
@@ -84,9 +90,20 @@ def plan_run(
     scaled = (
         "; its steps and units were fitted to its rows, which a guarantee does not allow" if setup.model.linear else ""
     )
-    command = shlex.join(["umbel", "run", name or str(planned["dataset"]), "--epsilon", "4"])
+    command = f"umbel run {shlex.quote(name or str(planned['dataset']))} {_usual_guarantee(planned, dataset, sites)}"
     line = f"No noise: this run guarantees nothing{scaled}. With a guarantee: {command}"
     return PlannedRun(filled(planned, entries, kept), [line])
+
+
+def _usual_guarantee(planned: Mapping[str, Any], dataset: Dataset, sites: int) -> str:
+    """Return the options of a run with a guarantee of clients, or of rows if there are too few clients for that."""
+    values = {**planned, **PROVISIONAL, "clipping": str(ClipSchedule(Clipping.PUBLIC)), "hypotheses": 1}
+    try:
+        check_possible(Draft(values, frozenset(), Wanted(_USUAL, DELTA), Setup.parse(values), dataset, sites))
+    except ConfigError:
+        if dataset.manifest.train <= FEW_CLIENTS:
+            return f"--row-epsilon {_USUAL:g} --rows {np.median(dataset.lengths):.0f}"
+    return f"--epsilon {_USUAL:g}"
 
 
 def _usual_clients(train: int) -> int:

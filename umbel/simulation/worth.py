@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from logging import INFO, WARNING
@@ -44,7 +44,7 @@ from umbel.server.run_folder import RunFolder, number_of
 from umbel.server.runs import find_run, opening
 from umbel.server.setup import Setup
 from umbel.server.summary import Summary
-from umbel.server.worth import LABELS, Arm, LeftOut, Score, Way, Worth, figure
+from umbel.server.worth import LABELS, OWN_WAYS, Arm, LeftOut, Score, Way, Worth, figure
 from umbel.simulation.baselines import LOCAL_EPOCHS, halves, own, ridge, serve, train_alone, worst_decile
 from umbel.simulation.pilots import changes_for, pilot
 from umbel.simulation.scores import AUC, chance, jackknifed, of_classes
@@ -206,15 +206,19 @@ def _rounded(value: float) -> float | None:
 def judge(gains: Mapping[Way, NDArray[np.float64]]) -> tuple[bool, str]:
     """Return whether a run is better than a constant and than each client alone, and a sentence that compares it.
 
-    This judges the predictors that clients would use: the personalised hypotheses, or the plain ones if those were not
-    measured. A gain is the metric of each client (clients,), negated if lower is better.
+    This judges what predictions use. A gain is the metric of each client (clients,), negated if lower is better.
     """
-    run = gains[Way.OWN if Way.OWN in gains else Way.LAST]
+    run = gains[_used(gains)]
     beside = {way: _compared(run, gains[way]) for way in _OTHERS if way in gains}
     needed = {relation for way, relation in beside.items() if way is not Way.POOLED}
     answer = "Yes" if needed == {_BETTER} else "No" if _WORSE in needed else "Not shown"
     *first, last = (f"{relation} {_OTHERS[way]}" for way, relation in beside.items())
     return answer == "Yes", f"{answer}: it is {', '.join(first)}{' and ' if first else ''}{last}."
+
+
+def _used(measured: Container[Way]) -> Way:
+    """Return the way in which predictions are made, or the one nearest to it that was measured."""
+    return next(way for way in OWN_WAYS if way in measured)
 
 
 def _compared(one: NDArray[np.float64], other: NDArray[np.float64]) -> str:
@@ -245,7 +249,7 @@ class Ways:
         """Return the result of each way, or the reason why the table lacks it."""
         constant, last = self.constant(), Row(Way.LAST, self._of(self.state.hypotheses))
         others = [constant, *self.rules(), self.alone(constant.figures), self.pooled(), *self.one_model()]
-        return [*others, last, *self.best(), self.own()]
+        return [*others, last, *self.best(), *self.own()]
 
     @cached_property
     def labels(self) -> NDArray[np.int64] | None:
@@ -290,6 +294,12 @@ class Ways:
     def rows(self) -> Cohort:
         """The rows of the training clients, none of which is measured."""
         return Cohort.gather(self.dataset, range(self.dataset.manifest.train), self.learner.device)
+
+    @property
+    def ends_best(self) -> bool:
+        """Whether the best round's hypotheses, with which clients predict, are the last round's."""
+        last = self.state.hypotheses
+        return all(np.array_equal(one, last[name]) for name, one in self.state.best.items())
 
     @cached_property
     def trains(self) -> bool:
@@ -385,32 +395,38 @@ class Ways:
     def best(self) -> list[Row]:
         """Measure the best round's hypotheses, if they are others than the last round's."""
         state = self.state
-        if all(np.array_equal(one, state.hypotheses[name]) for name, one in state.best.items()):
+        if self.ends_best:
             return []
         exact = any(entry.exact_reports for entry in state.history)
         chosen = "exact losses of validation clients" if exact else "validation clients"
         remark = f"{after_round(state.best_round)}, chosen by {chosen}"
         return [Row(Way.BEST, self._of(state.best), remark)]
 
-    def own(self) -> Row | LeftOut:
-        """Measure the run's hypotheses, personalised by each client."""
-        local = self.model.local_shapes
+    def own(self) -> list[Row | LeftOut]:
+        """Measure the run's hypotheses, personalised by each client: the last round's, and the best round's if they are
+        others."""
+        local, remark = self.model.local_shapes, f'personalise = "{self._how}"'
         if local or not self.trains:
-            return LeftOut(LABELS[Way.OWN], _LOCAL if local else _LARGE)
-        return Row(Way.OWN, self._made_own(self.state.hypotheses, self.prior), f'personalise = "{self._how}"')
+            return [LeftOut(LABELS[Way.OWN], _LOCAL if local else _LARGE)]
+        last = Row(Way.OWN, self._made_own(self.state.hypotheses, self.prior), remark)
+        if self.ends_best:
+            return [last]
+        return [last, Row(Way.USED, self._made_own(self.state.best, self.prior), f"{remark}, as predictions do")]
 
     def caveats(self, rows: Mapping[Way, Figures], compared: bool) -> list[str]:
         """Return what to know about the run's figures besides how they are `compared` with others, as sentences."""
-        run, manifest, found = rows.get(Way.OWN, rows[Way.LAST]), self.dataset.manifest, list[str]()
+        run, manifest, found = rows[_used(rows)], self.dataset.manifest, list[str]()
         if self.labels is not None:
             counts = np.bincount(self.labels, minlength=1 + (run.only or 1))
             names = class_names(manifest.target.get("categories", []), len(counts))
             if self.rare is not None and compared:
                 share = counts[self.rare] / counts.sum()
-                found.append(f"AUC decides that, because only {share:.1%} of the rows are of class {names[self.rare]}.")
+                of = f"{share:.1%} of the measured rows are of class {names[self.rare]}"
+                found.append(f"AUC decides that, because only {of}.")
             if run.only is not None:
                 which = "the majority class" if run.only == counts.argmax() else "the class"
-                found.append(f"The run predicts only {which}, {names[run.only]}, for every row.")
+                instead = "; use the probabilities instead" if "log loss" in run.scores else ""
+                found.append(f"The run predicts only {which}, {names[run.only]}, for every row{instead}.")
         means, metric = {way: one.metrics.mean() for way, one in rows.items()}, self.model.metric
         bad = means[Way.CONSTANT]
         exact = {way for way in rows if metric.name == "rmse" and means[way] < _EXACT * bad}
@@ -429,10 +445,9 @@ class Ways:
 
         Clients are served as for the verdict, and the same clients are measured.
         """
-        state, fitted = self.state, Way.OWN in rows
-        run = rows[Way.OWN if fitted else Way.LAST]
-        differ = _compared(self.gains(run), self.gains(rows[Way.LAST])) == _BETTER
-        for changes in changes_for(self.run, self.rounds, number_of(state.hypotheses), differ, not self.best()):
+        state, run, fitted = self.state, rows[_used(rows)], Way.OWN in rows
+        differ = fitted and _compared(self.gains(rows[Way.OWN]), self.gains(rows[Way.LAST])) == _BETTER
+        for changes in changes_for(self.run, self.rounds, number_of(state.hypotheses), differ, self.ends_best):
             self._try(changes)
         found = []
         for changes, other in self.tried:

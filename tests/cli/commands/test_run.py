@@ -177,11 +177,11 @@ def test_a_run_that_is_worse_than_a_constant_says_so_and_fails_where_that_is_ask
 
 
 @pytest.mark.usefixtures("blank_figures")
-def test_a_run_ends_with_the_table_the_verdict_the_guarantee_and_its_folder(umbel_home: Path) -> None:
+def test_a_run_ends_with_the_verdict_the_table_the_guarantee_and_its_folder(umbel_home: Path) -> None:
     _, told = umbel("run", "rounds=8", "restarts=2")
     (folder,) = (umbel_home / "runs").iterdir()
     places = [told.index(words) for words in (
-        "the best constant", "Worth it?", "The run ended", "Guarantee", f"umbel predict {folder.name}",
+        "Worth it?", "the best constant", "The run ended", "Guarantee", f"umbel predict {folder.name}",
     )]  # fmt: skip
     assert places == sorted(places)
     assert told.rstrip().endswith(str(folder))
