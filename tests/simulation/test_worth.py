@@ -212,7 +212,7 @@ def test_the_best_round_stands_beside_the_last_and_says_who_chose_it(tmp_path: P
     worth = appraise(setup, state, {})
     found = {arm.way: arm for arm in worth.arms}
     assert (found[Way.LAST].mean, found[Way.BEST].mean) == (2.0, 0.0)
-    assert found[Way.BEST].remark.startswith("after 1 round,")
+    assert found[Way.BEST].remark.startswith("after round 1,")
     assert "exact losses" in found[Way.BEST].remark
 
 

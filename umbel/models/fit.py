@@ -166,7 +166,8 @@ def _bad_targets(model: Model, outputs: tuple[int, ...], targets: Any) -> str:
     width, shape = outputs[-1], targets.shape[1:]
     if model.loss.by_row:
         return _bad_extremes(model, outputs, targets)
-    if model.loss.name in SLOPES or (model.metric.name == "accuracy" and outputs == (1,)):
+    by_sign = model.metric.name == "accuracy" and model.loss.name != "cross-entropy" and outputs == (1,)
+    if model.loss.name in SLOPES or by_sign:
         fits = outputs == (1,) and targets.ndim == 1 and bool(np.isin(targets, (-1, 1)).all())
         why = f"with loss {model.loss.name!r} and metric {model.metric.name!r}"
         return "" if fits else f"{why} needs one output, and labels of -1 and 1"

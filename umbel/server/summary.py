@@ -136,7 +136,7 @@ class Summary:
             lines.append(f"Guarantee for a row: none, because {why}.")
         if (of_client or of_row) and self.before and (cost := guarantee({self.before: 1}, self.delta)):
             lines.append(f"It counts the question about ranges before the run, which alone costs {stated(cost)}.")
-        if exact:
+        if exact and (of_client or of_row):
             reported = count_of(exact, "validation client")
             lines.append(f"Outside the guarantee: {reported}, which reported exact losses.")
         return lines

@@ -35,7 +35,7 @@ from umbel.privacy.mechanisms.randomness import streams
 from umbel.privacy.site.policy import Personal
 from umbel.protocol.arrays import Arrays, flatten, unflatten
 from umbel.protocol.log import log
-from umbel.protocol.words import count_of
+from umbel.protocol.words import after_round, count_of
 from umbel.server.history import State, diverged
 from umbel.server.report import View, render
 from umbel.server.report.alarms import why_stuck
@@ -389,7 +389,7 @@ class Ways:
             return []
         exact = any(entry.exact_reports for entry in state.history)
         chosen = "exact losses of validation clients" if exact else "validation clients"
-        remark = f"after {count_of(state.best_round, 'round')}, chosen by {chosen}"
+        remark = f"{after_round(state.best_round)}, chosen by {chosen}"
         return [Row(Way.BEST, self._of(state.best), remark)]
 
     def own(self) -> Row | LeftOut:

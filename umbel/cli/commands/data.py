@@ -261,8 +261,13 @@ def _print_report(report: Report) -> None:
         lacks = f"{one.lacks:,}" if one.lacks else ""
         table.add_row(*map(Text, (one.column.name, one.role, one.column.type, one.holds, lacks, advice)))
     console().print(table)
-    for line in (*report.notes, *(f"To mend: {fault}." for fault in report.faults)):
+    features = {one.column.name for one in report.findings if one.role == "feature"}
+    gaps = [fault for fault in report.faults if fault.what == "missing" and fault.column in features]
+    for line in (*report.notes, *(f"To mend: {fault}." for fault in report.faults if fault not in gaps)):
         typer.echo(line)
+    if places := ", ".join(f"{fault.column} (first data row {fault.row})" for fault in gaps):
+        ways = "--missing indicate keeps these rows, and tells the model which they are; --missing drop leaves them out"
+        typer.echo(f"To mend: some rows lack {places}. {ways}.")
     for guess in report.guesses:
         typer.echo(f"A guess: {guess}.")
 
