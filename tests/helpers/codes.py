@@ -110,7 +110,8 @@ def _sentence(value: ast.expr, nodes: Iterable[ast.AST]) -> tuple[str, str]:
     """Return what is wrong and the remedy, which follows a semicolon, as far as the source says them."""
     cause, _, remedy = (" ".join(part.split()) for part in _said(value, nodes).partition(";"))
     cause, remedy = (re.sub(r"[\s…]*…[\s…]*…", " …", text).strip() for text in (cause, remedy))
-    return re.sub(r"^(…: ?)+(?=.*\w)", "", cause), remedy  # where it is: a file, a key
+    cause = re.sub(r"^(…: ?)+(?=.*\w)", "", cause)  # where it is: a file, a key
+    return cause, remedy if re.search(r"\w", remedy) else ""
 
 
 def _said(value: ast.expr, nodes: Iterable[ast.AST]) -> str:

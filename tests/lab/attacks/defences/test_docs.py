@@ -42,7 +42,7 @@ def here(tmp_path: Path, umbel_home: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 @pytest.mark.slow
 def test_the_first_mod_has_the_faults_of_the_page_and_the_second_has_none(here: Path) -> None:
-    first, second, both, _ = (shlex.split(block) for block in blocks("bash"))
+    first, second, both, _ = (shlex.split(block, comments=True) for block in blocks("bash"))
     told = CliRunner().invoke(app, [*first[1:], *FEW, "--json"], prog_name="umbel")
     assert told.exit_code == 1, told.output
     [report] = json.loads(told.stdout)
