@@ -238,23 +238,18 @@ def small(node_config: dict[str, Any], clients: tuple[int, ...] = (4, 7), **chan
     return assert_left(through_gate(content, of_node(node_config), STAY), 2, ONE)
 
 
-def test_in_simulation_parameters_may_leave_as_trained_which_costs_everything() -> None:
-    context = of_node(SIMULATED)
-    content = request(ZEROS, (4, 7), noise_multiplier=0.0)
-    left = assert_left(through_gate(content, context, STAY), 2, ONE)
-    np.testing.assert_array_equal(left.arrays["weight"], TRAINED.astype(np.float32))
-    assert left.released == [1, 1]
-    assert [spent(Totals(context.state), client) for client in (4, 7, 5)] == [float("inf"), float("inf"), 0]
+@pytest.mark.parametrize(("clipping", "first"), [("public", [10.6, 10.8]), ("update", [13.0, 14.0])])
+def test_the_update_is_what_is_added_to_the_chosen_hypothesis(clipping: str, first: list[float]) -> None:
+    """Clients chose the second and the first hypothesis; their updates have norms 5 and 1.
 
-
-def test_the_update_is_what_is_added_to_the_chosen_hypothesis() -> None:
-    # Clients chose the second and the first hypothesis; their updates have norms 5 and 1.
-    hypotheses = np.array([[0.0, 0.0], [10.0, 10.0]])
+    In simulation they may leave without noise, which costs everything.
+    """
+    hypotheses, context = np.array([[0.0, 0.0], [10.0, 10.0]]), of_node(SIMULATED)
     trained = np.array([[13.0, 14.0], [0.6, 0.8]])
-    content = request(hypotheses, (0, 1), noise_multiplier=0.0, clipping="public", clip_norm=1.0)
-    reply = through_gate(content, of_node(SIMULATED), hands_over(trained, [1, 0]))
-    left = assert_left(reply, 2, ONE)
-    np.testing.assert_allclose(left.arrays["weight"], [[10.6, 10.8], [0.6, 0.8]], rtol=1e-6)
+    content = request(hypotheses, (0, 1), noise_multiplier=0.0, clipping=clipping, clip_norm=1.0)
+    left = assert_left(through_gate(content, context, hands_over(trained, [1, 0])), 2, ONE)
+    np.testing.assert_allclose(left.arrays["weight"], [first, [0.6, 0.8]], rtol=1e-6)
+    assert [spent(Totals(context.state), client) for client in (0, 1, 5)] == [math.inf, math.inf, 0]
 
 
 @pytest.mark.parametrize("mode", ["update", "public"])
@@ -547,6 +542,7 @@ def test_a_task_that_cannot_be_is_refused(kind: str, field: str, value: Any, nod
 FLOAT = np.zeros((2, 3), np.float32)
 HYPOTHESES: dict[str, ArrayRecord | Arrays] = {name: matrix(array) for name, array in (UNREADABLE | NO_MODEL).items()}
 HYPOTHESES |= {
+    "NaN in the second hypothesis alone": {"a": np.array([[0, 0, 0], [0, np.nan, 0]], np.float32)},
     "double precision": {"a": FLOAT.astype(np.float64)},
     "half precision": {"a": FLOAT.astype(np.float16)},
     "one whole number among floats": {"a": FLOAT, "b": np.array([1, 2])},
