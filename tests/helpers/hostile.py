@@ -108,7 +108,8 @@ UNREADABLE: dict[str, Array] = {
         header("{'descr': '<f4', 'fortran_order': False, 'shape': (2,)}", version=b"\x09\x00")
     ),
     "another format": raw(npy(np.zeros(2, np.float32)), stype="safetensors"),
-    # NumPy counts the sizes of such types in 32 bits, and a field may then lie outside of the message.
+    # NumPy counts the sizes of such types in 32 bits, and a field may then lie outside of the message: whoever reads
+    # this one by Flower's `Array.numpy` ends the process.
     "fields": _described("[('w', '<f4', (1, 2)), ('b', '<f4', (1,))]"),
     "fields with gaps": _described("{'names': ['w'], 'formats': ['(1,2)f4'], 'offsets': [4], 'itemsize': 12}"),
     "fields outside": _described("('<V8',{'names':['w'],'formats':['(1,2)f4'],'offsets':[2147483643],'itemsize':8})"),
