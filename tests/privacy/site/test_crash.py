@@ -29,15 +29,18 @@ ANSWER = b"".join(b"%d\n" % client for client in range(CLIENTS))
 """What is noted when all clients have released."""
 
 
-def _serve(folder: Path, run_config: dict[str, Any]) -> None:
+def _serve(folder: Path, run_config: dict[str, Any], die_before_noise: bool) -> None:
     """Answer one task after the other; note in a file what has left."""
     from flwr.app import Message
 
     from tests.helpers.messages import asked, released
     from umbel.client.app import app
+    from umbel.privacy.mechanisms import sanitise
     from umbel.protocol.tasks import TrainingSpec
     from umbel.simulation.grid import InProcessGrid
 
+    if die_before_noise:
+        sanitise.sanitise_in_place = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
     # Processes have the environment of the first test that made one.
     config = ACCEPTED | {"data-path": str(folder / "own"), "ledger-path": str(folder / "ledger.jsonl")}
     grid = InProcessGrid(app, run_config, node_configs=[config])
@@ -78,7 +81,7 @@ def test_spent_is_never_less_than_what_was_released(folder: Path, run_config: di
     cut_off = 0
     for _ in range(KILLS):
         (folder / "ready").unlink(missing_ok=True)
-        process = forks().Process(target=_serve, args=(folder, run_config))
+        process = forks().Process(target=_serve, args=(folder, run_config, False))
         process.start()
         # A few tasks are answered, and a part of one more: how large a part, this machine's own pace says.
         wait_for(process, (folder / "ready").exists)
@@ -96,3 +99,13 @@ def test_spent_is_never_less_than_what_was_released(folder: Path, run_config: di
         cut_off = paid[0] - released["0"]
     assert sum(released.values()) >= CLIENTS * KILLS, "or nothing was tested"
     assert cut_off > 0, "or no kill came between charge and release"
+
+
+@pytest.mark.slow
+def test_a_kill_between_charge_and_release_leaves_the_charge(folder: Path, run_config: dict[str, Any]) -> None:
+    process = forks().Process(target=_serve, args=(folder, run_config, True))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert times_paid(folder) == [1] * CLIENTS
+    assert (folder / "sent").read_text() == ""
