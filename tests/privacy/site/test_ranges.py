@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -171,19 +170,6 @@ def test_ten_thousand_questions_end_with_the_budget(tmp_path: Path) -> None:
         cost = guarantee(account, 1e-5)
         assert cost is not None
         assert cost.epsilon <= 1
-
-
-def test_the_difference_of_two_questions_has_the_noise_of_both(tmp_path: Path) -> None:
-    """The only client with an income is asked, and then not: the difference shows it no better than its price."""
-    differences = []
-    for number in range(12):
-        site = Site(tmp_path / str(number), ranges="all")
-        both = site.train(), site.train(round=2, clients=tuple(range(1, CLIENTS)))
-        with_it, without = (releases(reply)["counts"][0][1] for reply in both)
-        differences.append((with_it - without)[CELLS // 2 + 32])
-    noise = site.config.noise_multiplier * math.sqrt(2)
-    assert np.std(differences) > noise / 2.5, "below with a chance of less than 1e-4"
-    assert 1 / math.sqrt(2) < noise / 20, "what the client adds is lost in it"
 
 
 def test_a_question_is_not_for_validation_clients(site: Site) -> None:
