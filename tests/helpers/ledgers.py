@@ -8,6 +8,7 @@ from fractions import Fraction
 from flwr.app import Context
 
 from umbel.privacy.accounting.guarantee import DELTA, Guarantee, guarantee
+from umbel.privacy.accounting.rows import row_guarantee
 from umbel.privacy.site import journal
 from umbel.privacy.site.charges import paper_spent
 from umbel.privacy.site.journal import Journal
@@ -47,5 +48,12 @@ def all_spent(context: Context, clients: Iterable[int]) -> list[Fraction | float
 def proven(releases: Mapping[Release, int], delta: float = DELTA) -> Guarantee:
     """Return what releases guarantee, which must be something."""
     found = guarantee(releases, delta)
+    assert found is not None
+    return found
+
+
+def proven_rows(releases: Mapping[Release, int], delta: float = DELTA) -> Guarantee:
+    """Return what releases guarantee for a row, which must be something."""
+    found = row_guarantee(releases, delta)
     assert found is not None
     return found

@@ -6,22 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
-from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto.message_pb2 import Message as ProtoMessage
-from numpy.typing import NDArray
 
+from tests.helpers.flower_apps import arrays
+from tests.helpers.flower_apps import left as numbers
+from tests.helpers.messages import arrived, wire
 from umbel.protocol.flower import identify
 from umbel.simulation.grid import InProcessGrid
 
+__all__ = ["answer", "arrays", "asks", "message", "moved", "node", "numbers", "wire"]
+
 Handler = Callable[[Message, Context], Any]
-
-
-def arrays(values: Mapping[str, Any]) -> ArrayRecord:
-    """Return named arrays as a record, with their own types."""
-    return ArrayRecord({name: Array(np.asarray(value)) for name, value in values.items()})
 
 
 def asks(values: Mapping[str, Any], k: Any = None, round: int = 1) -> RecordDict:
@@ -59,17 +56,4 @@ def message(content: RecordDict) -> Message:
 def answer(grid: InProcessGrid, content: RecordDict, kind: str = "train") -> Message:
     """Return a node's reply to a message, as it arrives at the server."""
     (reply,) = grid.send_and_receive([Message(content, next(iter(grid.get_node_ids())), kind)])
-    return message_from_proto(ProtoMessage.FromString(wire(reply)))
-
-
-def wire(message: Message) -> bytes:
-    """Return a message as the bytes that travel."""
-    data: bytes = message_to_proto(message).SerializeToString()
-    return data
-
-
-def numbers(reply: Message) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a reply that has nothing but them and the weight 1."""
-    assert set(reply.content) == {"arrays", "metrics"}
-    assert dict(reply.content.metric_records["metrics"]) == {"num-examples": 1}
-    return {name: array.numpy() for name, array in reply.content.array_records["arrays"].items()}
+    return arrived(reply)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from hypothesis.extra import numpy as hnp
 
 from tests.helpers.examples import examples
 from tests.helpers.flower_apps import Node, answered, arrays, asks, left
+from tests.helpers.hostile import NO_MODEL, UNREADABLE, npy, raw
 from tests.helpers.messages import refused, wire
 from umbel.mods.gate import Gate
 from umbel.privacy.site.journal import Journal
@@ -35,9 +35,12 @@ def honest(msg: Message) -> Message:
     return answered(msg, lambda value: value + np.float32(FAR), train_loss=0.7, **{"num-examples": 61})
 
 
+GATE = Gate(4.0, 1.0, frozen="b")
+
+
 @pytest.fixture
 def site(tmp_path: Path) -> Node:
-    return Node(Gate(4.0, 1.0, frozen="b"), honest, tmp_path)
+    return Node(GATE, honest, tmp_path)
 
 
 def hidden(reply: Message) -> bool:
@@ -58,55 +61,16 @@ def with_array(value: Any, name: str = "w") -> RecordDict:
     return content
 
 
-def raw(data: bytes, dtype: str = "float32", shape: tuple[int, ...] = (2,), stype: str = "numpy.ndarray") -> Array:
-    return Array(dtype, shape, stype, data)
-
-
-def npy(value: Any, **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, np.asarray(value), **options)
-    return buffer.getvalue()
-
-
-def header(shape: str) -> bytes:
-    """Return an array that says it has this shape, and has two numbers."""
-    text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".encode()
-    text += b" " * (-(len(text) + 11) % 64) + b"\n"
-    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(8)
-
-
-def two_records() -> RecordDict:
-    content = asks(START)
-    content["more"] = arrays(START)
-    return content
-
-
 CANNOT_BE: dict[str, Callable[[], RecordDict]] = {
     "nothing": RecordDict,
     "no arrays": lambda: RecordDict({"config": ConfigRecord({"server-round": 1})}),
     "an empty record of arrays": lambda: RecordDict({"arrays": ArrayRecord()}),
-    "two records of arrays": two_records,
+    "two records of arrays": lambda: RecordDict({**asks(START), "more": arrays(START)}),
     "only what is frozen": lambda: asks({"b": START["b"]}),
     "another model without what is frozen": lambda: asks({"w": START["w"]}),
     "arrays without numbers": lambda: asks({"w": np.zeros((0, 2), np.float32), "b": START["b"]}),
-    "whole numbers": lambda: with_array(np.array([1, 2])),
-    "truth values": lambda: with_array(np.array([True, False])),
-    "complex numbers": lambda: with_array(np.array([1j, 2j])),
-    "numbers of 80 bits": lambda: with_array(np.array([1, 2], np.longdouble)),
-    "text": lambda: with_array(np.array(["a", "b"])),
-    "objects": lambda: with_array(raw(npy(np.array([SECRET, None], object), allow_pickle=True))),
-    "a pickle": lambda: with_array(raw(pickle.dumps([1.0, 2.0]))),
-    "NaN": lambda: with_array(np.array([np.nan, 0], np.float32)),
-    "infinity": lambda: with_array(np.array([np.inf, 0], np.float32)),
-    "no number of 32 bits": lambda: with_array(np.array([1e300, 0])),
-    "infinity of 16 bits": lambda: with_array(np.array([np.inf, 0], np.float16)),
-    "another format": lambda: with_array(raw(npy([1.0, 2.0]), stype="torch")),
-    "an array cut short": lambda: with_array(raw(npy([1.0, 2.0])[:-5])),
-    "no bytes": lambda: with_array(raw(b"")),
-    "more numbers than there are": lambda: with_array(raw(header("(1000000000, 1000000)"))),
-    "a negative shape": lambda: with_array(raw(header("(-2,)"))),
     "a NumPyClient's parameters": lambda: RecordDict({"fitins.parameters": arrays(START)}),
-}
+} | {name: lambda array=array: with_array(array) for name, array in (UNREADABLE | NO_MODEL).items()}  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("message", CANNOT_BE)
@@ -203,16 +167,11 @@ def test_a_message_sent_again_and_two_of_a_round_are_each_paid_for(
 # --- an app's function that goes wrong
 
 
-def ends(msg: Message) -> Message:
-    raise SystemExit(SECRET)
+def raises(error: BaseException) -> Callable[[Message], Message]:
+    def fail(msg: Message) -> Message:
+        raise error
 
-
-def raises(msg: Message) -> Message:
-    raise ValueError(SECRET)
-
-
-def runs_out(msg: Message) -> Message:
-    raise MemoryError(SECRET)
+    return fail
 
 
 def replies(**records: Any) -> Callable[[Message], Message]:
@@ -230,9 +189,9 @@ def tampers(msg: Message) -> Message:
 
 W, B = START["w"] + np.float32(FAR), START["b"]
 BREAKS: dict[str, Callable[[Message], Message]] = {
-    "raises": raises,
-    "ends the process": ends,
-    "runs out of memory": runs_out,
+    "raises": raises(ValueError(SECRET)),
+    "ends the process": raises(SystemExit(SECRET)),
+    "runs out of memory": raises(MemoryError(SECRET)),
     "replies an error": lambda msg: Message(Error(17, SECRET), reply_to=msg),
     "replies nothing": lambda msg: None,  # type: ignore[arg-type,return-value]
     "returns no arrays": replies(metrics=MetricRecord({"loss": 17.0})),
@@ -258,21 +217,22 @@ HARMLESS: dict[str, Callable[[Message], Message]] = {
     "leaves out what is frozen": replies(arrays=arrays({"w": W})),
     "changes what came": tampers,
 }
+EVERYTHING = BREAKS | HARMLESS
 
 
-@pytest.mark.parametrize("fault", BREAKS | HARMLESS)
+@pytest.mark.parametrize("fault", EVERYTHING)
 def test_whatever_goes_wrong_at_a_site_its_reply_is_as_any_other(
     fault: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, node_log: io.StringIO
 ) -> None:
     """Whether it does may depend on the data: a reply that stayed away, or were longer, would tell."""
-    node = Node(Gate(4.0, 1.0, frozen="b"), (BREAKS | HARMLESS)[fault], tmp_path)
+    node = Node(GATE, EVERYTHING[fault], tmp_path)
     reply = node.send(asks(START))
     assert hidden(reply)
     assert left(reply)["b"] == START["b"]
     assert SECRET.encode() not in wire(reply)
     assert node.paid == 1
     assert (fault in BREAKS) == ("answers as if it had no update" in node_log.getvalue())
-    other = Node(Gate(4.0, 1.0, frozen="b"), honest, tmp_path_factory.mktemp("other")).send(asks(START))
+    other = Node(GATE, honest, tmp_path_factory.mktemp("other")).send(asks(START))
     assert [type(record) for record in reply.content.values()] == [type(record) for record in other.content.values()]
     assert len(wire(reply)) == len(wire(other))
 
@@ -287,21 +247,14 @@ def test_what_is_no_exception_to_python_is_a_fault_all_the_same(
     kind: str, error: type[BaseException], tmp_path: Path
 ) -> None:
     """Otherwise the process would end, and the server learn from its silence that these data make it panic."""
-
-    def panics(msg: Message) -> Message:
-        raise error(SECRET)
-
-    node = Node(Gate(4.0, 1.0, frozen="b", reports=["loss"]), panics, tmp_path, reports="noise=2.0")
+    node = Node(Gate(4.0, 1.0, frozen="b", reports=["loss"]), raises(error(SECRET)), tmp_path, reports="noise=2.0")
     assert not refused(node.send(asks(START), kind))
     assert node.paid == 1
 
 
 def test_who_ends_the_node_ends_it_while_it_computes(tmp_path: Path) -> None:
-    def interrupted(msg: Message) -> Message:
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        Node(Gate(4.0, 1.0, frozen="b"), interrupted, tmp_path).send(asks(START))
+        Node(GATE, raises(KeyboardInterrupt()), tmp_path).send(asks(START))
 
 
 @pytest.mark.parametrize("fault", BREAKS)
@@ -309,7 +262,7 @@ def test_in_a_simulation_a_fault_is_seen_by_its_author_and_told_to_nobody_else(
     fault: str, node_log: io.StringIO
 ) -> None:
     """Nobody's data are there, and a function that never works would otherwise train noise in silence."""
-    reply = Node(Gate(4.0, 1.0, frozen="b"), BREAKS[fault]).send(asks(START))
+    reply = Node(GATE, BREAKS[fault]).send(asks(START))
     assert refused(reply)
     assert "umbel refused to answer (train)" in node_log.getvalue()
     if fault == "raises":
@@ -318,7 +271,7 @@ def test_in_a_simulation_a_fault_is_seen_by_its_author_and_told_to_nobody_else(
 
 @pytest.mark.parametrize("fault", HARMLESS)
 def test_in_a_simulation_what_is_no_fault_of_the_apps_is_released(fault: str) -> None:
-    assert hidden(Node(Gate(4.0, 1.0, frozen="b"), HARMLESS[fault]).send(asks(START)))
+    assert hidden(Node(GATE, HARMLESS[fault]).send(asks(START)))
 
 
 def test_a_function_that_takes_too_long_is_answered_for(tmp_path: Path, node_log: io.StringIO) -> None:
@@ -326,13 +279,13 @@ def test_a_function_that_takes_too_long_is_answered_for(tmp_path: Path, node_log
         while True:
             pass
 
-    node = Node(Gate(4.0, 1.0, frozen="b"), hangs, tmp_path, max_seconds=0.05)
+    node = Node(GATE, hangs, tmp_path, max_seconds=0.05)
     assert hidden(node.send(asks(START)))
     assert "max-seconds sets it" in node_log.getvalue()
 
 
 SCORES_BREAK: dict[str, Callable[[Message], Message]] = {
-    "raises": raises,
+    "raises": raises(ValueError(SECRET)),
     "returns no metrics": replies(),
     "names another metric": replies(metrics=MetricRecord({"loss": 17.0})),
     "returns a list": replies(metrics=MetricRecord({"eval_loss": [0.5] * 17})),

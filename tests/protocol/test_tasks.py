@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from tests.helpers.errors import raises
+from tests.helpers.hostile import MISSING, TASKS, spoilt_round
 from tests.helpers.messages import task_of
-from tests.helpers.records import over_the_wire
-from tests.helpers.tasks import EVALUATION, TRAINING, evaluations, request, trainings
+from tests.helpers.records import STACKED, over_the_wire
+from tests.helpers.tasks import TRAINING, evaluations, trainings
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.messages import evaluation_in, hosting_in, hosting_reply, training_in
 from umbel.protocol.release import Clipping, NoisePer, ReleaseBy, RowPrivacy
@@ -38,87 +39,12 @@ def test_what_is_asked_comes_back_from_plain_values_beside_which_others_are_not_
         assert (type(arrived.clipping), type(arrived.noise_per)) == (Clipping, NoisePer)
 
 
-@pytest.mark.parametrize(
-    ("asked", "name"), [(asked, name) for asked in (TRAINING, EVALUATION) for name in asked.to_record()]
-)
-def test_a_missing_entry_is_named(asked: Asked, name: str) -> None:
-    with raises(ProtocolError, "protocol.missing-key", name):
-        type(asked).from_record(changed(asked, **{name: None}))
-
-
-@pytest.mark.parametrize(
-    ("asked", "name", "value"),
-    [
-        *((asked, *case) for asked in (TRAINING, EVALUATION) for case in (
-            ("round", 3.0),
-            ("round", True),
-            ("clients", b"\x00\x02"),
-            ("step_size", "0.1"),
-            ("step_size", True),
-            ("run", ["a"]),
-            ("frozen_digest", b"00"),
-        )),
-        (TRAINING, "local_epochs", "1"),
-        (TRAINING, "batch_size", 10.0),
-        (TRAINING, "noise_multiplier", [5.0]),
-        (TRAINING, "clipping", 1),
-        (TRAINING, "local_steps", True),
-        (TRAINING, "disclose_choice", "no"),
-        (TRAINING, "disclose_choice", 1),
-    ],
-)  # fmt: skip
-def test_an_entry_of_the_wrong_type_is_named(asked: Asked, name: str, value: Any) -> None:
-    with raises(ProtocolError, "protocol.wrong-value", name.replace("_", "-")):
-        type(asked).from_record(changed(asked, **{name: value}))
-
-
-IMPOSSIBLE = [
-    ("step_size", 0.0, "wrong-value", "step-size"),
-    ("step_size", -0.1, "wrong-value", "step-size"),
-    ("step_size", float("nan"), "wrong-value", "step-size"),
-    ("step_size", float("inf"), "wrong-value", "step-size"),
-    ("clients", [], "wrong-value", "at least one"),
-    ("clients", [0.0, 1.0], "wrong-value", "whole number"),
-    ("clients", ["0"], "wrong-value", "whole number"),
-    ("clients", [True], "wrong-value", "whole number"),
-    ("clients", [1, 1], "wrong-value", "once"),
-    ("clients", [0, -1], "wrong-value", "from 0"),
-    ("run", "r" * 201, "wrong-value", 200),
-    ("frozen_digest", "0" * 201, "wrong-value", 200),
-]
-
-
-@pytest.mark.parametrize(
-    ("asked", "name", "value", "code", "part"),
-    [
-        *((asked, *case) for asked in (TRAINING, EVALUATION) for case in IMPOSSIBLE),
-        (EVALUATION, "round", -1, "wrong-value", "round"),
-        (TRAINING, "round", 0, "wrong-value", "round"),
-        (TRAINING, "local_epochs", -1, "wrong-value", "local-epochs"),
-        (TRAINING, "local_steps", -1, "wrong-value", "local-steps"),
-        (TRAINING, "message_noise", -1.0, "wrong-value", "message-noise"),
-        (TRAINING, "noise_per", "parameter", "wrong-value", "noise-per"),
-        (TRAINING, "batch_size", -1, "wrong-value", "batch-size"),
-        (TRAINING, "noise_multiplier", -5.0, "wrong-value", "noise-multiplier"),
-        (TRAINING, "noise_multiplier", float("nan"), "wrong-value", "noise-multiplier"),
-        (TRAINING, "noise_multiplier", float("inf"), "wrong-value", "noise-multiplier"),
-        (TRAINING, "clipping", "secret", "wrong-value", "clipping"),
-        (TRAINING, "clip_norm", 0.0, "wrong-value", "clip-norm"),
-        (TRAINING, "clip_norm", float("nan"), "wrong-value", "clip-norm"),
-        (TRAINING, "choice_epsilon", 31.0, "wrong-value", "choice-epsilon"),
-        # What no ledger could hold: the node would train and then fail to charge.
-        *(
-            (TRAINING, name, 2**63 - 1, "wrong-value", 2147483648)
-            for name in ("round", "local_epochs", "local_steps", "batch_size")
-        ),
-    ],
-)
-def test_an_impossible_value_is_named(asked: Asked, name: str, value: Any, code: str, part: object) -> None:
-    content = request(TRAINING, EVALUATION)
-    read = training_in if asked is TRAINING else evaluation_in
-    content["training" if asked is TRAINING else "evaluation"] = changed(asked, **{name: value})
-    with raises(ProtocolError, f"protocol.{code}", part):
-        read(over_the_wire(content))
+@pytest.mark.parametrize(("kind", "field", "value"), TASKS)
+def test_a_task_that_cannot_be_is_refused_and_its_field_named(kind: str, field: str, value: Any) -> None:
+    content = over_the_wire(spoilt_round(kind, field, value, STACKED))
+    code, name = ("missing-key", field) if value is MISSING else ("wrong-value", field.replace("_", "-").rstrip("s"))
+    with raises(ProtocolError, f"protocol.{code}", name):
+        (training_in if kind == "training" else evaluation_in)(content)
 
 
 @pytest.mark.parametrize("strange", [True, 0.5, ""])

@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 import umbel
 from examples.table import SERVICES, stays
 from tests.helpers.errors import ended, raises
+from tests.helpers.noise import proved
 from tests.helpers.sites import simulated
-from tests.privacy.site.test_epsilon import proved
 from umbel.cli.main import app
 from umbel.data import Schema, open_dataset
 from umbel.data.importers import from_dataframe

@@ -12,7 +12,6 @@ from scipy import stats
 
 from umbel.privacy.accounting.accountant import compose
 from umbel.privacy.accounting.odometer import ORDERS, clients_to_date, curve_of, to_date, within
-from umbel.privacy.mechanisms.base import Loss
 from umbel.privacy.mechanisms.choice import RandomisedResponse
 from umbel.privacy.mechanisms.discrete_gaussian import ConcentratedLoss
 from umbel.privacy.mechanisms.gaussian import GaussianLoss
@@ -116,18 +115,6 @@ def test_it_holds_at_all_times_at_once_against_a_server_that_chooses_as_it_goes(
         misread |= lost > total**2 / 2 + total * stats.norm.isf(DELTA)
     assert exceeded.sum() <= ALARMS
     assert misread.sum() > ALARMS, "the loss at one time exceeds its quantile with DELTA, at some time more often"
-
-
-def test_it_holds_for_sampled_steps_at_all_times_at_once() -> None:
-    generator = np.random.default_rng(8)
-    sigma, rate = 0.8, 0.2
-    step: Loss = SampledGaussianLoss(sigma, rate)
-    curve, lost, exceeded = curve_of({step: 1}), np.zeros(RUNS), np.zeros(RUNS, bool)
-    for number in range(1, RELEASES + 1):
-        x = generator.normal(generator.random(RUNS) < rate, sigma)
-        lost += np.log1p(rate * np.expm1((x - 0.5) / sigma**2))
-        exceeded |= lost > to_date([(curve, number)], math.inf, DELTA)
-    assert exceeded.sum() <= ALARMS
 
 
 def test_a_filter_of_normal_noise_by_hand() -> None:

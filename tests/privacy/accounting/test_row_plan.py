@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 
 from tests.helpers.errors import raises
+from tests.helpers.ledgers import proven_rows
 from umbel.privacy.accounting.plan import large_delta, row_noise_for
-from umbel.privacy.accounting.rows import row_guarantee
 from umbel.privacy.mechanisms.gaussian import calibrate
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Release, RowPrivacy, participation
@@ -20,8 +20,7 @@ def release(sigma: float, rate: float = 0.1, steps: int = 10, hypotheses: int = 
 
 
 def spent(sigma: float, times: int) -> float:
-    found = row_guarantee({release(sigma): times})
-    assert found is not None
+    found = proven_rows({release(sigma): times})
     return found.epsilon
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import cast
 
@@ -31,7 +31,7 @@ from tests.helpers.sites import simulated
 from umbel.privacy.channels import Place
 from umbel.privacy.channels.client import ClientSanitiser
 from umbel.privacy.mechanisms import Gaussian, Laplace, Mechanism
-from umbel.privacy.mechanisms.base import Matrix, NoiseSource, clip
+from umbel.privacy.mechanisms.base import Matrix, NoiseSource
 from umbel.privacy.mechanisms.sanitise import NOISE_STEPS, check_noise, min_radius, resolution, round_to_grid
 from umbel.privacy.mechanisms.sanitise import sanitise as release
 from umbel.protocol.errors import Refused
@@ -67,18 +67,6 @@ def direction_is_uniform(noise: Matrix) -> float:
     return float(stats.kstest((1 + projection) / 2, stats.beta((n - 1) / 2, (n - 1) / 2).cdf).pvalue)
 
 
-def component_variance_is_n_plus_1(noise: Matrix) -> float:
-    """E rho_1^2 = (n+1)/eps^2: z-test of the sample second moment of the first component.
-
-    Its exact variance: norm and direction are independent, |rho| ~ Gamma(n) gives
-    E|rho|^4 = n(n+1)(n+2)(n+3)/eps^4, the sphere gives E U_1^4 = 3/(n(n+2)); so
-    E rho_1^4 = 3(n+1)(n+3)/eps^4 and Var rho_1^2 = 2(n+1)(n+4)/eps^4 (n = 1: 20/eps^4, as for
-    the Laplace distribution).
-    """
-    n = noise.shape[1]
-    return z_test(noise[:, 0] ** 2, (n + 1) / EPSILON**2, 2 * (n + 1) * (n + 4) / EPSILON**4)
-
-
 def no_axis_is_special(noise: Matrix) -> float:
     """E sum U_i^4 = 3/(n+2): z-test; noise that knows the axes has another value.
 
@@ -89,23 +77,13 @@ def no_axis_is_special(noise: Matrix) -> float:
     n = noise.shape[1]
     fourth = (noise**4).sum(axis=1) / (noise**2).sum(axis=1) ** 2
     second_moment = (9 * n + 96) / ((n + 2) * (n + 4) * (n + 6))
-    return z_test(fourth, 3 / (n + 2), second_moment - (3 / (n + 2)) ** 2)
-
-
-def z_test(values: NDArray[np.float64], mean: float, variance: float) -> float:
-    """Return a two-sided p-value, twice the normal one.
-
-    Twice, because the mean of a skewed variable is only nearly normal: at these numbers of
-    draws the first Edgeworth term changes the tail at 1e-6 by less than a factor of two.
-    """
-    z = (values.mean() - mean) / np.sqrt(variance / len(values))
+    z = (fourth.mean() - 3 / (n + 2)) / np.sqrt((second_moment - (3 / (n + 2)) ** 2) / len(fourth))
+    # The mean of a skewed variable is only nearly normal: at so many draws the first Edgeworth term changes the tail
+    # at 1e-6 by less than a factor of two, by which this is more than the two-sided value.
     return float(min(1.0, 2 * 2 * stats.norm.sf(abs(z))))
 
 
-CLAIMS = {
-    claim.__name__: claim
-    for claim in (norm_is_gamma, direction_is_uniform, component_variance_is_n_plus_1, no_axis_is_special)
-}
+CLAIMS = {claim.__name__: claim for claim in (norm_is_gamma, direction_is_uniform, no_axis_is_special)}
 
 
 @lru_cache
@@ -127,80 +105,50 @@ def test_the_noise_has_the_law_of_the_paper(claim: str, n: int) -> None:
 # --- proofs of power: wrong samplers, each a mistake that has been made somewhere
 
 
-def half_shape(m: int, n: int, g: np.random.Generator) -> Matrix:
-    """Gamma(n/2) where the scale mixture needs Gamma((n+1)/2)."""
-    return g.standard_normal((m, n)) * np.sqrt(2 * g.standard_gamma(n / 2, (m, 1))) / EPSILON
+def unit(vectors: Matrix) -> Matrix:
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
-def half_scale(m: int, n: int, g: np.random.Generator) -> Matrix:
-    """The right law at twice epsilon."""
-    return g.standard_normal((m, n)) * np.sqrt(2 * g.standard_gamma((n + 1) / 2, (m, 1))) / (2 * EPSILON)
-
-
-def laplace_a_component(m: int, n: int, g: np.random.Generator) -> Matrix:
-    """The mechanism for the 1-norm: independent Laplace noise in each component."""
-    return g.laplace(scale=1 / EPSILON, size=(m, n))
-
-
-def laplace_of_right_variance(m: int, n: int, g: np.random.Generator) -> Matrix:
-    """Independent Laplace noise whose components have the variance (n+1)/eps^2."""
-    return g.laplace(scale=np.sqrt((n + 1) / 2) / EPSILON, size=(m, n))
-
-
-def gaussian_of_right_variance(m: int, n: int, g: np.random.Generator) -> Matrix:
-    """Gaussian noise whose components have the variance (n+1)/eps^2."""
-    return g.standard_normal((m, n)) * np.sqrt(n + 1) / EPSILON
-
-
-def exponential_norm(m: int, n: int, g: np.random.Generator) -> Matrix:
-    """A norm of density exp(-eps r), without the r^(n-1) of a sphere's surface."""
-    direction = g.standard_normal((m, n))
-    return direction / np.linalg.norm(direction, axis=1, keepdims=True) * g.exponential(1 / EPSILON, (m, 1))
-
-
-def towards_corners(m: int, n: int, g: np.random.Generator) -> Matrix:
-    """The right norm in the direction of a point drawn from a cube, not from a Gaussian."""
-    direction = g.uniform(-1, 1, (m, n))
-    return direction / np.linalg.norm(direction, axis=1, keepdims=True) * g.gamma(n, 1 / EPSILON, (m, 1))
-
-
-def never_negative(m: int, n: int, g: np.random.Generator) -> Matrix:
-    """Uniform draws in [0, 1) where signed ones are needed: the noise points one way."""
-    return np.abs(towards_corners(m, n, g))
-
-
-POWER: list[tuple[str, Sampler, tuple[int, ...]]] = [
+WRONG: dict[str, Sampler] = {
+    # Gamma(n/2) where the scale mixture needs Gamma((n+1)/2).
+    "half the shape": lambda m, n, g: (
+        g.standard_normal((m, n)) * np.sqrt(2 * g.standard_gamma(n / 2, (m, 1))) / EPSILON
+    ),
+    "twice epsilon": lambda m, n, g: (
+        g.standard_normal((m, n)) * np.sqrt(2 * g.standard_gamma((n + 1) / 2, (m, 1))) / (2 * EPSILON)
+    ),
+    # The mechanism for the 1-norm; and the same with the right variance of a component, (n+1)/eps^2.
+    "Laplace in each component": lambda m, n, g: g.laplace(scale=1 / EPSILON, size=(m, n)),
+    "Laplace of the right variance": lambda m, n, g: g.laplace(scale=np.sqrt((n + 1) / 2) / EPSILON, size=(m, n)),
+    "Gaussian of the right variance": lambda m, n, g: g.standard_normal((m, n)) * np.sqrt(n + 1) / EPSILON,
+    # A norm of density exp(-eps r), without the r^(n-1) of a sphere's surface.
+    "an exponential norm": lambda m, n, g: unit(g.standard_normal((m, n))) * g.exponential(1 / EPSILON, (m, 1)),
+    # The right norm in the direction of a point from a cube; and from [0, 1), where signed draws are needed.
+    "towards corners": lambda m, n, g: unit(g.uniform(-1, 1, (m, n))) * g.gamma(n, 1 / EPSILON, (m, 1)),
+    "never negative": lambda m, n, g: unit(g.uniform(0, 1, (m, n))) * g.gamma(n, 1 / EPSILON, (m, 1)),
+}
+POWER: list[tuple[str, str, tuple[int, ...]]] = [
     # The mistake fades as 1/n: for n = 1000 the norm is short by 1/2000, which hides nothing less.
-    ("norm_is_gamma", half_shape, (1, 11)),
-    ("norm_is_gamma", half_scale, (1, 1000)),
+    ("norm_is_gamma", "half the shape", (1, 11)),
+    ("norm_is_gamma", "twice epsilon", (1, 1000)),
     # In one dimension independent Laplace noise is the mechanism itself.
-    ("norm_is_gamma", laplace_a_component, (2, 1000)),
+    ("norm_is_gamma", "Laplace in each component", (2, 1000)),
     # At n = 2 and 1000 the norms are too alike; the fourth powers below tell.
-    ("norm_is_gamma", laplace_of_right_variance, (11,)),
-    ("norm_is_gamma", gaussian_of_right_variance, (1, 1000)),
-    ("norm_is_gamma", exponential_norm, (2, 1000)),
-    ("direction_is_uniform", never_negative, (1, 2, 1000)),
-    ("component_variance_is_n_plus_1", half_shape, (1, 11)),
-    ("component_variance_is_n_plus_1", half_scale, (1, 1000)),
-    ("component_variance_is_n_plus_1", laplace_a_component, (2, 1000)),
-    ("component_variance_is_n_plus_1", exponential_norm, (2, 1000)),
-    ("no_axis_is_special", laplace_a_component, (2, 1000)),
-    ("no_axis_is_special", laplace_of_right_variance, (2, 1000)),
-    ("no_axis_is_special", towards_corners, (2, 1000)),
+    ("norm_is_gamma", "Laplace of the right variance", (11,)),
+    ("norm_is_gamma", "Gaussian of the right variance", (1, 1000)),
+    ("norm_is_gamma", "an exponential norm", (2, 1000)),
+    ("direction_is_uniform", "never negative", (1, 2, 1000)),
+    ("no_axis_is_special", "Laplace in each component", (2, 1000)),
+    ("no_axis_is_special", "Laplace of the right variance", (2, 1000)),
+    ("no_axis_is_special", "towards corners", (2, 1000)),
 ]
 
 
 @pytest.mark.parametrize(
-    ("claim", "wrong", "n"),
-    [
-        pytest.param(claim, wrong, n, id=f"{claim}-{wrong.__name__}-{n}")
-        for claim, wrong, dimensions in POWER
-        for n in dimensions
-    ],
+    ("claim", "wrong", "n"), [(claim, wrong, n) for claim, wrong, dimensions in POWER for n in dimensions]
 )
-def test_a_wrong_sampler_is_caught(claim: str, wrong: Sampler, n: int) -> None:
-    noise = wrong(DRAWS[n], n, np.random.default_rng(3))
-    assert CLAIMS[claim](noise) < FALSE_ALARM
+def test_a_wrong_sampler_is_caught(claim: str, wrong: str, n: int) -> None:
+    assert CLAIMS[claim](WRONG[wrong](DRAWS[n], n, np.random.default_rng(3))) < FALSE_ALARM
 
 
 # --- sanitise
@@ -215,33 +163,6 @@ def test_without_noise_each_layer_is_clipped_to_the_radius_by_itself() -> None:
     updates = np.array([[3.0, 4.0, 0.5]])
     sanitised = sanitise(updates, 0.0, 1.0, "public", generators(1), [slice(0, 2), slice(2, 3)])
     np.testing.assert_allclose(sanitised, [[0.6, 0.8, 0.5]], rtol=1e-15)
-
-
-def test_the_given_updates_are_not_changed() -> None:
-    updates = np.array([[3.0, 4.0]])
-    sanitise(updates, 5.0, 1.0, "public", generators(1))
-    np.testing.assert_array_equal(updates, [[3.0, 4.0]])
-
-
-@pytest.mark.parametrize(
-    ("update", "mode", "radius", "within"),
-    [
-        ([0.0] * 11, "update", 0.01, 0.01),
-        ([3.0, 4.0], "update", 0.01, 5.0),
-        ([0.0, 0.0], "public", 2.0, 2.0),
-        ([0.3, 0.4], "public", 2.0, 2.0),
-        ([30.0, 40.0], "public", 2.0, 2.0),
-    ],
-)
-def test_an_update_is_hidden_within_its_norm_or_the_floor_or_a_public_radius(
-    update: list[float], mode: str, radius: float, within: float
-) -> None:
-    """|noise| ~ Gamma(n, nu r / n) for nu = 3 around the update, or the clipped one. False-alarm rate 1e-6 each."""
-    n, generator = len(update), np.random.default_rng(7)
-    updates = np.tile(update, (10_000, 1))
-    noise = sanitise(updates, 3.0, radius, mode, [generator] * len(updates))
-    noise -= clip(updates, radius) if mode == "public" else updates
-    assert stats.kstest(np.linalg.norm(noise, axis=1), stats.gamma(n, scale=3 * within / n).cdf).pvalue > FALSE_ALARM
 
 
 def test_each_row_of_many_is_noised_within_its_own_radius() -> None:
@@ -277,33 +198,18 @@ def test_a_generator_too_few_or_too_many_is_an_error(count: int, which: str) -> 
         sanitise(np.zeros((2, 2)), 5.0, 1.0, "update", generators(count))
 
 
-class OneForAll(Laplace):
-    """Draws a single row of noise."""
-
-    def noise(self, sizes: Sequence[int], radii: Matrix, generators: Iterator[NoiseSource]) -> Matrix:
-        row: Matrix = super().noise(sizes, radii, generators)[0]
-        return row
-
-
-class OneNumber(Laplace):
-    """Draws a single number for all components of a row."""
-
-    def noise(self, sizes: Sequence[int], radii: Matrix, generators: Iterator[NoiseSource]) -> Matrix:
-        return super().noise(sizes, radii, generators)[:, :1]
-
-
-class FirstOnly(Laplace):
-    """Returns the first client's update for all."""
-
-    def constrain(self, updates: Matrix, radius: float) -> Matrix:
-        row: Matrix = updates[0]
-        return row
-
-
-@pytest.mark.parametrize("kind", [OneForAll, OneNumber, FirstOnly])
-def test_a_mechanism_that_numpy_would_spread_over_clients_is_refused(kind: type[Mechanism]) -> None:
+@pytest.mark.parametrize(
+    ("method", "spread"),
+    [("noise", lambda rows: rows[0]), ("noise", lambda rows: rows[:, :1]), ("constrain", lambda rows: rows[0])],
+    ids=["one row of noise for all", "one number for a row", "the first update for all"],
+)
+def test_a_mechanism_that_numpy_would_spread_over_clients_is_refused(
+    method: str, spread: Callable[[Matrix], Matrix], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = getattr(Laplace, method)
+    monkeypatch.setattr(Laplace, method, lambda *arguments: spread(right(*arguments)))
     with raises(Refused, "refused.mechanism-shape"):
-        release(kind(5.0), np.eye(3), 1.0, Clipping.PUBLIC, generators(3))
+        release(Laplace(5.0), np.eye(3), 1.0, Clipping.PUBLIC, generators(3))
 
 
 # --- what 32-bit numbers can carry
@@ -345,30 +251,6 @@ def test_rounded_values_are_multiples_of_a_public_step_and_exact_in_32_bits() ->
     assert np.array_equal(rounded.astype(np.float32).astype(np.float64), rounded)
 
 
-def test_a_large_model_with_little_noise_leaves_no_coordinate_without_noise() -> None:
-    """At n = 1.2 million, nu = 1e-3 and radius .01, a cast to 32 bits swallows the noise of many.
-
-    With the radius raised, the share of unchanged coordinates is that of a noise within half a
-    step, which for 16 steps a standard deviation is at most .025.
-    """
-    n, nu, generator = 1_206_590, 1e-3, np.random.default_rng(3)
-    weights = generator.uniform(-0.6, 0.6, n)
-    spacing = resolution(weights[None])
-
-    mechanism = Laplace(nu)
-
-    def unchanged(radius: float, rounded: bool) -> float:
-        [drawn] = mechanism.noise([n], np.array([[radius]]), iter([generator]))
-        noisy = weights.astype(np.float32).astype(np.float64) + drawn
-        deviation = mechanism.deviation(n) * radius
-        out = round_to_grid(noisy, deviation, spacing) if rounded else noisy
-        reference = round_to_grid(weights, deviation, spacing) if rounded else weights
-        return float(np.mean(out.astype(np.float32) == reference.astype(np.float32)))
-
-    assert unchanged(0.01, rounded=False) > 0.1
-    assert unchanged(min_radius(mechanism.deviation(n), spacing), rounded=True) < 0.03
-
-
 NUMBERS = st.floats(min_value=sys.float_info.min, max_value=sys.float_info.max)
 
 
@@ -390,11 +272,6 @@ def test_noise_that_passes_the_check_can_be_rounded(
 def test_noise_beyond_64_bits_is_refused(nu: float, radius: float) -> None:
     with raises(Refused, "refused.noise-out-of-range"):
         check_noise(Laplace(nu), 1000, radius)
-
-
-@pytest.mark.parametrize(("nu", "radius"), [(5.0, 1e38), (1e12, 1e-6), (1e-3, 1e-6)])
-def test_large_and_small_noise_pass(nu: float, radius: float) -> None:
-    check_noise(Laplace(nu), 1_206_590, radius)
 
 
 # --- why the radius of an update is a heuristic: the noise tells how long the update is

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 from tests.helpers.errors import raises
 from tests.helpers.messages import task_of
@@ -47,44 +47,6 @@ def test_a_node_may_answer_that_nobody_released() -> None:
     assert choices.shape == (0,)
 
 
-@pytest.mark.parametrize("flags", [[1, 0], [1, 0, 1, 1], [1, 0, 2], [1.0, 0.0, 0.5], [1.0, 0.0, float("nan")], []])
-def test_flags_that_do_not_say_who_released_are_refused(flags: list[Any]) -> None:
-    with raises(ProtocolError, "protocol.released"):
-        released_in(training_reply(STACKED, flags), 3)
-
-
-@pytest.mark.parametrize(
-    ("told", "code"), [({}, "released"), ({"clients": [1, 0, 1], "choices": [0.5, 1.0]}, "choices")]
-)
-def test_a_reply_without_flags_or_with_choices_that_are_no_whole_numbers_is_refused(told: Any, code: str) -> None:
-    content = training_reply(STACKED, [1, 0, 1])
-    content["released"] = MetricRecord(told)
-    with raises(ProtocolError, f"protocol.{code}"):
-        released_in(content, 3)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        RecordDict(),
-        RecordDict({"released": ConfigRecord({"clients": [1, 1]})}),
-        RecordDict({"released": MetricRecord()}),
-        RecordDict({"released": MetricRecord({"clients": 1})}),
-        RecordDict({"released": MetricRecord({"clients": [1] * 1000}), "arrays": pack(STACKED)}),
-        RecordDict({"released": MetricRecord({"clients": [1, 2]}), "arrays": pack(STACKED)}),
-    ],
-)
-def test_of_a_reply_that_says_something_else_nobody_is_counted(content: RecordDict) -> None:
-    """Else one node could fill the quorum by itself."""
-    assert Client.answered(asking(2), content) == 0
-
-
-def test_a_reply_without_the_record_does_not_answer_training() -> None:
-    assert not answers_training(RecordDict({"arrays": ArrayRecord()}))
-    with raises(ProtocolError, "protocol.records", "released"):
-        released_in(RecordDict({"arrays": ArrayRecord()}), 1)
-
-
 def test_scores_arrive_in_order_even_if_they_are_no_numbers() -> None:
     losses, metrics = np.array([0.5, np.nan, np.inf]), np.array([1, 0, 0.25], np.float32)
     scores = scores_in(over_the_wire(evaluation_reply(losses, metrics)), 3)
@@ -92,14 +54,41 @@ def test_scores_arrive_in_order_even_if_they_are_no_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("said", "code"),
     [
-        RecordDict(),
-        RecordDict({"scores": ConfigRecord({"loss": [1.0], "metric": [1.0]})}),
-        RecordDict({"scores": MetricRecord({"loss": [1.0]})}),
-        RecordDict({"scores": MetricRecord({"loss": [1.0, 2.0], "metric": [1.0]})}),
-        RecordDict({"scores": MetricRecord({"loss": 1.0, "metric": 1.0})}),
+        *(({"clients": flags}, "released") for flags in ([1, 0], [1, 0, 1, 1], [1, 0, 2], [1.0, 0.0, 0.5], [])),
+        ({"clients": [1.0, 0.0, float("nan")]}, "released"),
+        ({"clients": 1}, "released"),
+        ({}, "released"),
+        ({"clients": [1, 0, 1], "choices": [0.5, 1.0]}, "choices"),
+        (None, "records"),
     ],
 )
-def test_scores_that_do_not_fit_are_none(content: RecordDict) -> None:
-    assert scores_in(content, 1) is None
+def test_a_reply_that_does_not_say_who_released_is_refused(said: Any, code: str) -> None:
+    content = RecordDict({"arrays": pack(STACKED)} | ({} if said is None else {"released": MetricRecord(said)}))
+    assert answers_training(content) is (said is not None)
+    with raises(ProtocolError, f"protocol.{code}"):
+        released_in(content, 3)
+
+
+@pytest.mark.parametrize(
+    "released",
+    [None, ConfigRecord({"clients": [1, 1]}), *(MetricRecord({"clients": who}) for who in (1, [1] * 1000, [1, 2]))],
+)
+def test_of_a_reply_that_says_something_else_nobody_is_counted(released: Any) -> None:
+    """Else one node could fill the quorum by itself."""
+    content = RecordDict({"arrays": pack(STACKED)} | ({} if released is None else {"released": released}))
+    assert Client.answered(asking(2), content) == 0
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [
+        None,
+        ConfigRecord({"loss": [1.0], "metric": [1.0]}),
+        *(MetricRecord(said) for said in ({"loss": [1.0]}, {"loss": [1.0, 2.0], "metric": [1.0]})),
+        MetricRecord({"loss": 1.0, "metric": 1.0}),
+    ],
+)
+def test_scores_that_do_not_fit_are_none(scores: Any) -> None:
+    assert scores_in(RecordDict({} if scores is None else {"scores": scores}), 1) is None

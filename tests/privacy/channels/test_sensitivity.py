@@ -16,11 +16,14 @@ from numpy.typing import NDArray
 from tests.helpers.examples import examples
 from tests.helpers.ledgers import proven
 from tests.helpers.messages import SIMULATED, asked, of_node, releases, stacked, task_of, through_gate
+from tests.helpers.noise import proved, sanitise
 from tests.helpers.sites import simulated
 from umbel.privacy.channels import Place
 from umbel.privacy.channels.client import ClientSanitiser
 from umbel.privacy.mechanisms import choice
+from umbel.privacy.mechanisms.randomness import streams
 from umbel.protocol.arrays import flatten
+from umbel.protocol.release import Clipping
 from umbel.protocol.tasks import TrainingSpec
 
 PAIR = {"weight": (2,)}
@@ -119,3 +122,41 @@ def guarantee_of(nu: float) -> float:
     hypotheses = stacked(np.zeros((2, 2)), PAIR)
     found = proven({ClientSanitiser.of(Place(simulated()), hypotheses, task).release: 1}, 0.01)
     return found.epsilon
+
+
+# --- an auditor's lower bound on epsilon, from samples of the mechanism alone
+
+# Enough for the bound to come above the halves and ones below; it proves less from as many draws where n is larger.
+DRAWS = {1: 40_000, 2: 40_000, 3: 60_000}
+
+
+def proves(n: int, nu: float, length: float) -> float:
+    """Return what draws of an update of that length and of its opposite prove, within a public radius of 1/2.
+
+    The event that proves most is chosen on one half of the draws, and counted on the other.
+    """
+    draws, ends = DRAWS[n], []
+    for seed, end in ((1, length), (2, -length)):
+        [generator] = streams(seed, "audit", 0, [0])
+        updates = np.tile(end * np.eye(1, n), (draws, 1))
+        ends.append(sanitise(updates, nu, 0.5, Clipping.PUBLIC, [generator] * draws)[:, 0])
+    first, second = ends
+    half = draws // 2
+    candidates = np.quantile(first[:half], np.linspace(0.001, 0.999, 200))
+    chosen = candidates[np.argmax(proved(first[:half], second[:half], candidates)), None]
+    return float(proved(first[half:], second[half:], chosen)[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("n", "nu", "length", "least", "most"),
+    [
+        *((n, n, 0.25, 0.5, 1.0) for n in (1, 2, 3)),  # one radius apart: n / nu
+        *((n, n / 2, 0.25, 1.0, 2.0) for n in (1, 3)),  # which half of the noise exceeds
+        (2, 2.0, 1e6, 1.0, 2.0),  # however long updates are, clipping keeps them two radii apart: 2 n / nu
+    ],
+)
+def test_an_audit_proves_no_more_than_is_stated_and_nearly_as_much(
+    n: int, nu: float, length: float, least: float, most: float
+) -> None:
+    assert least < proves(n, nu, length) <= most

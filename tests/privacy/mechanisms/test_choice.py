@@ -86,24 +86,7 @@ def test_delta_is_the_hockey_stick_of_the_probabilities(epsilon: Fraction, k: in
     assert RandomisedResponse(float(epsilon), k).delta(np.array([float(at)]))[0] == pytest.approx(expected, abs=1e-14)
 
 
-@pytest.mark.parametrize(("epsilon", "k"), [(0.3, 2), (2.0, 5), (9.0, 1000)])
-def test_the_moments_of_the_loss(epsilon: float, k: int) -> None:
-    loss = RandomisedResponse(epsilon, k)
-    p = math.exp(epsilon) / (math.exp(epsilon) + k - 1)
-    q = 1 / (math.exp(epsilon) + k - 1)
-    mean = epsilon * (p - q)
-    assert loss.mean == pytest.approx(mean)
-    assert loss.deviation**2 == pytest.approx(p * epsilon**2 + q * epsilon**2 - mean**2)
-    assert loss.largest == epsilon
-
-
 def test_a_choice_among_one_gives_nothing_away() -> None:
     loss = RandomisedResponse(3.0, 1)
     assert (loss.mean, loss.deviation, loss.largest) == (0, 0, 0)
     np.testing.assert_allclose(loss.delta(np.array([-1.0, 0.0, 2.0])), [1 - math.exp(-1), 0, 0], atol=1e-15)
-
-
-def test_a_huge_epsilon_is_no_trouble() -> None:
-    loss = RandomisedResponse(1e6, 4)
-    assert loss.mean == pytest.approx(1e6)
-    np.testing.assert_array_equal(loss.delta(np.array([0.0, 1e6 - 40, 1e6, 2e6]))[[0, 2, 3]], [1, 0, 0])

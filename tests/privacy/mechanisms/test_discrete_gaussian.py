@@ -14,11 +14,9 @@ from scipy import stats
 
 from tests.helpers.errors import raises
 from tests.helpers.examples import examples
-from umbel.privacy.accounting.accountant import compose
 from umbel.privacy.mechanisms import DiscreteGaussian
 from umbel.privacy.mechanisms.base import Matrix
 from umbel.privacy.mechanisms.discrete_gaussian import ConcentratedLoss, _guide, _table, draw, to_grid
-from umbel.privacy.mechanisms.gaussian import GaussianLoss
 from umbel.privacy.mechanisms.sanitise import sanitise
 from umbel.protocol.errors import Refused
 from umbel.protocol.release import Clipping
@@ -221,17 +219,3 @@ def test_noise_moved_by_whole_steps_tells_no_more(shift: tuple[int, ...], scale:
     for epsilon in (0.0, 0.3, 1.0, 3.0):
         exact = float((here * -np.expm1(np.minimum(epsilon - loss, 0))).sum())
         assert exact <= bound.delta(np.array([epsilon]))[0] + 1e-15
-
-
-def test_releases_add_up_and_cost_a_tenth_more_than_normals() -> None:
-    hundred = compose({DiscreteGaussian(20.0).loss(11, 2): 100}, 1e-5)
-    assert hundred == pytest.approx(compose({ConcentratedLoss(0.5): 1}, 1e-5))
-    normal = compose({GaussianLoss(1.0): 1}, 1e-5)
-    assert normal < compose({ConcentratedLoss(0.5): 1}, 1e-5) < 1.1 * normal
-    assert compose({ConcentratedLoss(0.5): 1}, 0.0) == math.inf
-
-
-def test_beside_another_loss_it_goes_by_the_grid() -> None:
-    """With a Gaussian one of the same size it costs what both as zCDP do, or less."""
-    together = compose({ConcentratedLoss(0.25): 1, GaussianLoss(math.sqrt(0.5)): 1}, 1e-5)
-    assert compose({GaussianLoss(1.0): 1}, 1e-5) < together <= compose({ConcentratedLoss(0.5): 1}, 1e-5) * 1.005

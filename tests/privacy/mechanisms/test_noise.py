@@ -13,18 +13,12 @@ from scipy import stats
 from umbel.privacy.mechanisms import Gaussian, Laplace, Mechanism
 from umbel.privacy.mechanisms.base import Matrix
 
-FALSE_ALARM = 1e-6
 MECHANISMS = [Laplace(3.0), Gaussian(3.0)]
 
 
 def generators(count: int, seed: int = 0) -> list[np.random.Generator]:
     """Equal seeds give equal draws, so that noises can be compared exactly."""
     return [np.random.default_rng([seed, row]) for row in range(count)]
-
-
-def rows(mechanism: Mechanism, n: int, draws: int, radius: float = 1.0, seed: int = 5) -> Matrix:
-    generator = np.random.default_rng([seed, n])
-    return mechanism.noise([n], np.full((draws, 1), radius), iter([generator] * draws))
 
 
 # --- Laplace
@@ -51,14 +45,6 @@ def test_laplace_noise_is_to_the_bit_what_saved_runs_had(sizes: list[int], nu: f
     assert Laplace(nu).noise(sizes, radii, iter(generators(3))).tobytes() == before.tobytes()
 
 
-def test_laplace_noise_draws_its_scales_first_and_then_its_directions() -> None:
-    """Worked by hand: sqrt(2 Gamma((n+1)/2)) / epsilon times normals, epsilon = size / (nu r)."""
-    noise = Laplace(2.0).noise([2, 1], np.array([[5.0, 0.5]]), iter(generators(1)))
-    (again,) = generators(1)
-    scales = [np.sqrt(2 * again.standard_gamma((size + 1) / 2)) / epsilon for size, epsilon in ((2, 0.2), (1, 1.0))]
-    assert (noise[0] == again.standard_normal(3) * np.repeat(scales, (2, 1))).all()
-
-
 @pytest.mark.parametrize(("n", "expected"), [(1, np.sqrt(2.0)), (3, 2 / 3), (8, 3 / 8)])
 def test_the_deviation_of_laplace_noise(n: int, expected: float) -> None:
     """Variance (n + 1)(nu/n)^2 (Lemma 4.3); on the line that of the Laplace distribution, 2 nu^2."""
@@ -74,26 +60,7 @@ def test_gaussian_noise_is_normals_times_multiplier_and_radius() -> None:
         assert (noise[row] == generators(2)[row].standard_normal(3) * scales).all()
 
 
-def test_gaussian_noise_is_normal() -> None:
-    """Each component is N(0, (nu r)^2): Kolmogorov-Smirnov. False alarm 1e-6."""
-    noise = rows(Gaussian(3.0), 5, 4000, radius=0.5).ravel()
-    assert stats.kstest(noise, stats.norm(scale=1.5).cdf).pvalue > FALSE_ALARM
-    assert (
-        stats.kstest(rows(Laplace(1.5 / Laplace(1.0).deviation(5)), 5, 4000).ravel(), stats.norm(scale=1.5).cdf).pvalue
-        < FALSE_ALARM
-    )
-
-
 # --- both
-
-
-@pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda mechanism: mechanism.name)
-@pytest.mark.parametrize("n", [1, 11])
-def test_the_deviation_is_that_of_the_noise(mechanism: Mechanism, n: int) -> None:
-    """Sample second moment: z-test. False alarm 1e-6: 6 standard errors allow for the skew of squares."""
-    squares = np.square(rows(mechanism, n, 20_000)[:, 0])
-    error = squares.std() / np.sqrt(len(squares))
-    assert abs(squares.mean() - mechanism.deviation(n) ** 2) < 6 * error
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda mechanism: mechanism.name)
@@ -103,7 +70,7 @@ def test_each_part_is_scaled_by_its_own_radius_and_drawn_for_itself(mechanism: M
     shared = np.random.default_rng(9)
     noise = mechanism.noise([2, 3], radii, iter([shared] * len(radii)))
     norms = [np.linalg.norm(noise[:, part], axis=1) for part in (slice(0, 2), slice(2, 5))]
-    assert stats.spearmanr(*norms).pvalue > FALSE_ALARM
+    assert stats.spearmanr(*norms).pvalue > 1e-6
     few = mechanism.noise([2, 3], radii[:4], iter(generators(4)))
     doubled = mechanism.noise([2, 3], radii[:4] * [1.0, 2.0], iter(generators(4)))
     np.testing.assert_allclose(doubled, few * [1, 1, 2, 2, 2], rtol=1e-15)

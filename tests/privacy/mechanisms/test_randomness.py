@@ -141,19 +141,6 @@ def test_the_tails_of_normals_are_as_fine_as_their_middle(monkeypatch: pytest.Mo
     assert normals == pytest.approx(expected, rel=1e-9)
 
 
-def test_normals_are_the_cosine_and_sine_of_an_angle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are computed from the tangent of half of it."""
-    words = np.random.default_rng(3).integers(0, 2**64, (3, 1000), np.uint64)
-    words[2, :4] = [0, 2**62, 2**63, 2**64 - 1]
-    left = iter(words)
-    generator = SecureGenerator()
-    monkeypatch.setattr(generator, "bytes", lambda length: next(left).tobytes())
-    radius = np.sqrt(-2 * np.log((words[0] + 0.5) * 2.0**-64))
-    angle = 2 * np.pi * ((words[2] >> np.uint64(11)) + 1.0) * 2.0**-53
-    expected = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
-    assert generator.standard_normal(2000) == pytest.approx(expected, rel=1e-9, abs=1e-14)
-
-
 def test_normals_are_normal(fixed_keys: None) -> None:
     assert stats.kstest(SecureGenerator().standard_normal(100_001), "norm").pvalue > 1e-6
 
@@ -171,16 +158,6 @@ def test_gammas_are_gamma(fixed_keys: None, shape: float) -> None:
     generator = SecureGenerator()
     draws = [generator.standard_gamma(shape) for _ in range(6000)]
     assert stats.kstest(draws, "gamma", args=(shape,)).pvalue > 1e-6
-
-
-def test_rejection_takes_as_many_draws_as_the_law_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With x = 0 the cube is 1 and d is returned; far out, where the density has all but vanished, x is drawn again."""
-    generator, shape = SecureGenerator(), 2000.0
-    normals, uniforms = iter([50.0, 0.0]), iter([0.5, 0.5])
-    monkeypatch.setattr(generator, "standard_normal", lambda _: np.array([next(normals)]))
-    monkeypatch.setattr(generator, "_near_zero", lambda _: np.array([next(uniforms)]))
-    assert generator.standard_gamma(shape) == pytest.approx(shape - 1 / 3)
-    assert next(normals, None) is next(uniforms, None) is None
 
 
 @pytest.mark.parametrize("shape", [0.0, -1.0, 0.3])

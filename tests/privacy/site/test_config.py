@@ -120,7 +120,8 @@ def test_a_site_with_data_of_its_own_has_no_seed_and_a_simulated_node_the_runs()
 
 
 @pytest.mark.parametrize("node_config", [{}, PARTITION, {"data-path": ""}])
-def test_a_node_without_data_names_the_fix(node_config: dict[str, Any]) -> None:
+def test_a_node_without_data_names_the_fix(node_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UMBEL_DATA_PATH", "/data/elsewhere")
     with raises(SiteError, "site.no-data", "data-path"):
         Site.of(node_config)
 
@@ -225,13 +226,6 @@ def test_the_policy_of_a_site_that_sets_nothing_but_its_data(umbel_home: Path) -
     assert site.keep_model is None
 
 
-def test_a_simulated_node_may_set_what_a_site_sets(tmp_path: Path) -> None:
-    site = simulated(budget=3, min_noise_multiplier=2.0, ledger_path=str(tmp_path / "ledger.jsonl"))
-    assert site.limits == Limits(Fraction(3), min_noise_multiplier=2.0)
-    assert site.policy.min_noise_multiplier == 2.0
-    assert site.ledger_path is None, "it has totals alone, and no files"
-
-
 def test_a_budget_is_kept_exactly() -> None:
     floor: dict[str, Any] = {"min_noise_multiplier": 1.0, "max_choice_epsilon": 2.0}
     assert own(budget=0.1).limits == Limits(Fraction(1, 10), **floor)
@@ -325,6 +319,30 @@ def variable(key: str) -> str:
     return "UMBEL_" + key.replace("-", "_").upper()
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "code", "parts"),
+    [
+        (variable(NEVER), "true", "allow-unsanitised", ()),
+        ("UMBEL_DATA_PATH", "/data/elsewhere", "variable", ("UMBEL_DATA_PATH",)),  # which is said to a node itself
+        *((name, "50", "unknown-key", ()) for name in ("UMBEL_LEAST_NOISE", "UMBEL_", "UMBEL_GEONAMES_PATH")),
+        ("UMBEL_BUDGET", "lots", "wrong-value", ("budget", "lots")),
+        # In another spelling it would be no limit, or one of two.
+        *((name, "1", "variable", (name, "UMBEL_")) for name in ("umbel_budget", "UMBEL_budget", "UMBEL_MAX-SECONDS")),
+    ],
+)
+def test_a_variable_that_cannot_be_used_closes_the_site(
+    name: str, value: str, code: str, parts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without = simulated()
+    monkeypatch.setenv(name, value)
+    with raises(SiteError, f"site.{code}", *parts):
+        own()
+    if name == "UMBEL_BUDGET":
+        assert own(budget=3).limits.budget == 3, "what the node's configuration overrules plays no part"
+    elif code in ("allow-unsanitised", "unknown-key"):
+        assert simulated() == without, "it is nothing to a simulation"
+
+
 def test_every_key_is_tried_here() -> None:
     assert {*SET, NEVER, "data-path", "policy-file"} == set(Policy.names())
 
@@ -347,45 +365,3 @@ def test_a_key_may_come_from_the_environment_and_the_node_configuration_wins(
     entries = PARTITION | WITH.get(key, {}) | ({"role": "train"} if key == "reports" else {})
     with in_process():
         assert field(Site.of(entries).policy, key) == value
-
-
-def test_no_way_lets_a_site_release_without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(variable(NEVER), "true")
-    with raises(SiteError, "site.allow-unsanitised"):
-        own()
-    assert simulated().policy.allow_unsanitised
-
-
-def test_where_the_data_lie_is_said_to_a_node_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UMBEL_DATA_PATH", "/data/elsewhere")
-    with raises(SiteError, "site.no-data"):
-        Site.of({})
-    with raises(SiteError, "site.variable", "UMBEL_DATA_PATH"):
-        own()
-    assert simulated().data_path is None
-
-
-@pytest.mark.parametrize("name", ["UMBEL_LEAST_NOISE", "UMBEL_", "UMBEL_GEONAMES_PATH"])
-def test_a_variable_that_there_is_not_closes_a_site_and_is_nothing_to_a_simulation(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    without = simulated()
-    monkeypatch.setenv(name, "50")
-    with raises(SiteError, "site.unknown-key"):
-        own()
-    assert simulated() == without
-
-
-def test_a_value_of_the_environment_that_cannot_be_used_closes_the_site(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UMBEL_BUDGET", "lots")
-    with raises(SiteError, "site.wrong-value", "budget", "lots"):
-        own()
-    assert own(budget=3).limits.budget == 3, "what the node's configuration overrules plays no part"
-
-
-@pytest.mark.parametrize("name", ["umbel_budget", "UMBEL_budget", "UMBEL_MAX-PARTICIPATIONS"])
-def test_a_limit_in_another_spelling_closes_the_site(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would be no limit, or one of two."""
-    monkeypatch.setenv(name, "1")
-    with raises(SiteError, "site.variable", name, "UMBEL_"):
-        own()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+import tomllib
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 from typer.testing import CliRunner
 
@@ -31,13 +34,7 @@ P384 = int(
     "ffffffffffffffffffffffffffffffffffffffffffffffffc7634d81f4372ddf581a0db248b0a77aecec196accc52973", 16
 )  # the order of the curve
 LATER = datetime.now(UTC) + timedelta(days=1)
-
-
-def signed(run_config: dict[str, Any], key: Path, until: datetime = LATER, ca: str = "") -> dict[str, Any]:
-    """Return a run config, signed for the server of an authority: the one that the site trusts, unless another is
-    given."""
-    server = server_of(Path(ca or os.environ[SERVER_CA]))
-    return run_config | {"signature": sign(RunConfig.of(run_config).unsigned(), key, until, server)}
+AFTER = LATER + timedelta(days=1)
 
 
 def of(site: Site, run_config: dict[str, Any], run: int = 1) -> Site:
@@ -47,10 +44,16 @@ def of(site: Site, run_config: dict[str, Any], run: int = 1) -> Site:
     return site
 
 
-def codes(site: Site) -> list[str]:
+def codes(site: Site) -> set[str]:
     """Return the codes of the site's log."""
     lines = Journal(site.ledger).messages()
-    return [line["reason"].rpartition("[")[2].rstrip("]") for line in lines if line["reason"]]
+    return {line["reason"].rpartition("[")[2].rstrip("]") for line in lines if line["reason"]}
+
+
+def answers(site: Site) -> bool:
+    replies = [refused(one) for one in (site.query(), site.train(), site.evaluate(), site.keep())]
+    assert len(set(replies)) == 1, "all of a run, or nothing"
+    return not replies[0]
 
 
 @pytest.fixture(autouse=True)
@@ -63,57 +66,64 @@ def authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def keys(tmp_path: Path) -> dict[str, tuple[Path, str]]:
+    """A researcher whom the site knows, and a stranger."""
     return {name: pair(tmp_path / name) for name in ("ann", "bob")}
 
 
+Sign = Callable[..., dict[str, Any]]
+
+
 @pytest.fixture
-def site(tmp_path: Path, run_config: dict[str, Any], keys: dict[str, tuple[Path, str]]) -> Site:
-    """A site that knows Ann."""
-    return Site(tmp_path, run_config, approve="policy", researchers=f"ann={keys['ann'][1].split()[1]}")
+def signed(run_config: dict[str, Any], keys: dict[str, tuple[Path, str]]) -> Sign:
+    """What signs the run config for the server of the authority that the site trusts."""
+
+    def made(key: Path = keys["ann"][0], until: datetime = LATER) -> dict[str, Any]:
+        server = server_of(Path(os.environ[SERVER_CA]))
+        return run_config | {"signature": sign(RunConfig.of(run_config).unsigned(), key, until, server)}
+
+    return made
 
 
-def answers(site: Site) -> bool:
-    replies = [refused(one) for one in (site.query(), site.train(), site.evaluate(), site.keep())]
-    assert len(set(replies)) == 1, "all of a run, or nothing"
-    return not replies[0]
+@pytest.fixture
+def knows_ann(keys: dict[str, tuple[Path, str]]) -> dict[str, str]:
+    return {"researchers": f"ann={keys['ann'][1].split()[1]}"}
+
+
+@pytest.fixture
+def site(tmp_path: Path, run_config: dict[str, Any], knows_ann: dict[str, str]) -> Site:
+    return Site(tmp_path, run_config, approve="policy", **knows_ann)
 
 
 def test_a_listed_researchers_run_is_answered_and_every_other_one_waits(
-    site: Site, run_config: dict[str, Any], keys: dict[str, tuple[Path, str]]
+    site: Site, run_config: dict[str, Any], signed: Sign, keys: dict[str, tuple[Path, str]]
 ) -> None:
-    assert answers(of(site, signed(run_config, keys["ann"][0]), 7))
+    assert answers(of(site, signed(), 7))
     assert site.waiting == []
     [request] = Runs(site.ledger).requests()
     assert (request.person, request.reason) == ("ann", "signed")
     assert {line["request"] for line in Journal(site.ledger).messages() if line["paid"]} == {request.digest[:SHOWN]}
     assert not answers(of(site, run_config, 8)), "not signed"
     assert len(site.waiting) == 1
-    assert not answers(of(site, signed(run_config, keys["bob"][0]), 9)), "signed by a stranger: the same request"
+    assert not answers(of(site, signed(keys["bob"][0]), 9)), "signed by a stranger: the same request"
     assert len(site.waiting) == 1
-    tampered = signed(run_config, keys["ann"][0]) | {"rounds": 99}
-    assert not answers(of(site, tampered, 10)), "changed since"
+    assert not answers(of(site, signed() | {"rounds": 99}, 10)), "changed since"
     assert len(site.waiting) == 2
     assert "not known to this site" in site.run("requests")
     site.run("approve", site.waiting[0])
     assert answers(of(site, run_config, 8))
 
 
-def test_people_can_stop_a_signed_run(
-    site: Site, run_config: dict[str, Any], keys: dict[str, tuple[Path, str]]
-) -> None:
-    of(site, signed(run_config, keys["ann"][0]))
-    assert not refused(site.train())
+def test_people_can_stop_a_signed_run(site: Site, signed: Sign) -> None:
+    assert not refused(of(site, signed()).train())
     [request] = Runs(site.ledger).requests()
     site.run("refuse", request.digest)
     assert refused(site.train())
-    assert not answers(of(site, signed(run_config, keys["ann"][0], LATER + timedelta(days=1)), 2)), "nor signed again"
+    assert not answers(of(site, signed(until=AFTER), 2)), "nor signed again"
 
 
-def test_with_a_lost_ledger_no_signature_is_used_again_and_no_refused_run_answered(
-    site: Site, run_config: dict[str, Any], keys: dict[str, tuple[Path, str]]
-) -> None:
+def test_with_a_lost_ledger_no_signature_is_used_again_and_no_refused_run_answered(site: Site, signed: Sign) -> None:
     """Also where the site has no budget: the store knows which runs used a signature, and what people refused."""
-    once = signed(run_config, keys["ann"][0])
+    once = signed()
     assert not refused(of(site, once, 7).query())
     [request] = Runs(site.ledger).requests()
     site.run("refuse", request.digest)
@@ -123,28 +133,23 @@ def test_with_a_lost_ledger_no_signature_is_used_again_and_no_refused_run_answer
     assert not site.ledger.exists()
 
 
-def test_a_message_that_asks_for_something_else_than_was_signed_waits(
-    site: Site, run_config: dict[str, Any], keys: dict[str, tuple[Path, str]]
-) -> None:
-    of(site, signed(run_config, keys["ann"][0]))
-    assert refused(site.train(local_steps=7))
+def test_a_message_that_asks_for_something_else_than_was_signed_waits(site: Site, signed: Sign) -> None:
+    assert refused(of(site, signed()).train(local_steps=7))
     [request] = Runs(site.ledger).requests()
     assert request.status is Status.WAITING
-    assert request.asks["differs"] == {"local_steps": "7"}
-    assert request.asks["researcher"] == "ann"
+    assert (request.asks["differs"], request.asks["researcher"]) == ({"local_steps": "7"}, "ann")
 
 
 def test_a_site_that_asks_for_every_run_says_who_signed_it(
-    tmp_path: Path, run_config: dict[str, Any], keys: dict[str, tuple[Path, str]]
+    tmp_path: Path, run_config: dict[str, Any], signed: Sign, knows_ann: dict[str, str]
 ) -> None:
-    site = Site(tmp_path, run_config, researchers=f"ann={keys['ann'][1].split()[1]}")
-    assert not answers(of(site, signed(run_config, keys["ann"][0])))
+    site = Site(tmp_path, run_config, **knows_ann)
+    assert not answers(of(site, signed()))
     site.run("approve", site.waiting[0], "--by", "Dr. Day", "--reason", "trial 7")
     assert answers(site)
-    assert answers(of(site, signed(run_config, keys["ann"][0], LATER + timedelta(days=1)), 2)), "the same settings"
+    assert answers(of(site, signed(until=AFTER), 2)), "the same settings"
     assert not answers(of(site, run_config, 3)), "which Ann has not signed"
-    listed = site.run("requests", "--all")
-    assert "by Dr. Day: trial 7" in listed
+    assert "by Dr. Day: trial 7" in site.run("requests", "--all")
     [decision] = [line for line in Journal(site.ledger).messages() if line["decision"] == "approved"]
     assert decision["reason"].endswith("by Dr. Day: trial 7")
     [approved, waiting] = Runs(site.ledger).requests()
@@ -153,13 +158,11 @@ def test_a_site_that_asks_for_every_run_says_who_signed_it(
 
 
 def test_a_signature_approves_nothing_once_the_site_asks_its_people(
-    tmp_path: Path, site: Site, run_config: dict[str, Any], keys: dict[str, tuple[Path, str]]
+    tmp_path: Path, site: Site, run_config: dict[str, Any], signed: Sign, knows_ann: dict[str, str]
 ) -> None:
-    once = signed(run_config, keys["ann"][0])
+    once = signed()
     assert not refused(of(site, once, 7).train())
-    asking = Site(tmp_path / "asking", run_config, **{
-        "researchers": f"ann={keys['ann'][1].split()[1]}", "ledger-path": str(site.ledger),
-    })  # fmt: skip
+    asking = Site(tmp_path / "asking", run_config, **knows_ann, **{"ledger-path": str(site.ledger)})
     asking.ledger = site.ledger
     assert refused(of(asking, once, 7).train()), "the site's people have not approved it"
     [digest] = asking.waiting
@@ -183,36 +186,27 @@ def test_a_decision_names_the_policy_under_which_it_was_made(tmp_path: Path, run
     assert digests[0] != digests[1] == digests[2]
 
 
-def test_a_signature_is_for_one_run_and_ends(
-    site: Site, run_config: dict[str, Any], keys: dict[str, tuple[Path, str]]
-) -> None:
-    once = signed(run_config, keys["ann"][0])
+def test_a_signature_is_for_one_run_and_ends(site: Site, signed: Sign) -> None:
+    once = signed()
     assert answers(of(site, once, 7))
     assert not answers(of(site, once, 8)), "a server could repeat a run that was signed once"
-    assert {*codes(site)} == {"refused.signature"}
     assert not refused(of(site, once, 7).train())
-    past = datetime.now(UTC) - timedelta(minutes=2)
-    assert not answers(of(site, signed(run_config, keys["ann"][0], past), 9))
-    assert {*codes(site)} == {"refused.signature"}
+    assert not answers(of(site, signed(until=datetime.now(UTC) - timedelta(minutes=2)), 9))
+    assert codes(site) == {"refused.signature"}
     assert site.waiting == [], "a listed researcher's old signature is refused, not asked about"
 
 
 def test_another_server_cannot_use_a_signed_run(
-    site: Site,
-    run_config: dict[str, Any],
-    keys: dict[str, tuple[Path, str]],
-    authority: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    site: Site, signed: Sign, authority: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A site of two federations lists the same researcher in both, and has one ledger."""
     certs.make(tmp_path / "elsewhere", [], [])
-    once = signed(run_config, keys["ann"][0])
+    once = signed()
     monkeypatch.setenv(SERVER_CA, str(tmp_path / "elsewhere" / "ca.crt"))
     assert not answers(of(site, once, 7)), "a server elsewhere repeats it"
     monkeypatch.setenv(SERVER_CA, "")
     assert not answers(of(site, once, 7)), "no certificate shows which server this is"
-    assert {*codes(site)} == {"refused.other-server"}
+    assert codes(site) == {"refused.other-server"}
     monkeypatch.setenv(SERVER_CA, str(tmp_path / "gone.crt"))
     assert not answers(of(site, once, 7)), "the certificate cannot be read"
     monkeypatch.setenv(SERVER_CA, str(authority))
@@ -220,38 +214,32 @@ def test_another_server_cannot_use_a_signed_run(
     assert site.waiting == []
 
 
-def test_a_signature_that_names_no_server_is_refused_and_told_to_be_made_again(
-    site: Site, run_config: dict[str, Any], keys: dict[str, tuple[Path, str]]
-) -> None:
-    until, _, coded = signed(run_config, keys["ann"][0])["signature"].split(" ")
-    assert not answers(of(site, run_config | {"signature": f"{until} {coded}"}, 7))
-    assert {*codes(site)} == {"refused.signature"}
+def test_a_signature_that_names_no_server_is_refused_and_told_to_be_made_again(site: Site, signed: Sign) -> None:
+    once = signed()
+    until, _, coded = once["signature"].split(" ")
+    assert not answers(of(site, once | {"signature": f"{until} {coded}"}, 7))
+    assert codes(site) == {"refused.signature"}
     assert site.waiting == []
-
-
-def written_again(signature: str) -> list[str]:
-    """Return other texts of a signature that a server can make without the key."""
-    until, coded = signature.rsplit(" ", 1)
-    return [f"{until} {other}" for other in (f"{coded}\n", f"!{coded}", f"{coded}=", f"{coded[:9]} {coded[9:]}")]
 
 
 @pytest.mark.parametrize("kind", ["ed25519", "ecdsa"])
 def test_a_signature_that_is_written_in_another_way_is_for_the_same_run(
-    kind: str, tmp_path: Path, run_config: dict[str, Any]
+    kind: str, tmp_path: Path, run_config: dict[str, Any], signed: Sign
 ) -> None:
+    """A server can make other texts of a signature without the key."""
     key, public = pair(tmp_path / "cy", kind)
     site = Site(tmp_path, run_config, approve="policy", researchers=f"cy={public.split()[1]}")
-    once = signed(run_config, key)
-    others = written_again(once["signature"])
+    once = signed(key)
+    until, coded = once["signature"].rsplit(" ", 1)
+    others = [f"{coded}\n", f"!{coded}", f"{coded}=", f"{coded[:9]} {coded[9:]}"]
     if kind == "ecdsa":
-        until, coded = once["signature"].rsplit(" ", 1)
         r, s = decode_dss_signature(urlsafe_b64decode(coded))
-        others.append(f"{until} {urlsafe_b64encode(encode_dss_signature(r, P384 - s)).decode()}")
+        others.append(urlsafe_b64encode(encode_dss_signature(r, P384 - s)).decode())
     assert answers(of(site, once, 7))
     for run, other in enumerate(others, 8):
-        assert not answers(of(site, once | {"signature": other}, run)), "a server could repeat a run"
-    assert {*codes(site)} == {"refused.signature"}
-    assert answers(of(site, signed(run_config, key, LATER + timedelta(days=1)), 99)), "signed again"
+        assert not answers(of(site, once | {"signature": f"{until} {other}"}, run)), "a server could repeat a run"
+    assert codes(site) == {"refused.signature"}
+    assert answers(of(site, signed(key, AFTER), 99)), "signed again"
 
 
 def test_no_client_takes_part_more_often_than_the_approved_run_says(tmp_path: Path, run_config: dict[str, Any]) -> None:
@@ -319,16 +307,13 @@ def test_a_fault_in_the_data_is_only_in_the_nodes_own_log(
 def test_a_site_answers_the_strategies_that_it_accepts(tmp_path: Path, run_config: dict[str, Any]) -> None:
     site = Site(tmp_path, run_config, approve="policy", strategies="own.code:group-privacy ifca")
     assert not answers(site)
-    assert {*codes(site)} == {"refused.strategy"}
+    assert codes(site) == {"refused.strategy"}
     assert answers(of(site, run_config | {"strategy": "ifca"}, 2))
 
 
 def test_a_run_is_signed_from_the_command_line(
     tmp_path: Path, run_config: dict[str, Any], site: Site, keys: dict[str, tuple[Path, str]]
 ) -> None:
-    import tomllib
-
-    import tomli_w
 
     config = tmp_path / "mine.toml"
     config.write_text(tomli_w.dumps(run_config | {"rounds": 9}))

@@ -17,7 +17,7 @@ from umbel.client.node import Node
 from umbel.data import offsets_of, write_dataset
 from umbel.privacy.accounting.guarantee import guarantee
 from umbel.privacy.site.journal import Journal
-from umbel.protocol.errors import FleetError, SiteError
+from umbel.protocol.errors import SiteError
 from umbel.protocol.run_config import RunConfig
 from umbel.simulation.grid import InProcessGrid
 
@@ -70,24 +70,6 @@ def test_which_models_fit_the_data_is_no_free_question(tmp_path: Path) -> None:
     with raises(SiteError, "site.no-model", "data"):
         Node.of(site, entries)
     assert Node.of(site | {"budget": "inf"}, entries).model.name == "linear"
-
-
-def test_a_first_ledger_is_made_and_one_that_was_lost_is_not(tmp_path: Path, umbel_home: Path) -> None:
-    data = write(tmp_path / "data", validation=0)
-    history, _ = run(data, {}, rounds=1)
-    assert history[1]["releases"] == TRAIN
-    (umbel_home / "ledger.jsonl").unlink()
-    with raises(FleetError, "nodes.missing"):
-        run(data, {}, rounds=1, **{"wait": "seconds=0.2"})
-    assert not (umbel_home / "ledger.jsonl").exists()
-
-
-def test_a_ledger_whose_place_is_named_is_not_made(tmp_path: Path) -> None:
-    """It may lie on a volume that is missing."""
-    data, path = write(tmp_path / "data", validation=0), tmp_path / "volume" / "ledger.jsonl"
-    with raises(FleetError, "nodes.missing"):
-        run(data, {"ledger-path": str(path)}, rounds=1, **{"wait": "seconds=0.2"})
-    assert not path.exists()
 
 
 def test_a_site_whose_first_message_is_refused_has_a_ledger_all_the_same(tmp_path: Path, umbel_home: Path) -> None:

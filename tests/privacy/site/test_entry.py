@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 import umbel.privacy.site.refusals
 from tests.helpers.errors import raises
 from tests.helpers.messages import SIMULATED, Behind, asked, of_node, refused, stacked, task_of, through_gate, to_node
-from tests.privacy.site.test_journal import Disk
 from umbel.privacy.site.config import Site
 from umbel.privacy.site.entry import Entry, outline
 from umbel.privacy.site.journal import Journal
@@ -243,26 +242,6 @@ def test_where_the_outcome_cannot_be_added_nothing_leaves(
     monkeypatch.setattr(Journal, "record", gone)
     assert refused(through_gate(asked(ZEROS, task_of((0, 1))), of_node(own), CLIENTS))
     assert len(list(Journal(ledger).rows())) == 2, "they have paid"
-
-
-def test_a_disk_that_fills_up_after_the_charge_still_takes_the_outcome_and_then_no_charge(
-    own: dict[str, Any], ledger: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    disk, trained = Disk(monkeypatch), []
-
-    def filled_up(task: TrainingSpec, assigned: NDArray[np.int64]) -> Any:
-        disk.full = True
-        trained.append(task)
-        return train(task, assigned)
-
-    asks = asked(ZEROS, task_of((0, 1)))
-    assert not refused(through_gate(asks, of_node(own), filled_up))
-    assert refused(through_gate(asks, of_node(own), filled_up))
-    assert len(trained) == 1
-    disk.full = False
-    assert not refused(through_gate(asks, of_node(own), CLIENTS))
-    assert [line["paid"] for line in Journal(ledger).messages()] == [2, 2]
-    assert len(list(Journal(ledger).rows())) == 4
 
 
 def test_a_site_keeps_its_journal_and_its_witness_apart(own: dict[str, Any], ledger: Path, tmp_path: Path) -> None:

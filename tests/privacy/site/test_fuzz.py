@@ -26,21 +26,20 @@ import pytest
 import safetensors.numpy
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from tests.helpers.datasets import manifest
+from tests.helpers.datasets import save_plane
+from tests.helpers.hostile import NO_MODEL, UNREADABLE, matrix
 from tests.helpers.ledgers import spent
 from tests.helpers.messages import arrived, asked, refused, releases, sent
 from tests.helpers.paper import paper_run
 from umbel.client.app import app
-from umbel.data import offsets_of, write_dataset
 from umbel.privacy.accounting.guarantee import within_budget
 from umbel.privacy.mechanisms import Mechanism
 from umbel.privacy.mechanisms import sanitise as mechanism
 from umbel.privacy.site.journal import Journal
-from umbel.protocol.errors import ProtocolError
-from umbel.protocol.messages import PARTS, keep_request
+from umbel.protocol.messages import PARTS, keep_request, query
 from umbel.protocol.records import pack, unpack
 from umbel.protocol.release import CHANNELS, Clipping
-from umbel.protocol.tasks import VERSION, EvaluationSpec, TrainingSpec
+from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 from umbel.simulation.grid import InProcessGrid
 
 MESSAGES = int(os.environ.get("FUZZ_MESSAGES", "720"))
@@ -89,7 +88,7 @@ class Watched:
     Attributes
     ----------
     released : Counter
-        By client, how much was released at what price.
+        By client, how often it released; `prices` says for how much altogether.
     noised : list of (rows, noise multiplier, radius, radius mode)
         What went through the mechanism for the message that is answered.
     """
@@ -98,7 +97,6 @@ class Watched:
     folder: Path
     config: dict[str, Any]
     grid: InProcessGrid
-    shapes: dict[str, tuple[int, ...]]
     released: Counter[int] = field(default_factory=Counter)
     prices: dict[int, Fraction] = field(default_factory=dict)
     noised: list[tuple[int, float, float, Clipping]] = field(default_factory=list)
@@ -106,33 +104,11 @@ class Watched:
     @classmethod
     def open(cls, name: str, folder: Path) -> Watched:
         """Make a site's data and start its node."""
-        folder.mkdir(parents=True)
-        rng, data = np.random.default_rng(0), folder / SECRET
-        lengths = [3, 9, 1, 20, 4, 6]
-        rows = sum(lengths)
-        if name == "vectors":
-            own = manifest(TRAIN, CLIENTS - TRAIN, model="factors items=20 size=4")
-            features = np.concatenate([rng.permutation(20)[:length] for length in lengths])[:, None]
-            targets = rng.choice(np.array([-1, 1], np.int8), rows)
-            shapes: dict[str, tuple[int, ...]] = {"items": (20, 4)}
-        else:
-            own = manifest(TRAIN, CLIENTS - TRAIN, model="linear", loss="mse", provenance=SECRET)
-            features = rng.uniform(-1, 1, (rows, 2)).astype(np.float32)
-            targets = features @ np.array([1, 2], np.float32)
-            shapes = {"weight": (1, 2)}
-        write_dataset(data, own, features, targets, offsets_of(lengths))
-        policy = {
-            key: value.format(folder=folder) if isinstance(value, str) else value for key, value in SITES[name].items()
-        }
-        caps = {"max-work": "epochs=3 steps=4", "data-path": str(data)}
-        config = caps | {"ledger-path": str(folder / "ledger.jsonl")} | policy
-        Journal.create(folder / "ledger.jsonl")
-        return cls(name, folder, config, InProcessGrid(app, paper_run(), node_configs=[config]), shapes)
-
-    @property
-    def least(self) -> tuple[float, float]:
-        """The lowest noise multiplier and radius of a release."""
-        return float(self.config.get("min-noise-multiplier", 1.0)), 0.01
+        save_plane(folder / SECRET, TRAIN, CLIENTS - TRAIN, loss="mse", provenance=SECRET)
+        policy = {key: str(value).format(folder=folder) for key, value in SITES[name].items()}
+        config = {"max-work": "epochs=3 steps=4", "data-path": str(folder / SECRET)}
+        config |= {"ledger-path": str(Journal.create(folder / "ledger.jsonl").path)} | policy
+        return cls(name, folder, config, InProcessGrid(app, paper_run(), node_configs=[config]))
 
     def check(self, message: Message, reply: Message) -> str:
         """Check a reply, count what left, and return what kind of reply it was."""
@@ -141,52 +117,45 @@ class Watched:
         if reply.has_error():
             assert not reply.has_content()
             assert not self.noised or kind in ("train", "evaluate"), "only what fails after the charge draws noise"
-            if kind not in ("query", "query.channel", "query.keep", "train", "evaluate"):
-                return "unknown"
-            assert refused(reply), reply.error.reason
-            return "refused"
+            if kind in ("query", "query.channel", "query.keep", "train", "evaluate"):
+                assert refused(reply), reply.error.reason
+                return "refused"
+            return "unknown"
         reply = arrived(reply)
-        content = reply.content
-        if kind == "query":
-            assert set(content) == {"hosting"}
-            assert set(content.metric_records["hosting"]) == {"version", "train", "validation", "first", "step"}
-            assert not self.noised
-            return "hosting"
-        if kind == "query.keep":
-            assert not content
-            assert not self.noised
-            return "kept"
-        assert kind in ("train", "evaluate")
-        assert content
-        assert set(content) in ({"arrays", "released"}, {"scores"}, {"arrays", "released", "scores"})
-        noised = list(self.noised)
+        content, noised = reply.content, list(self.noised)
         if "arrays" in content:
-            rows, nu, radius, mode = noised.pop(0)
-            self._check_releases(message, reply, rows, nu, mode)
-            assert nu >= self.least[0]
-            assert radius >= self.least[1]
+            self._check_releases(message, reply, *noised.pop(0))
         if "scores" in content:
             self._check_scores(message, content.metric_records["scores"], noised)
         assert not noised
-        return "+".join(content)
+        if kind == "query":
+            assert set(content) == {"hosting"}
+            assert set(content.metric_records["hosting"]) == {"version", "train", "validation", "first", "step"}
+        elif kind == "query.keep":
+            assert not content
+        else:
+            assert kind in ("train", "evaluate")
+            assert set(content) in ({"arrays", "released"}, {"scores"}, {"arrays", "released", "scores"})
+        return "+".join(content) or "kept"
 
-    def _check_releases(self, message: Message, reply: Message, rows: int, nu: float, mode: Clipping) -> None:
+    def _check_releases(
+        self, message: Message, reply: Message, rows: int, nu: float, radius: float, mode: Clipping
+    ) -> None:
         assert self.name != "validation"
+        assert nu >= float(self.config.get("min-noise-multiplier", 1.0))
+        assert radius >= 0.01
         task: Any = message.content["training"]
         flags: Any = reply.content.metric_records["released"]["clients"]
         assert {"clients"} <= set(reply.content.metric_records["released"]) <= {"clients", "step"}
         assert len(flags) == len(task["clients"])
         assert set(flags) <= {0, 1}
         assert rows == sum(flags) > 0, "each row that leaves went through the mechanism"
-        arrays = releases(reply)
-        assert {name: (value.dtype, value.shape) for name, value in arrays.items()} == {
-            name: (np.float32, (rows, *shape)) for name, shape in self.shapes.items()
-        }
-        assert all(np.isfinite(value).all() for value in arrays.values())
+        [(name, value)] = releases(reply).items()
+        assert (name, value.dtype, value.shape) == ("weight", np.float32, (rows, 1, 2))
+        assert np.isfinite(value).all()
         assert str(mode) == task["clipping"]
-        n = sum(int(np.prod(shape)) for shape in self.shapes.values())
         for client, flag in zip(task["clients"], flags, strict=True):
-            self._count(client, Fraction(n) / Fraction(nu), flag)
+            self._count(client, Fraction(2) / Fraction(nu), flag)
 
     def _check_scores(
         self, message: Message, scores: MetricRecord, noised: list[tuple[int, float, float, Clipping]]
@@ -221,8 +190,10 @@ class Watched:
         for client, released in self.released.items():
             assert times[client] >= released
             assert spent(ledger, client) >= self.prices[client]
-        assert max(times.values(), default=0) <= self.config.get("max-participations", math.inf)
-        assert max((spent(ledger, client) for client in times), default=0) <= self.config.get("paper-budget", math.inf)
+        assert max(times.values(), default=0) <= float(self.config.get("max-participations", math.inf))
+        assert max((spent(ledger, client) for client in times), default=0) <= float(
+            self.config.get("paper-budget", math.inf)
+        )
         for account in ledger.accounts().values():
             assert all(release.noise_multiplier > 0 for release in account), "nobody released without noise"
             if self.name == "private":
@@ -265,14 +236,11 @@ class Attacker:
         pick = self.random.choice
         k = pick([1, 2, 2, 3])
         rng = np.random.default_rng(self.random.getrandbits(32))
-        hypotheses = {
-            name: (pick([1, 1, 100]) * rng.standard_normal((k, *shape))).astype(np.float32)
-            for name, shape in site.shapes.items()
-        }
+        hypotheses = {"weight": (pick([1, 1, 100]) * rng.standard_normal((k, 1, 2))).astype(np.float32)}
         if kind.startswith("query.k"):
             return keep_request(pack(hypotheses), pick(["", "spring", "summer"]))
         if kind == "query":
-            return RecordDict({"version": ConfigRecord({"version": VERSION})})
+            return query()
         run, number = pick(["", "spring", "summer"]), pick([1, 1, 2, 3])
         training = TrainingSpec(
             round=number,
@@ -305,8 +273,7 @@ class Attacker:
         arrays = [record for record in content.values() if isinstance(record, ArrayRecord)]
         if tasks and self.random.random() < 0.6:
             record = pick(tasks)
-            name = pick([*record, "sneak"])
-            what = self.random.random()
+            name, what = pick([*record, "sneak"]), self.random.random()
             if what < 0.1:
                 del record[name]
             elif name == "clients" and what < 0.7:
@@ -316,8 +283,8 @@ class Attacker:
         elif arrays and self.random.random() < 0.7:
             self._change_arrays(pick(arrays))
         else:
-            name, what = pick([*content, *RECORDS]), self.random.random()
-            if what < 0.4:
+            name = pick([*content, *RECORDS])
+            if self.random.random() < 0.4:
                 content.pop(name, None)
             else:
                 one = pack({pick(["weight", "x"]): np.ones((2, 1, 2), np.float32)})
@@ -326,56 +293,33 @@ class Attacker:
                 )
 
     def _change_arrays(self, record: ArrayRecord) -> None:
-        pick: Callable[[Sequence[Any]], Any] = self.random.choice
-        what = self.random.randrange(11)
-        try:
-            arrays = dict(unpack(record))
-        except ProtocolError:
-            return  # changed before
-        name = pick(list(arrays))
-        value, shape = arrays[name], arrays[name].shape
-        if what == 0:
-            arrays[name] = np.full(shape, pick(NUMBERS), pick([np.float32, np.float64, np.int64, np.float16, bool]))
-        elif what == 1:
-            k = pick([0, 1, 10, 11, 1000, 5000])
-            arrays[name] = np.ones((k, *shape[1:]), np.float32)
-        elif what == 2:
-            arrays[name] = np.ones(pick([(), (2,), (2, 2), (2, 0, 2), (2, 1, 3), (2, 1, 2, 1)]), np.float32)
-        elif what == 3:
-            arrays[pick(["weight", "bias", "items", "user", "\0"])] = value
-        elif what == 4:
-            del arrays[name]
-        elif what == 5:
-            value = value.copy()
-            value.flat[self.random.randrange(value.size)] = pick(
-                [math.nan, math.inf, -math.inf, 3.4e38, -3.4e38, 1e-45]
-            )
-            arrays[name] = value
-        elif what == 6:
-            arrays[name] = value.astype(pick([">f4", "<f4", np.float32]))
-        else:
-            self._change_bytes(record, what)
-            return
-        record.clear()
-        record.update(sent(arrays))
-
-    def _change_bytes(self, record: ArrayRecord, what: int) -> None:
+        """Put others in their place: of other sizes, types or names, with odd numbers, or with bytes that are none."""
         pick: Callable[[Sequence[Any]], Any] = self.random.choice
         ((name, array),) = record.items()
-        said, data = [array.dtype, array.shape, array.stype], bytearray(array.data)
-        if what == 7:
-            data[self.random.randrange(len(data))] = self.random.randrange(256)
-        elif what == 8:
-            data = data[: self.random.randrange(len(data))]
-        elif what == 9:
-            del record[name]
-            text = bytearray(name.encode())
-            text[self.random.randrange(len(text))] = pick(b'0123456789{}[]",:wx')
-            name = text.decode()
-        else:
-            shape = pick([(), (-1, 2), (10**9, 10**9), array.shape])
-            said = [pick(["float32", "object", "<U9"]), shape, pick([array.stype, "torch", ""])]
-        record[name] = Array(*said, bytes(data))
+        sizes = [*((k, 1, 2) for k in (0, 1, 10, 11, 5000)), (), (2,), (2, 0, 2), (2, 1, 2, 1)]
+        [before], data, text = unpack(record).values(), bytearray(array.data), bytearray(name.encode())
+        value = before.reshape(-1, 1, 2).copy()
+        value.flat[self.random.randrange(value.size)] = pick([math.nan, math.inf, 3.4e38, -3.4e38, 1e-45])
+        data[self.random.randrange(len(data))] = self.random.randrange(256)
+        text[self.random.randrange(len(text))] = pick(b'0123456789{}[]",:wx')
+        shape, kind, format = pick([(), (-1, 2), (10**9, 10**9)]), pick(["float32", "object"]), pick(["torch", ""])
+        changed = pick(
+            [
+                sent({"weight": np.ones(pick(sizes), np.float32)}),
+                sent({"weight": np.full((2, 1, 2), pick(NUMBERS), pick([np.float64, np.float16, bool]))}),
+                sent({"weight": value}),
+                sent({"weight": value.astype(pick([">f4", "<f4"]))}),
+                sent({pick(["bias", "items", "user", "\0"]): value}),
+                sent({"weight": value, "bias": value}),
+                matrix(pick([*UNREADABLE.values(), *NO_MODEL.values()])),
+                {text.decode(): array},
+                {name: Array(array.dtype, array.shape, array.stype, bytes(data))},
+                {name: Array(array.dtype, array.shape, array.stype, bytes(data[: self.random.randrange(len(data))]))},
+                {name: Array(kind, shape, format, array.data)},
+            ]
+        )
+        record.clear()
+        record.update(changed)
 
 
 @pytest.fixture
@@ -431,7 +375,5 @@ def lives(site: Watched) -> bool:
     """Return whether an honest run is still told how many clients there are."""
     [node], [context] = site.grid.get_node_ids(), site.grid.contexts.values()
     context.run_config = paper_run()
-    [reply] = site.grid.send_and_receive(
-        [Message(RecordDict({"version": ConfigRecord({"version": VERSION})}), node, "query")]
-    )
+    [reply] = site.grid.send_and_receive([Message(query(), node, "query")])
     return not reply.has_error()

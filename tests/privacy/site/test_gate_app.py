@@ -198,15 +198,3 @@ def test_a_client_under_a_new_name_is_refused_unless_the_old_one_stays(
     assert who_pays(table, run_config, (0, 1)) == []
     serve(table, anna="1,2,3", anna_maria="1,2,3", bert="2,0,1")
     assert who_pays(table, run_config, (0, 2)) == [0, 1]
-
-
-def test_another_run_and_another_start_are_paid_for_from_the_same_account(
-    run_config: dict[str, Any], tmp_path: Path
-) -> None:
-    """Old hypotheses come free; what they are trained on does not."""
-    Journal.create(tmp_path / "ledger.jsonl")
-    site = {**OWN, "role": "split", "paper-budget": "0.8", "ledger-path": str(tmp_path / "ledger.jsonl")}
-    for start in (stacked(TRUTH, LINEAR), stacked(-TRUTH, LINEAR)):
-        reply = ask_app(asked(start, task_of((3,))), "train", run_config | {"seed": len(start)}, **site)
-        assert released(reply) == [1]
-    assert refused(ask_app(training((3,)), "train", run_config | {"start-from": "a run"}, **site))

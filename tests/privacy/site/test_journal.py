@@ -6,7 +6,7 @@ import json
 import math
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -26,7 +26,6 @@ from umbel.privacy.site.config import Site
 from umbel.privacy.site.entry import Entry
 from umbel.privacy.site.journal import Journal, Names
 from umbel.privacy.site.totals import Totals, from_ranges, in_ranges
-from umbel.protocol.clients import ClientInDataset
 from umbel.protocol.errors import LedgerError
 from umbel.protocol.release import Clipping, Kind, Release
 
@@ -98,12 +97,6 @@ def test_a_budget_is_the_epsilon_between_any_two_data_sets(ledger: Journal | Tot
     assert [ledger.charge(private, [0], limits) for _ in range(4)] == [[True], [True], [True], [False]]
     report = Charge("7", 1, Release(Kind.REPORT, 2, 20.0, Clipping.PUBLIC, 1.0))
     assert ledger.charge(report, [0, 1], limits) == [False, True], "reports count too: 2/20"
-
-
-def test_what_has_no_guarantee_fits_no_budget(ledger: Journal | Totals) -> None:
-    limits = Limits(Fraction(10**9))
-    for release in (TRAIN.release, Release(Kind.TRAIN, 11, 10.0, Clipping.PUBLIC, 0.5, hypotheses=2)):
-        assert ledger.charge(Charge("7", 1, release), [0], limits) == [False]
 
 
 def test_a_client_is_charged_as_often_in_a_run_as_the_run_may_ask(path: Path) -> None:
@@ -250,21 +243,6 @@ def test_the_index_is_made_again_from_the_lines(path: Path) -> None:
     assert Names(path).read() == ["anna", 7, "7"]
 
 
-def test_an_index_that_goes_while_it_is_looked_for_is_made_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal, exists = Journal(path), Path.exists
-    journal.record(Entry("7", "query"), True)
-    forget()
-
-    def goes(file: Path, **kwargs: Any) -> bool:
-        found = exists(file, **kwargs)
-        if file == journal.index:
-            file.unlink(missing_ok=True)
-        return found
-
-    monkeypatch.setattr(Path, "exists", goes)
-    assert [line["message"] for line in Journal(path).messages()] == ["query"]
-
-
 def test_processes_that_number_clients_at_once_do_not_give_a_number_twice(path: Path) -> None:
     names = Names(path)
     names.extend([], ["anna"])
@@ -371,27 +349,6 @@ def test_two_processes_lose_no_charge_make_none_twice_and_never_exceed_a_budget_
     }
     assert len(list(Journal(path).messages())) == 40
     assert path.stat().st_size == Journal(path).head.size, "no room is left over"
-
-
-def test_no_other_process_charges_between_the_question_and_the_charge(path: Path) -> None:
-    """The file is locked while limits are asked."""
-    asked: list[bool] = []
-
-    class Asked(Limits):
-        def paying(self, clients: Sequence[ClientInDataset], *rest: Any) -> list[bool]:
-            child = os.fork()
-            if child == 0:
-                file = os.open(path, os.O_RDWR)
-                try:
-                    module.fcntl.flock(file, module.fcntl.LOCK_EX | module.fcntl.LOCK_NB)
-                except BlockingIOError:
-                    os._exit(7)
-                os._exit(0)
-            asked.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7)
-            return super().paying(clients, *rest)
-
-    assert Journal(path).charge(TRAIN, [0], Asked(paper_budget=COST)) == [True]
-    assert asked == [True]
 
 
 def test_a_process_that_was_forked_in_the_middle_of_a_charge_locks_nobody_out(path: Path) -> None:

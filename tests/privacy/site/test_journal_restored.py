@@ -6,9 +6,8 @@ The suite damages some hundreds and kills some dozens; ``make test-all`` 4,600 a
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import combinations, product
@@ -414,70 +413,56 @@ def _answers(path: Path, alive: int, half: bool, told: int) -> None:
     os._exit(0)
 
 
-def killed(path: Path, alive: int, half: bool) -> bool:
-    """Kill a process after so many steps; return whether it was."""
+def killed(path: Path, alive: Sequence[int], half: bool) -> tuple[int, int]:
+    """Let a process each answer messages for so many steps; return how many were killed, and what was answered."""
     answered, told = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            _answers(path, alive, half, told)
-        finally:
-            os._exit(1)
+    children = []
+    for steps in alive:
+        if (child := os.fork()) == 0:
+            try:
+                _answers(path, steps, half, told)
+            finally:
+                os._exit(1)
+        children.append(child)
     os.close(told)
     with os.fdopen(answered) as text:
         left = len(text.readlines())
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert status in (0, -signal.SIGKILL)
-    forget()
-    paid = [participations(Journal(path), client) for client in CLIENTS]
-    assert len({*paid}) == 1, "a charge is made for all or for none"
-    assert left <= sum(line["paid"] > 0 for line in Journal(path).messages()) <= paid[0] <= left + 1
-    forget()
-    Journal(path).index.unlink(missing_ok=True)
-    assert [participations(Journal(path), client) for client in CLIENTS] == paid, "and the lines say so, too"
-    forget()
-    return status != 0
+    statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    assert {*statuses} <= {0, -signal.SIGKILL}
+    return sum(status != 0 for status in statuses), left
 
 
-def kill_at(tmp_path: Path, steps: Iterator[tuple[int, bool]]) -> int:
-    kills = 0
-    for number, (alive, half) in enumerate(steps):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        kills += killed(Journal.create(folder / "ledger.jsonl").path, alive, half)
-        shutil.rmtree(folder)
-    return kills
+def paid(path: Path) -> int:
+    """Return how often each client has paid: a charge is made for all or for none."""
+    forget()
+    [times] = {participations(Journal(path), client) for client in CLIENTS}
+    return times
 
 
 def test_what_left_is_paid_for_whenever_the_process_is_killed(tmp_path: Path) -> None:
     """At every step of two messages, and amid each write."""
-    assert kill_at(tmp_path, product(range(30), (False, True))) == 60
+    kills = 0
+    for alive, half in product(range(30), (False, True)):
+        folder = tmp_path / f"{alive} {half}"
+        folder.mkdir()
+        path = Journal.create(folder / "ledger.jsonl").path
+        ends, left = killed(path, [alive], half)
+        times = paid(path)
+        assert left <= sum(line["paid"] > 0 for line in Journal(path).messages()) <= times <= left + 1
+        Journal(path).index.unlink(missing_ok=True)
+        assert paid(path) == times, "and the lines say so, too"
+        kills += ends
+    assert kills == 60
 
 
 @pytest.mark.rest
 def test_so_it_is_800_times_with_two_at_work(tmp_path: Path) -> None:
-    """The second one charges other clients, and its index is that of both."""
+    """Each of them reads what the other one has charged."""
     rng, path = np.random.default_rng(1), Journal.create(tmp_path / "ledger.jsonl").path
     answered = 0
     for _ in range(800):
-        half, alive = bool(rng.integers(2)), [int(one) for one in rng.integers(60, size=2)]
-        pipe, told = os.pipe()
-        children = []
-        for steps in alive:
-            if (child := os.fork()) == 0:
-                try:
-                    _answers(path, steps, half, told)
-                finally:
-                    os._exit(1)
-            children.append(child)
-        os.close(told)
-        with os.fdopen(pipe) as text:
-            answered += len(text.readlines())
-        statuses = {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children}
-        assert statuses <= {0, -signal.SIGKILL}
-        forget()
-        paid = {participations(Journal(path), client) for client in CLIENTS}
-        assert len(paid) == 1
-        assert paid.pop() >= answered
+        half, alive = bool(rng.integers(2)), rng.integers(60, size=2).tolist()
+        answered += killed(path, alive, half)[1]
+        assert paid(path) >= answered
     assert sum(1 for _ in Journal(path).lines()) > 2 * answered > 800
     assert len(list(tmp_path.glob(".*"))) <= 1, "what killed processes leave is written over"

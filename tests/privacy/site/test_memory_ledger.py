@@ -1,7 +1,8 @@
-"""A ledger in memory: clients pay apart, and it travels with a node's state. What limits mean is in test_ledger.py."""
+"""A ledger in memory: clients pay apart, and it travels with a node's state. For limits see `test_journal.py`."""
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections import defaultdict
 from fractions import Fraction
@@ -17,55 +18,32 @@ from umbel.privacy.site.charges import Charge
 from umbel.privacy.site.totals import Totals
 from umbel.protocol.release import Clipping, Kind, Release
 
-
-def of(cost: Fraction | None) -> Charge:
-    """Return a charge of the given cost, whose denominator is not above 1000."""
-    n, nu = (11, 0.0) if cost is None else (cost.numerator, float(cost.denominator))
-    return Charge("run", 1, Release(Kind.TRAIN, n, nu, Clipping.UPDATE))
-
-
-def price(n: int, nu: float) -> Fraction | None:
-    return Release(Kind.TRAIN, n, nu, Clipping.UPDATE).paper_cost
-
-
-prices = st.one_of(
-    st.none(), st.builds(price, st.integers(1, 2_000_000), st.sampled_from([0.001, 0.1, 1.0, 3.0, 5.0, 1e9]))
+CLIENTS = [*range(6), 2947, 2**62]
+releases = st.builds(
+    Release,
+    st.just(Kind.TRAIN),
+    st.integers(1, 2_000_000),
+    st.sampled_from([0.0, 0.001, 0.1, 1.0, 3.0, 5.0, 1e9]),
+    st.just(Clipping.UPDATE),
 )
-clients = st.one_of(st.integers(0, 5), st.sampled_from([2**62, 2947]))
-rounds = st.lists(st.tuples(st.lists(clients, unique=True, max_size=5), prices), max_size=12)
+rounds = st.lists(st.tuples(st.lists(st.sampled_from(CLIENTS), unique=True, max_size=5), releases), max_size=12)
 
 
 @settings(max_examples=examples(40))
 @given(rounds)
-def test_each_client_pays_for_itself_alone(rounds: list[tuple[list[int], Fraction | None]]) -> None:
-    ledger = Totals(RecordDict())
-    paid: defaultdict[int, list[Fraction | None]] = defaultdict(list)
-    for asked, cost in rounds:
-        ledger.charge(of(cost), asked)
-        for client in asked:
-            paid[client].append(cost)
-    for client in [*range(6), 2947, 2**62]:
-        finite = [cost for cost in paid[client] if cost is not None]
-        assert participations(ledger, client) == len(paid[client])
-        assert spent(ledger, client) == (float("inf") if len(finite) < len(paid[client]) else sum(finite))
-
-
-@settings(max_examples=examples(40))
-@given(rounds)
-def test_the_ledger_survives_the_ways_a_state_travels(rounds: list[tuple[list[int], Fraction | None]]) -> None:
+def test_each_client_pays_for_itself_alone_however_the_state_travels(rounds: list[tuple[list[int], Release]]) -> None:
     """Between rounds Ray pickles a node's state, and a SuperNode keeps it as a protobuf message."""
-    stays, moved = Totals(RecordDict()), RecordDict()
-    for asked, cost in rounds:
-        stays.charge(of(cost), asked)
-        Totals(moved).charge(of(cost), asked)
+    stays, moved = RecordDict(), RecordDict()
+    paid: defaultdict[int, list[Fraction | None]] = defaultdict(list)
+    for asked, release in rounds:
+        for state in (stays, moved):
+            Totals(state).charge(Charge("run", 1, release), asked)
         moved = recorddict_from_proto(recorddict_to_proto(pickle.loads(pickle.dumps(moved))))
-    for client in [*range(6), 2947, 2**62]:
-        assert spent(Totals(moved), client) == spent(stays, client)
-        assert participations(Totals(moved), client) == participations(stays, client)
-
-
-def test_the_ledger_of_another_node_is_another_and_the_rest_of_the_state_is_left_alone() -> None:
-    here, there = RecordDict(), RecordDict()
-    Totals(here).charge(of(Fraction(1)), [0])
-    assert spent(Totals(there), 0) == 0
-    assert (list(here), list(there)) == (["umbel.ledger"], [])
+        for client in asked:
+            paid[client].append(release.paper_cost)
+    for state in (stays, moved):
+        for client in CLIENTS:
+            costs = [math.inf if cost is None else cost for cost in paid[client]]
+            assert participations(Totals(state), client) == len(costs)
+            assert spent(Totals(state), client) == sum(costs)
+        assert list(state) in ([], ["umbel.ledger"]), "the rest of the state is left alone"

@@ -22,7 +22,7 @@ from tests.helpers.messages import asked, refused, released, releases, scores, t
 from tests.helpers.nodes import ask
 from tests.helpers.paper import paper_run
 from umbel.client.app import app
-from umbel.client.cohort import Cohort, LocalUpdate, Schedule
+from umbel.client.cohort import LocalUpdate, Schedule
 from umbel.data import offsets_of, write_dataset
 from umbel.privacy.site.journal import Journal
 from umbel.protocol.messages import query
@@ -173,23 +173,6 @@ def test_where_memory_is_enough_for_some_every_data_set_answers_alike(
     monkeypatch.setattr(LocalUpdate, "size", fails_beyond(rows))
     [said] = answers(sites, lambda: asked(hypotheses(), record({})))
     assert said[0] == ["arrays", "released"]
-
-
-@pytest.mark.parametrize("rows", [0, 30, 300])
-def test_where_memory_is_enough_for_some_every_data_set_reports_alike(
-    sites: dict[str, InProcessGrid], monkeypatch: pytest.MonkeyPatch, rows: int
-) -> None:
-    gather = Cohort.gather
-
-    def fail(*args: Any) -> Cohort:
-        cohort = gather(*args)
-        if cohort.lengths.sum() > rows:
-            raise MemoryError
-        return cohort
-
-    monkeypatch.setattr(Cohort, "gather", fail)
-    clients = tuple(range(CLIENTS, 2 * CLIENTS))
-    assert len(answers(sites, lambda: asked(hypotheses(), None, EvaluationSpec(1, clients)))) == 1
 
 
 # --- what a message can make a site do

@@ -43,26 +43,39 @@ def tens(
     return compute, calls
 
 
-def test_a_site_computes_its_batches() -> None:
-    compute, calls = tens()
-    (found,) = computed(own(), CLIENTS, Work(compute, **BATCHES), nothing)
-    assert found.tolist() == [0, 10, 20, 30, 40]
-    assert calls == [[0, 3], [1, 4], [2]]
+ALONE: list[list[int]] = [[client] for client in range(CLIENTS)]
 
 
-def test_without_batches_each_client_is_computed_alone() -> None:
-    compute, calls = tens()
-    (found,) = computed(own(), CLIENTS, Work(compute), nothing)
-    assert found.tolist() == [0, 10, 20, 30, 40]
-    assert calls == [[c] for c in range(CLIENTS)]
+@pytest.mark.parametrize(
+    ("how", "failing", "hides", "results", "asked"),
+    [
+        (BATCHES, None, True, [0, 10, 20, 30, 40], [[0, 3], [1, 4], [2]]),
+        ({}, None, True, [0, 10, 20, 30, 40], ALONE),
+        (BATCHES, 4, True, [0, 10, 20, 30, -1], [[0, 3], [1, 4], [1], [4], [2]]),
+        (BATCHES, None, False, [0, 10, 20, 30, 40], [[0, 3], [1, 4], [2]]),  # losses without noise need no protection
+    ],
+)
+def test_where_a_batch_fails_each_of_its_clients_is_computed_alone(
+    how: dict[str, Any],
+    failing: int | None,
+    hides: bool,
+    results: list[int],
+    asked: list[list[int]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One client's failure is no other's."""
+    compute, calls = tens(frozenset() if failing is None else frozenset({failing}))
+    (found,) = computed(own(), CLIENTS, Work(compute, **how), nothing, hides=hides)
+    assert (found.tolist(), calls) == (results, asked)
+    assert len(caplog.messages) == (failing is not None)
 
 
-def test_where_a_batch_fails_each_of_its_clients_is_computed_alone(caplog: pytest.LogCaptureFixture) -> None:
-    compute, calls = tens(frozenset({4}))
-    (found,) = computed(own(), CLIENTS, Work(compute, **BATCHES), nothing)
-    assert found.tolist() == [0, 10, 20, 30, -1], "one client's failure is no other's"
-    assert calls == [[0, 3], [1, 4], [1], [4], [2]]
-    assert len(caplog.messages) == 1
+@pytest.mark.parametrize(("error", "hides"), [(MemoryError, False), (KeyboardInterrupt, True)])
+def test_what_needs_no_protection_fails_openly_and_a_user_can_end_a_node(
+    error: type[BaseException], hides: bool
+) -> None:
+    with pytest.raises(error):
+        computed(own(), CLIENTS, Work(tens(frozenset({4}), error)[0], **BATCHES), nothing, hides=hides)
 
 
 def test_clients_share_the_time_equally(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,22 +89,6 @@ def test_clients_share_the_time_equally(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(work, "time_limit", limited)
     computed(own(max_seconds=10.0), CLIENTS, Work(tens(frozenset({4}))[0], **BATCHES), nothing)
     assert limits == [2.0, 2.0, 1.0, 1.0, 2.0]
-
-
-def test_a_user_can_end_a_node() -> None:
-    compute, _ = tens(frozenset({1}), KeyboardInterrupt)
-    with pytest.raises(KeyboardInterrupt):
-        computed(own(), CLIENTS, Work(compute, **BATCHES), nothing)
-
-
-def test_losses_without_noise_need_no_protection() -> None:
-    compute, calls = tens()
-    (found,) = computed(own(), CLIENTS, Work(compute, **BATCHES), nothing, hides=False)
-    assert found.tolist() == [0, 10, 20, 30, 40]
-    assert calls == [[0, 3], [1, 4], [2]]
-    compute, _ = tens(frozenset({4}))
-    with pytest.raises(MemoryError):
-        computed(own(), CLIENTS, Work(compute, **BATCHES), nothing, hides=False)
 
 
 def test_a_simulation_computes_all_together_and_raises() -> None:

@@ -41,18 +41,9 @@ def sites(home: Path, coins: NDArray[np.int64]) -> list[dict[str, Any]]:
         )  # fmt: skip
         rows, targets = np.eye(CANARIES, dtype=np.float32)[own], 1000.0 * coins[own]
         write_dataset(home / name, manifest, rows, targets.astype(np.float32), offsets_of([1] * EACH))
-        policies.append(
-            {
-                "data-path": str(home / name),
-                "role": "train",
-                "ledger-path": str(home / f"{name}.jsonl"),
-                "release": "secure",
-                "parties": listed,
-                "party-key": key,
-                "mechanisms": "discrete-gaussian",
-                "budget": "inf",
-            }
-        )
+        policy = {"role": "train", "release": "secure", "mechanisms": "discrete-gaussian", "budget": "inf"}
+        policy |= {"data-path": str(home / name), "ledger-path": str(home / f"{name}.jsonl")}
+        policies.append(policy | {"parties": listed, "party-key": key})
     return policies
 
 

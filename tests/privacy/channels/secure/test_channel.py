@@ -40,6 +40,7 @@ TASK: dict[str, Any] = {
 
 
 NUMBERS = Part(np.zeros(0, np.int64))
+NODES = 3
 
 
 def sanitiser(hypotheses: Any = BOTH, terms: Terms = TERMS, **changes: Any) -> SecureSanitiser:
@@ -124,11 +125,22 @@ def score(task: EvaluationSpec) -> Any:
 CLIENTS = Behind(train, score)
 
 
-def node(place: int, **entries: Any) -> Context:
-    return of_node({"partition-id": place, "num-partitions": 3} | entries, seed=7)
+def node(place: int = 0, **entries: Any) -> Context:
+    return of_node({"partition-id": place, "num-partitions": NODES} | entries, seed=7)
 
 
-NODES = 3
+def sent(content: RecordDict, context: Context, clients: Behind = CLIENTS) -> RecordDict:
+    """Return what a site's reply holds, which is no refusal."""
+    reply = arrived(through_gate(content, context, clients))
+    assert not reply.has_error()
+    return reply.content
+
+
+def refused_for_nothing(content: RecordDict, context: Context | None = None) -> None:
+    """Check that a message is refused, and that nobody is charged for it."""
+    context = context or node()
+    assert refused(through_gate(content, context, CLIENTS))
+    assert not any(ledger_of(context).account(client) for client in range(6))
 
 
 def answer(site: Site, seed: int | None, state: RecordDict, asked: Request) -> RecordDict:
@@ -150,58 +162,62 @@ def announced(terms: Terms = TERMS) -> dict[str, Announcement]:
     return found
 
 
-def request(round: int = 1, clients: int = 2, terms: Terms = TERMS, stage: Stage = Stage.MASK) -> RecordDict:
-    content = asked(stacked(BOTH, {"weight": (1,)}), task_of(tuple(range(clients)), round=round, **TASK))
-    content[RECORD] = Request(stage, terms, round, announced(terms)).to_record()
+def request(
+    round: int = 1,
+    clients: int = 2,
+    terms: Terms = TERMS,
+    parties: dict[str, Announcement] | None = None,
+    evaluation: EvaluationSpec | None = None,
+    trains: bool = True,
+) -> RecordDict:
+    """Return a message that asks a site's first clients to train in a secure sum, and others to report in it."""
+    task = task_of(tuple(range(clients)), round=round, **TASK) if trains else None
+    content = asked(stacked(BOTH, {"weight": (1,)}), task, evaluation)
+    content[RECORD] = Request(Stage.MASK, terms, round, parties or announced(terms)).to_record()
     return content
 
 
+def accounts(context: Context, *clients: int) -> list[tuple[Kind, int]]:
+    return [(release.kind, times) for own in clients for release, times in ledger_of(context).account(own).items()]
+
+
 def test_masked_numbers_leave_once_their_clients_are_charged() -> None:
-    context = node(0)
-    reply = arrived(through_gate(request(), context, CLIENTS))
-    assert {*reply.content} == {"secure", "released"}
-    assert shared_in(reply.content, 2, 0)[0].all()
-    assert {*masked_in(reply.content).boxes} == {"node 1", "node 2"}
-    account = ledger_of(context).account(0)
-    assert [(release.kind, times) for release, times in account.items()] == [(Kind.SECURE, 1)]
+    context = node()
+    content = sent(request(), context)
+    assert {*content} == {"secure", "released"}
+    assert shared_in(content, 2, 0)[0].all()
+    assert {*masked_in(content).boxes} == {"node 1", "node 2"}
+    [release] = ledger_of(context).account(0)
+    assert (release.kind, release.noise_multiplier) == (Kind.SECURE, 2.0)
+    assert accounts(context, 0) == [(Kind.SECURE, 1)]
 
 
 def test_the_party_remembers_its_round_in_the_nodes_own_memory() -> None:
     """So the same round is masked once, also if the server changes hypotheses, and whoever restarts has another key."""
-    context = node(0)
-    assert not refused(through_gate(request(), context, CLIENTS))
-    assert refused(through_gate(request(), context, CLIENTS))
-    assert not refused(through_gate(request(round=2), context, CLIENTS))
-    assert sum(ledger_of(context).account(0).values()) == 2
+    context = node()
+    assert [refused(through_gate(request(round), context, CLIENTS)) for round in (1, 1, 2)] == [False, True, False]
+    assert accounts(context, 0) == [(Kind.SECURE, 2)]
 
 
-@pytest.mark.parametrize("stage", [Stage.ANNOUNCE, Stage.AGREE, Stage.OPEN])
-def test_training_for_a_sum_is_asked_for_with_its_parties(stage: Stage) -> None:
-    context = node(0)
-    assert refused(through_gate(request(stage=stage), context, CLIENTS))
-    content = request()
-    del content[RECORD]
-    assert refused(through_gate(content, context, CLIENTS))
+def test_training_for_a_sum_is_asked_for_with_its_parties() -> None:
+    for stage in (Stage.ANNOUNCE, Stage.AGREE, Stage.OPEN):
+        content = request()
+        content[RECORD] = Request(stage, TERMS, 1, announced()).to_record()
+        refused_for_nothing(content)
     content[RECORD] = ConfigRecord({"stage": "mask"})
-    assert refused(through_gate(content, context, CLIENTS))
-    assert not ledger_of(context).account(0)
-
-
-def test_no_client_is_charged_for_a_sum_that_the_site_would_not_enter() -> None:
-    context, content = node(0), request()
+    refused_for_nothing(content)
+    del content[RECORD]
+    refused_for_nothing(content)
     others = {name: one for name, one in announced().items() if name != "node 2"}
-    content[RECORD] = Request(Stage.MASK, TERMS, 1, others).to_record()
-    assert refused(through_gate(content, context, CLIENTS))
-    assert not ledger_of(context).account(0)
+    refused_for_nothing(request(parties=others))
 
 
 def test_a_site_without_clients_in_a_round_adds_masks_alone() -> None:
-    context, content = node(1), request()
-    del content["training"]
-    reply = arrived(through_gate(content, context, CLIENTS))
-    assert not any(flags.size for flags in shared_in(reply.content, 0, 0))
-    assert masked_in(reply.content).numbers
-    assert not any(ledger_of(context).account(client) for client in range(9))
+    context = node(1)
+    content = sent(request(trains=False), context)
+    assert not any(flags.size for flags in shared_in(content, 0, 0))
+    assert masked_in(content).numbers
+    assert not accounts(context, *range(9))
 
 
 # --- reports
@@ -243,32 +259,27 @@ def test_a_report_costs_as_much_as_one_gaussian_a_diagonal_away() -> None:
 
 
 @pytest.mark.parametrize(
-    ("terms", "entries", "code"),
-    [({"deviation": 0.0}, {}, "refused.secure-terms"),
-     ({}, {"role": "train", "reports": "noise=5.0"}, "refused.noise"),
-     ({"deviation": 256.0}, {"changes": {"report_noise_multiplier": 300.0}}, "refused.secure-terms")],
-)  # fmt: skip
+    ("deviation", "entries", "noise_multiplier", "code"),
+    [
+        (0.0, {}, 4.0, "secure-terms"),
+        (512.0, {"role": "train", "reports": "noise=5.0"}, 4.0, "noise"),
+        (256.0, {}, 300.0, "secure-terms"),
+    ],
+)
 def test_reports_with_less_noise_than_a_site_accepts_are_refused(
-    terms: dict[str, Any], entries: dict[str, Any], code: str
+    deviation: float, entries: dict[str, Any], noise_multiplier: float, code: str
 ) -> None:
-    changes = entries.pop("changes", {}) if "changes" in entries else {}
-    with raises(Refused, code):
-        of_reports(replace(WITH_REPORTS, **terms), entries, **changes)
+    with raises(Refused, f"refused.{code}"):
+        of_reports(replace(WITH_REPORTS, deviation=deviation), entries, report_noise_multiplier=noise_multiplier)
 
 
-def reporting(evaluation: EvaluationSpec = REPORTING, clients: int = 2, terms: Terms = WITH_REPORTS) -> RecordDict:
+def reporting(evaluation: EvaluationSpec = REPORTING, round: int = 1, trains: bool = True) -> RecordDict:
     """Return a message that asks clients to train, and others to report, in one sum."""
-    content = request(clients=clients, terms=terms)
-    content["evaluation"] = evaluation.to_record()
-    return content
+    return request(round, terms=WITH_REPORTS, evaluation=evaluation, trains=trains)
 
 
 def fails(*_: Any) -> Any:
     raise RuntimeError("boom")
-
-
-def accounts(context: Context, *clients: int) -> list[tuple[Kind, int]]:
-    return [(release.kind, times) for own in clients for release, times in ledger_of(context).account(own).items()]
 
 
 def test_updates_and_reports_leave_in_one_sum(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,33 +287,30 @@ def test_updates_and_reports_leave_in_one_sum(monkeypatch: pytest.MonkeyPatch) -
     seen: list[Any] = []
     mask = Party.mask
     monkeypatch.setattr(Party, "mask", lambda *args: seen.append(args[3].tolist()) or mask(*args))
-    context = node(0)
-    reply = arrived(through_gate(reporting(), context, CLIENTS))
-    assert {*reply.content} == {"secure", "released"}
-    assert [flags.tolist() for flags in shared_in(reply.content, 2, 2)] == [[True, True], [True, True]]
+    context = node()
+    content = sent(reporting(), context)
+    assert {*content} == {"secure", "released"}
+    assert [flags.tolist() for flags in shared_in(content, 2, 2)] == [[True, True], [True, True]]
     assert seen == [[256, 0, 512, 0, 90, 90]]
     assert accounts(context, 0, 3) == 2 * [(Kind.SECURE, 1), (Kind.REPORT, 1)]
 
 
 def test_reports_alone_are_a_sum_as_well() -> None:
-    context, content = node(0), reporting()
-    del content["training"]
-    reply = arrived(through_gate(content, context, CLIENTS))
-    assert [len(flags) for flags in shared_in(reply.content, 0, 2)] == [0, 2]
+    context = node()
+    assert [len(flags) for flags in shared_in(sent(reporting(trains=False), context), 0, 2)] == [0, 2]
     assert accounts(context, 0) == [(Kind.REPORT, 1)]
 
 
 @pytest.mark.parametrize("part", ["training", "evaluation"])
 def test_a_part_that_fails_does_not_keep_the_other_from_the_sum(part: str) -> None:
-    clients = Behind(fails, score) if part == "training" else Behind(train, fails)
-    reply = arrived(through_gate(reporting(), node(0), clients))
-    there = [len(flags) for flags in (reply.content["released"][name] for name in ("clients", "reported"))]
+    content = sent(reporting(), node(), Behind(fails, score) if part == "training" else Behind(train, fails))
+    there = [len(content["released"][name]) for name in ("clients", "reported")]
     assert there == ([0, 2] if part == "training" else [2, 0])
-    assert {*reply.content} == {"secure", "released"}
+    assert {*content} == {"secure", "released"}
 
 
 def test_nothing_leaves_where_both_parts_fail() -> None:
-    context = node(0)
+    context = node()
     assert refused(through_gate(reporting(), context, Behind(fails, fails)))
     assert "umbel.secure" not in context.state
 
@@ -310,40 +318,28 @@ def test_nothing_leaves_where_both_parts_fail() -> None:
 @pytest.mark.parametrize("changes", [{"round": 2}, {"report_noise_multiplier": 0.0}], ids=["another round", "no noise"])
 def test_reports_that_a_sum_would_not_hide_stay_at_the_site(changes: dict[str, Any]) -> None:
     """Where no noise is asked for, they are no part of the sum, and leave as the site's policy says."""
-    reply = arrived(through_gate(reporting(replace(REPORTING, **changes)), node(0), CLIENTS))
-    assert shared_in(reply.content, 2, 0)[0].all()
-    assert ("scores" in reply.content) is ("round" not in changes)
+    content = sent(reporting(replace(REPORTING, **changes)), node())
+    assert shared_in(content, 2, 0)[0].all()
+    assert ("scores" in content) is ("round" not in changes)
 
 
-def test_a_sum_without_room_for_reports_is_refused_before_anybody_is_charged() -> None:
-    context, content = node(0), reporting()
-    content[RECORD] = request()[RECORD]
-    assert refused(through_gate(content, context, CLIENTS))
-    assert not accounts(context, 0)
-
-
-def test_reports_for_a_sum_never_leave_without_one() -> None:
-    content = reporting()
-    del content[RECORD], content["training"]
-    context = node(0)
-    assert refused(through_gate(content, context, CLIENTS))
-    assert not accounts(context, 0)
+def test_reports_for_a_sum_without_room_for_them_or_without_one_never_leave() -> None:
+    refused_for_nothing(request(evaluation=REPORTING))
+    content = reporting(trains=False)
+    del content[RECORD]
+    refused_for_nothing(content)
 
 
 def test_training_clients_report_only_where_the_site_lets_them() -> None:
     for entries, reported in (({}, 0), ({"reports": "noise=2.0"}, 2)):
-        reply = arrived(through_gate(reporting(), node(0, role="train", **entries), CLIENTS))
-        assert len(reply.content["released"]["reported"]) == reported
+        content = sent(reporting(), node(role="train", **entries))
+        assert len(content["released"]["reported"]) == reported
 
 
 def test_a_client_over_budget_reports_no_more() -> None:
     """Three reports cost more than a budget of 1.5 at delta 1e-5, and two do not."""
-    context = node(0, budget="1.5 delta=1e-5")
-    flags = []
-    for round in (1, 2, 3):
-        content = reporting(replace(REPORTING, round=round))
-        del content["training"]
-        content[RECORD] = request(round, terms=WITH_REPORTS)[RECORD]
-        flags.append(shared_in(arrived(through_gate(content, context, CLIENTS)).content, 0, 2)[1].tolist())
+    context = node(budget="1.5 delta=1e-5")
+    contents = [reporting(replace(REPORTING, round=round), round, trains=False) for round in (1, 2, 3)]
+    flags = [shared_in(sent(content, context), 0, 2)[1].tolist() for content in contents]
     assert flags == [[True, True], [True, True], [False, False]]
     assert accounts(context, 0, 3) == 2 * [(Kind.REPORT, 2)]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from tests.helpers.errors import raises
 from tests.helpers.ledgers import ledger_of
-from tests.helpers.messages import arrived, of_node, refused, task_of, through_gate
+from tests.helpers.messages import refused, through_gate
 from tests.helpers.sites import own, simulated
 from tests.privacy.channels.secure.test_channel import (
     CLIENTS,
@@ -28,8 +28,10 @@ from tests.privacy.channels.secure.test_channel import (
     announced,
     answer,
     node,
+    refused_for_nothing,
     request,
     sanitiser,
+    sent,
     shared_in,
 )
 from umbel.privacy.channels.secure.channel import SecureSanitiser, party_of, remember
@@ -38,19 +40,10 @@ from umbel.privacy.channels.secure.terms import LARGEST, Terms
 from umbel.privacy.channels.secure.wire import RECORD, Introduction, Request, Stage, masked_in
 from umbel.privacy.site.answer import place_of
 from umbel.privacy.site.config import Site
-from umbel.protocol.errors import ProtocolError, Refused, SiteError
-from umbel.protocol.release import Kind
+from umbel.protocol.errors import Refused, SiteError
 from umbel.protocol.signatures import line_of, simulated_key
 
 # --- terms
-
-
-def with_terms(**changes: Any) -> RecordDict:
-    """Return a round's message with terms that no `Terms` would have."""
-    content = request()
-    for name, value in changes.items():
-        content[RECORD][name] = value
-    return content
 
 
 @pytest.mark.parametrize(
@@ -70,27 +63,25 @@ def test_terms_that_exhaust_a_site_or_hide_nothing_are_refused_before_it_works(
     """
     if not trains and "round" in terms:
         terms = {"round": min(terms["round"], 0)}  # a site that adds masks alone hears of no other round
-    context, content = node(0), with_terms(**terms)
-    if not trains:
-        del content["training"]
-    assert refused(through_gate(content, context, CLIENTS))
-    assert not ledger_of(context).account(0)
+    context, content = node(), request(trains=trains)
+    for name, value in terms.items():
+        content[RECORD][name] = value
+    refused_for_nothing(content, context)
     assert "umbel.secure" not in context.state
 
 
 @pytest.mark.parametrize("length", [1, 5, 10**9])
 def test_masks_alone_are_as_many_as_the_hypotheses_have_numbers(length: int) -> None:
     """All sites announced keys for a sum of any length that the server names; the memory for it is not taken."""
-    context = node(0)
-    assert refused(through_gate(joining(terms=replace(TERMS, length=length)), context, CLIENTS))
+    context = node()
+    refused_for_nothing(request(terms=replace(TERMS, length=length), trains=False), context)
     assert "umbel.secure" not in context.state
 
 
 def test_numbers_of_one_bit_cost_what_others_cost() -> None:
     """Everything wraps around; the server learns less for the same price."""
-    context, terms = node(0), replace(TERMS, bits=1)
-    reply = arrived(through_gate(request(terms=terms), context, CLIENTS))
-    assert len(masked_in(reply.content).numbers) == 1
+    context = node()
+    assert len(masked_in(sent(request(terms=replace(TERMS, bits=1)), context)).numbers) == 1
     assert [release.noise_multiplier for release in ledger_of(context).account(0)] == [TASK["noise_multiplier"]]
 
 
@@ -134,63 +125,57 @@ def test_no_client_moves_a_sum_by_more_than_two_clip_norms(
 # --- the same numbers again, or two things at once
 
 
-def joining(round: int = 1, terms: Terms = TERMS) -> RecordDict:
-    content = request(round, terms=terms)
-    del content["training"]
-    return content
-
-
 def test_masks_alone_and_training_are_not_had_in_one_round() -> None:
     """With the same masks on zeros and on the clients' numbers, their difference would have no mask."""
-    context = node(0)
-    assert not refused(through_gate(joining(), context, CLIENTS))
-    assert refused(through_gate(request(), context, CLIENTS))
-    assert not ledger_of(context).account(0)
-    other = node(0)
-    assert not refused(through_gate(request(), other, CLIENTS))
-    assert refused(through_gate(joining(), other, CLIENTS))
+    context, other = node(), node()
+    sent(request(trains=False), context)
+    refused_for_nothing(request(), context)
+    sent(request(), other)
+    assert refused(through_gate(request(trains=False), other, CLIENTS))
+
+
+FIRST = simulated(**{"partition-id": 0, "num-partitions": 3})
+NAMES = ("node 0", "node 1", "node 2")
+
+
+def stage(state: RecordDict, stage: Stage, round: int = 0, **entries: Any) -> RecordDict:
+    """Return what the first site replies in a stage."""
+    return answer(FIRST, 7, state, Request(stage, TERMS, round, **entries))
 
 
 def test_a_later_round_ends_the_one_before() -> None:
     """The server asks for two rounds at once: the first is not opened any more."""
-    context = node(0)
+    context = node()
     for round in (1, 2):
-        assert not refused(through_gate(request(round), context, CLIENTS))
-    site = simulated(**{"partition-id": 0, "num-partitions": 3})
-    names = tuple(sorted(announced()))
+        sent(request(round), context)
     with raises(Refused, "refused.secure-round"):
-        answer(site, 7, context.state, Request(Stage.AGREE, TERMS, 1, survivors=names))
-    answer(site, 7, context.state, Request(Stage.AGREE, TERMS, 2, survivors=names))
+        stage(context.state, Stage.AGREE, 1, survivors=NAMES)
+    stage(context.state, Stage.AGREE, 2, survivors=NAMES)
 
 
 def test_asking_again_who_a_site_is_changes_nothing() -> None:
     """An announcement in the middle of a round has the same key. The round continues, and is still masked once."""
-    context, site = node(0), simulated(**{"partition-id": 0, "num-partitions": 3})
-    before = answer(site, 7, context.state, Request(Stage.ANNOUNCE, TERMS))
-    assert not refused(through_gate(request(), context, CLIENTS))
-    assert answer(site, 7, context.state, Request(Stage.ANNOUNCE, TERMS)) == before
+    context = node()
+    before = stage(context.state, Stage.ANNOUNCE)
+    sent(request(), context)
+    assert stage(context.state, Stage.ANNOUNCE) == before
     assert refused(through_gate(request(), context, CLIENTS))
-    names = tuple(sorted(announced()))
-    answer(site, 7, context.state, Request(Stage.AGREE, TERMS, 1, survivors=names))
-    answer(site, 7, context.state, Request(Stage.ANNOUNCE, TERMS))
+    stage(context.state, Stage.AGREE, 1, survivors=NAMES)
+    stage(context.state, Stage.ANNOUNCE)
     with raises(Refused, "refused.secure-survivors"):
-        answer(site, 7, context.state, Request(Stage.AGREE, TERMS, 1, survivors=names[:2]))
+        stage(context.state, Stage.AGREE, 1, survivors=NAMES[:2])
 
 
 def test_numbers_are_not_had_from_a_message_without_a_round() -> None:
-    site = simulated(**{"partition-id": 0, "num-partitions": 3})
     with raises(Refused, "refused.secure-round"):
-        answer(site, 7, RecordDict(), Request(Stage.MASK, TERMS, 1, announced()))
+        stage(RecordDict(), Stage.MASK, 1, announced=announced())
 
 
 def test_a_client_asked_twice_is_refused() -> None:
     """It would move the sum by twice what it is charged for."""
-    with raises(ProtocolError, "protocol.wrong-value"):
-        task_of((0, 0), **TASK)
-    context, content = node(0), request()
+    content = request()
     content["training"]["clients"] = [1, 1]
-    assert refused(through_gate(content, context, CLIENTS))
-    assert not ledger_of(context).account(1)
+    refused_for_nothing(content)
 
 
 def test_a_client_over_budget_is_in_no_sum(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,29 +188,24 @@ def test_a_client_over_budget_is_in_no_sum(monkeypatch: pytest.MonkeyPatch) -> N
         return summed(self, trained, chosen)
 
     monkeypatch.setattr(SecureSanitiser, "summed", watch)
-    context = node(0, **{"max-participations": 1})
-    assert shared_in(arrived(through_gate(request(1, clients=1), context, CLIENTS)).content, 1, 0)[0].tolist() == [True]
-    found = arrived(through_gate(request(2, clients=2), context, CLIENTS)).content
-    assert shared_in(found, 2, 0)[0].tolist() == [False, True]
+    context = node(**{"max-participations": 1})
+    assert shared_in(sent(request(1, clients=1), context), 1, 0)[0].tolist() == [True]
+    assert shared_in(sent(request(2, clients=2), context), 2, 0)[0].tolist() == [False, True]
     assert seen == [1, 1]
     assert refused(through_gate(request(3, clients=2), context, CLIENTS))
 
 
 def test_a_sum_with_a_key_that_is_no_key_charges_nobody() -> None:
     """A listed site signs a key of small order. Every round would fail after its clients were charged."""
-    context, content = node(0), request()
-    found, public = announced(), bytes(32)
-    bad = simulated_key(7, 2).sign(key_text(TERMS, "node 2", public))
-    content[RECORD] = Request(Stage.MASK, TERMS, 1, {**found, "node 2": Announcement(public, bad)}).to_record()
-    assert refused(through_gate(content, context, CLIENTS))
-    assert not ledger_of(context).account(0)
+    public = bytes(32)
+    bad = Announcement(public, simulated_key(7, 2).sign(key_text(TERMS, "node 2", public)))
+    refused_for_nothing(request(parties={**announced(), "node 2": bad}))
 
 
 def test_memory_that_was_damaged_fails_closed() -> None:
-    context = node(0)
+    context = node()
     context.state["umbel.secure"] = ConfigRecord({"terms": TERMS.digest, "secret": b"x"})
-    assert refused(through_gate(request(), context, CLIENTS))
-    assert not ledger_of(context).account(0)
+    refused_for_nothing(request(), context)
 
 
 # --- sites that serve their own data
@@ -333,11 +313,3 @@ def test_a_seed_that_the_server_knows_gives_no_secret_of_a_party(tmp_path: Path)
     assert len({public_of(site, RecordDict(), seed=3) for _ in range(2)}) == 2
     party = party_of(place_of(site, 3, RecordDict()), TERMS)
     assert party.random(32) != party_of(place_of(site, 3, RecordDict()), TERMS).random(32)
-
-
-def test_the_kind_of_charge_is_that_of_a_secure_sum() -> None:
-    context = node(0)
-    through_gate(request(), context, CLIENTS)
-    [(release, times)] = ledger_of(context).account(0).items()
-    assert (release.kind, release.noise_multiplier, times) == (Kind.SECURE, 2.0, 1)
-    assert of_node({}).state == RecordDict()

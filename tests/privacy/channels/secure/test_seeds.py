@@ -43,12 +43,6 @@ def test_keys_for_different_purposes_differ() -> None:
     assert len(found) == 7
 
 
-def test_two_parties_share_a_secret() -> None:
-    one, other = seeds.private_key(b"1" * 32), seeds.private_key(b"2" * 32)
-    own, its = one.public_key().public_bytes_raw(), other.public_key().public_bytes_raw()
-    assert seeds.shared(one, its) == seeds.shared(other, own)
-
-
 @pytest.mark.parametrize("public", [bytes(32), bytes([1]) + bytes(31), b"short", b""])
 def test_a_key_with_which_everybody_shares_the_same_secret_is_refused(public: bytes) -> None:
     with raises(Refused, "refused.secure-parties"):

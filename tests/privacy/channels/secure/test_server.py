@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,12 +25,13 @@ NAMES = [f"site {number}" for number in range(5)]
 
 
 class Network:
-    """Nodes 0 to 4, of which some never reply; a second passes each time the server looks."""
+    """Nodes 0 to 4, of which some never reply, or as `others`; a second passes each time the server looks."""
 
     def __init__(self, silent: Sequence[int], monkeypatch: pytest.MonkeyPatch, timeout: float = 3600.0) -> None:
         self.silent, self.names, self.now, self.timeout = silent, defaultdict(str), 0.0, timeout
         self.known = self
         self.asked: list[int] = []
+        self.others: dict[int, Introduction] = {}
         monkeypatch.setattr(exchange.time, "monotonic", lambda: self.now)
 
     def stage(self, name: str, contents: Mapping[int, RecordDict], enough: int) -> dict[int, RecordDict]:
@@ -48,12 +48,15 @@ class Network:
             self.now += 1
         return answers
 
-    def answer(self, message: Message) -> Answer:
-        node = message.metadata.dst_node_id
+    def introduction(self, node: int) -> Introduction:
         keys = listed(*NAMES)
         party = Party(TERMS, NAMES[node], keys, identity(NAMES[node]).sign, bytes([node]) * 32)
         lines = {name: line_of(key) for name, key in keys.items()}
-        record = Introduction(party.name, lines[party.name], party.announce(), lines).to_record()
+        return Introduction(party.name, lines[party.name], party.announce(), lines)
+
+    def answer(self, message: Message) -> Answer:
+        node = message.metadata.dst_node_id
+        record = (self.others.get(node) or self.introduction(node)).to_record()
         return Answer(node, message.metadata.message_type, Message(RecordDict({RECORD: record}), reply_to=message))
 
 
@@ -83,35 +86,16 @@ def test_too_few_sites_are_waited_for_until_the_timeout(monkeypatch: pytest.Monk
 def test_two_nodes_with_one_name_are_one_party(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two nodes of one site with the same policy, or a copy of a site: the first that replies takes part."""
     network: Any = Network([], monkeypatch)
-    answer = Network.answer
-
-    def twice(self: Network, message: Message) -> Answer:
-        found = answer(self, message)
-        if found.node != 4:
-            return found
-        first = answer(self, Message(RecordDict(), 0, "train"))
-        return replace(found, reply=Message(first.reply.content, reply_to=message))
-
-    monkeypatch.setattr(Network, "answer", twice)
+    network.others[4] = network.introduction(0)
     assert round_of(Together(TERMS, network), 1) == [0, 1, 2, 3]
 
 
 def test_a_node_keeps_no_party_out_whose_name_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others list that name with another key."""
     network: Any = Network([], monkeypatch)
-    answer = Network.answer
-
-    def lies(self: Network, message: Message) -> Answer:
-        found = answer(self, message)
-        if found.node:
-            return found
-        own = Ed25519PrivateKey.from_private_bytes(bytes(32))
-        keys = {NAMES[4]: own.public_key()}
-        party, line = Party(TERMS, NAMES[4], keys, own.sign, bytes(32)), line_of(own.public_key())
-        record = Introduction(party.name, line, party.announce(), {party.name: line}).to_record()
-        return replace(found, reply=Message(RecordDict({RECORD: record}), reply_to=message))
-
-    monkeypatch.setattr(Network, "answer", lies)
+    own = Ed25519PrivateKey.from_private_bytes(bytes(32))
+    party, line = Party(TERMS, NAMES[4], {NAMES[4]: own.public_key()}, own.sign, bytes(32)), line_of(own.public_key())
+    network.others[0] = Introduction(party.name, line, party.announce(), {party.name: line})
     together = Together(TERMS, network)
     for round in (1, 2):
         assert round_of(together, round) == [1, 2, 3, 4]

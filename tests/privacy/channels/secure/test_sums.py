@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import combinations
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 from tests.helpers.errors import raises
 from tests.helpers.examples import examples
 from tests.privacy.channels.secure.conftest import TERMS, Federation
-from umbel.privacy.channels.secure import seeds
 from umbel.privacy.channels.secure.party import Opened
 from umbel.privacy.channels.secure.terms import Terms
 from umbel.protocol.errors import ProtocolError, Refused
@@ -143,30 +141,6 @@ def test_messages_that_do_not_fit_the_round_are_not_taken() -> None:
 
 
 # --- what the server sees
-
-
-def test_masked_numbers_look_the_same_whatever_the_numbers_are() -> None:
-    """Each of 2^4 values is equally frequent among 16,000 of them; chi-square of 15 degrees beyond 60 is 2e-7."""
-    terms = replace(TERMS, length=16_000, bits=4)
-    for value in (0, 5):
-        party = Federation(terms).parties["a"]
-        announced = Federation(terms).announced
-        masked = party.mask(1, announced, np.full(terms.length, value))
-        seen = np.bincount(seeds.unpacked(masked.numbers, terms.length, 4).astype(int), minlength=16)
-        assert ((seen - 1000) ** 2 / 1000).sum() < 60
-
-
-def test_masked_numbers_of_all_parties_but_one_look_independent() -> None:
-    """Only the sum of all is fixed: all pairs of two parties' bits are equally frequent (3 degrees beyond 35: 1e-7)."""
-    terms = replace(TERMS, length=16_000, bits=1)
-    federation = Federation(terms, 4)
-    masked = {
-        name: seeds.unpacked(party.mask(1, federation.announced, np.zeros(terms.length, np.int64)).numbers, 16_000, 1)
-        for name, party in federation.parties.items()
-    }
-    for one, other in combinations(masked, 2):
-        seen = np.bincount((2 * masked[one] + masked[other]).astype(int), minlength=4)
-        assert ((seen - 4000) ** 2 / 4000).sum() < 35
 
 
 def test_a_message_is_hardly_larger_than_its_numbers() -> None:
