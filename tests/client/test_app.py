@@ -121,17 +121,6 @@ def test_shuffles_and_noise_are_those_of_seed_and_round(run_config: Config) -> N
     assert (once(0, 1) != once(1, 1)).any()
 
 
-@pytest.mark.parametrize(("trained", "scored"), [((100,), (99,)), ((0, 200), (150, 200))])
-def test_clients_of_the_other_role_and_strangers_are_refused(
-    trained: tuple[int, ...], scored: tuple[int, ...], run_config: Config, caplog: pytest.LogCaptureFixture
-) -> None:
-    grid = InProcessGrid(app, run_config)
-    reason = f"clients [{trained[-1]}] are not training clients of this node (0 to 99)"
-    assert_refused(train(grid, *trained), reason, caplog)
-    reason = f"clients [{scored[-1]}] are not validation clients of this node (100 to 199)"
-    assert_refused(evaluate(grid, *scored), reason, caplog)
-
-
 @pytest.mark.parametrize("kind", ["train", "evaluate"])
 def test_a_message_that_asks_for_nothing_is_refused(kind: str, run_config: Config) -> None:
     assert refused(ask(InProcessGrid(app, run_config), asked({"weight": HYPOTHESES[:, None]}), kind))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.helpers.cohorts import ByArrays, assert_close, cohort_of, generators, sgd
+from tests.helpers.cohorts import ByArrays, assert_close, cohort_of, generators
 from tests.helpers.datasets import manifest
 from tests.helpers.errors import raises
 from tests.helpers.models import TINY_CNN, draw_hypotheses
@@ -385,33 +385,10 @@ def normalised(**options: Any) -> Network:
 
 
 def test_running_statistics_are_each_clients_own() -> None:
-    learner = tried(normalised())
-    model = learner.model
+    """That they are PyTorch's is in test_learner.py."""
+    model = tried(normalised()).model
     assert model.local_shapes == {"1.running_mean": (3,), "1.running_var": (3,), "1.num_batches_tracked": ()}
     assert model.num_parameters == 6 + 3 + 3 + 3 + 3 + 1, "statistics are no parameters that are released"
-    cohort = cohort_of((ROWS[:4], ROWS[:4, 0]), (ROWS[4:], ROWS[4:, 0]))
-    fresh = model.initial_local(generators(2))
-    assert not fresh["1.running_mean"].any()
-    hypotheses = draw_hypotheses(model, 1)
-    once = LocalUpdate(1, 0.1, 0)
-    _, kept = ByArrays(learner).train(hypotheses, np.zeros(2, np.int64), cohort, once, generators(2), fresh)
-    for c, rows in enumerate((ROWS[:4], ROWS[4:])):
-        hidden = rows @ hypotheses["0.weight"][0].T + hypotheses["0.bias"][0]
-        # PyTorch's momentum: a tenth of what the batch says.
-        np.testing.assert_allclose(kept["1.running_mean"][c], 0.1 * hidden.mean(0), rtol=1e-5, atol=1e-7)
-        np.testing.assert_allclose(kept["1.running_var"][c], 0.9 + 0.1 * hidden.var(0, ddof=1), rtol=1e-5)
-    assert kept["1.num_batches_tracked"].tolist() == [1, 1]
-    assert not fresh["1.running_mean"].any(), "what was handed over is left as it was"
-
-
-def test_training_is_that_of_pytorch() -> None:
-    learner, update = tried(normalised()), LocalUpdate(2, 0.1, 0)
-    start, fresh = draw_hypotheses(learner.model, 1), learner.model.initial_local(generators(1))
-    cohort = cohort_of((ROWS, ROWS[:, 0]))
-    shared, own = ByArrays(learner).train(start, np.zeros(1, np.int64), cohort, update, generators(1), fresh)
-    first = {name: np.asarray(value[0]) for name, value in (start | fresh).items()}
-    expected = sgd(learner.model, first, (ROWS, ROWS[:, 0]), update)
-    assert_close({name: value[0] for name, value in (shared | own).items()}, expected)
 
 
 def test_frozen_statistics_stay_as_they_are() -> None:
@@ -422,14 +399,6 @@ def test_frozen_statistics_stay_as_they_are() -> None:
     assert learner.engine == "batched", "a row's outputs no longer hang on those beside it"
     trained_with(learner, [0, 1])
     assert model.frozen_values["1.running_mean"].tolist() == [0, 0, 0]
-
-
-def test_a_minibatch_of_one_row_has_no_statistics_and_is_left_out() -> None:
-    learner = tried(normalised())
-    start, fresh = draw_hypotheses(learner.model, 1), learner.model.initial_local(generators(1))
-    cohort = cohort_of((ROWS[:1], ROWS[:1, 0]))
-    shared, own = ByArrays(learner).train(start, np.zeros(1, np.int64), cohort, UPDATE, generators(1), fresh)
-    assert_close(shared | own, start | fresh)
 
 
 def test_without_running_statistics_each_client_is_scored_by_its_own() -> None:
@@ -461,20 +430,17 @@ class Tied(nn.Module):
 
 
 def test_tied_weights_count_once_and_stay_tied() -> None:
-    dataset = data(ROWS[:3], ROWS[:3])
-    learners = [try_out(of(Tied), dataset, "cpu", engine) for engine in ("loop", "batched")]
-    model = learners[0].model
+    dataset, cohort = data(ROWS[:3], ROWS[:3]), cohort_of((ROWS, ROWS))
+    model = try_out(of(Tied), dataset, "cpu").model
     assert (model.shapes, model.num_parameters) == ({"encoder.weight": (2, 2)}, 4)
     assert set(of(Tied, frozen=("decoder.*",)).frozen_values) == {"encoder.weight"}, "by either name"
-    cohort, start = cohort_of((ROWS, ROWS)), draw_hypotheses(model, 1)
-    chosen, once = np.zeros(1, np.int64), LocalUpdate(1, 0.1, 0)
-    trained = [ByArrays(learner).train(start, chosen, cohort, once, generators(1))[0] for learner in learners]
-    weight = torch.from_numpy(start["encoder.weight"][0].copy()).requires_grad_()
-    rows = torch.from_numpy(ROWS)
+    start, once = draw_hypotheses(model, 1), LocalUpdate(1, 0.1, 0)
+    weight, rows = torch.from_numpy(start["encoder.weight"][0].copy()).requires_grad_(), torch.from_numpy(ROWS)
     (rows @ weight.T @ weight.T - rows).square().sum(1).mean().backward()
     expected = {"encoder.weight": (weight - 0.1 * weight.grad).detach().numpy()[None]}
-    for one in trained:
-        assert_close(one, expected)
+    for engine in ("loop", "batched"):
+        learner = ByArrays(try_out(model, dataset, "cpu", engine))
+        assert_close(learner.train(start, np.zeros(1, np.int64), cohort, once, generators(1))[0], expected)
 
 
 def test_a_large_model_is_tried_once_for_rows_of_the_same_shapes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,16 @@
-"""The paper's mechanism in one call, as tests ask for it."""
+"""The paper's mechanism in one call, as tests ask for it, and a source of no noise."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from umbel.privacy.mechanisms import Laplace
 from umbel.privacy.mechanisms import sanitise as release
 from umbel.privacy.mechanisms.base import Matrix, NoiseSource
+from umbel.privacy.mechanisms.randomness import RowSource
 from umbel.protocol.release import Clipping
 
 
@@ -34,3 +36,22 @@ def sample(n: int, epsilon: float, generator: NoiseSource) -> Matrix:
 def rounding(n: int, noise_multiplier: float, radius: float) -> float:
     """Return the deviation of a component of that noise, by which releases are rounded."""
     return Laplace(noise_multiplier).deviation(n) * radius
+
+
+class NoNoise:
+    """A source that draws nothing but zeros: every row is drawn, and no noise."""
+
+    def bytes(self, length: int) -> bytes:
+        return bytes(length)
+
+    def random(self, size: int) -> NDArray[np.float64]:
+        return np.zeros(size)
+
+    def standard_normal(self, size: int) -> NDArray[np.float64]:
+        return np.zeros(size)
+
+    def standard_gamma(self, shape: float) -> float:
+        return 0.0
+
+
+SILENT = RowSource(NoNoise(), NoNoise())
