@@ -30,19 +30,14 @@ DATASET = Dataset(
 
 def test_clients_are_gathered_in_the_order_asked() -> None:
     cohort = Cohort.gather(DATASET, [2, 0], CPU)
-    assert len(cohort) == 2
-    assert cohort.lengths.tolist() == [3, 2]
-    assert cohort.starts.tolist() == [0, 3]
+    assert (len(cohort), cohort.lengths.tolist(), cohort.starts.tolist()) == (2, [3, 2], [0, 3])
     assert cohort.features.tolist() == [[6, 7], [8, 9], [10, 11], [0, 1], [2, 3]]
     assert cohort.targets.tolist() == [30, 40, 50, 0, 10]
     assert (cohort.features.dtype, cohort.targets.dtype) == (torch.float32, torch.float32)
-
-
-def test_nobody_is_a_cohort_without_rows() -> None:
-    cohort = Cohort.gather(DATASET, [], CPU)
-    assert len(cohort) == 0
-    assert cohort.features.shape == (0, 2)
-    assert cohort.targets.shape == (0,)
+    nobody = Cohort.gather(DATASET, [], CPU)
+    assert (len(nobody), nobody.features.shape, nobody.targets.shape) == (0, (0, 2), (0,))
+    part = Cohort.gather(DATASET, [2, 0, 1], CPU).part(slice(1, 3))
+    assert (part.lengths.tolist(), part.starts.tolist(), part.targets.tolist()) == ([2, 1], [0, 2], [0, 10, 20])
 
 
 def test_images_kept_as_bytes_are_scaled_and_classes_are_whole_numbers() -> None:
@@ -86,13 +81,6 @@ def test_no_rows_but_those_of_the_asked_are_read() -> None:
     watched: Any = Watched()
     Cohort.gather(Dataset(DATASET.manifest, watched, DATASET.targets, DATASET.offsets), [2, 1], CPU)
     assert watched.read == [3, 4, 5, 2]
-
-
-def test_a_part_is_a_run_of_clients() -> None:
-    cohort = Cohort.gather(DATASET, [2, 0, 1], CPU).part(slice(1, 3))
-    assert cohort.lengths.tolist() == [2, 1]
-    assert cohort.starts.tolist() == [0, 2]
-    assert cohort.targets.tolist() == [0, 10, 20]
 
 
 # --- passes and minibatches

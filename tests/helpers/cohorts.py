@@ -30,7 +30,8 @@ Rows = tuple[Any, Any]
 class Kind:
     """A model, the shape of a row, of numbers or tokens, and its targets.
 
-    These are numbers, labels, as many classes, or whole rows again. Of items, which have no shape, a client labels some.
+    These are numbers, labels, as many classes, whole rows again, or the next token of each place. Of items, which have
+    no shape, a client labels some.
     """
 
     model: Model
@@ -49,6 +50,8 @@ class Kind:
                 return features, generator.choice([-1.0, 1.0], rows)
             case "rows":
                 return features, features
+            case "next":
+                return features, np.roll(features, -1, 1)
             case "items":
                 items = self.model.shapes["items"][0]
                 return generator.choice(items, rows, replace=False)[:, None], generator.choice([-1.0, 1.0], rows)

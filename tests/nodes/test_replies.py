@@ -103,22 +103,17 @@ def test_a_strategy_cannot_write_into_what_came(nodes: int) -> None:
         vectors -= 1
 
 
-def test_a_node_that_answers_without_a_release_is_not_lost() -> None:
-    asked, grid, messages = training(nodes=2)
-    releases = asked.releases(grid.releases(messages, (RELEASE | {1: None, 3: None}).__getitem__))
-    assert told(releases) == expected(0, 2)
-    assert releases.lost_nodes == 0
-
-
 def test_participations_are_counted_for_those_that_released() -> None:
     asked, grid, messages = training(nodes=2)
     asked.releases(grid.releases(messages, RELEASE.__getitem__))
     assert asked.fleet.participations.tolist() == [1, 1, 1, 1]
-    asked.releases(grid.releases(messages, (RELEASE | {2: None}).__getitem__))
-    assert asked.fleet.participations.tolist() == [2, 2, 1, 2]
+    releases = asked.releases(grid.releases(messages, (RELEASE | {1: None, 3: None}).__getitem__))
+    assert told(releases) == expected(0, 2)
+    assert releases.lost_nodes == 0, "a node that answers without a release is not lost"
+    assert asked.fleet.participations.tolist() == [2, 1, 2, 1]
     # The first node, with clients 0 and 2, is lost.
     asked.releases(grid.releases(messages, RELEASE.__getitem__)[1:])
-    assert asked.fleet.participations.tolist() == [2, 3, 1, 3]
+    assert asked.fleet.participations.tolist() == [2, 2, 2, 2]
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 7), st.randoms(use_true_random=False))
@@ -351,10 +346,19 @@ def test_how_far_a_release_may_lie_is_the_runs() -> None:
 # --- scores
 
 
-@pytest.mark.parametrize("nodes", [1, 3])
-def test_every_validation_client_counts_once(nodes: int) -> None:
-    asked, grid, messages = validation(nodes)
-    assert asked.scores(grid.scores(messages, LOSS.__getitem__)[::-1]) == Scores(4.0, 40.0, 4)
+@pytest.mark.parametrize(
+    ("nodes", "by", "loss", "expected"),
+    [
+        (1, "mean", LOSS, Scores(4.0, 40.0, 4)),
+        (3, "mean", LOSS, Scores(4.0, 40.0, 4)),
+        (1, "median", LOSS, Scores(3.0, 30.0, 4)),
+        (1, "mean", LOSS | {5: np.nan}, Scores(7 / 3, 70 / 3, 3)),
+    ],
+    ids=["one node", "three nodes", "the median", "a loss that is no number is left out"],
+)
+def test_every_validation_client_counts_once(nodes: int, by: str, loss: dict[int, float], expected: Scores) -> None:
+    asked, grid, messages = validation(nodes, validation=f"by={by}")
+    assert asked.scores(grid.scores(messages, loss.__getitem__)[::-1]) == expected
 
 
 def test_the_average_is_over_the_clients_that_answered() -> None:
@@ -367,12 +371,6 @@ def test_the_average_is_over_the_clients_that_answered() -> None:
     assert found is not None
     assert found.clients == 3
     assert asked.scores([error]) is None
-
-
-def test_a_client_whose_loss_is_no_number_is_left_out() -> None:
-    asked, grid, messages = validation()
-    replies = grid.scores(messages, (LOSS | {5: np.nan}).__getitem__)
-    assert asked.scores(replies) == Scores(7 / 3, 70 / 3, 3)
 
 
 @pytest.mark.parametrize("odd", [np.inf, 1e39, 1.7e308])
@@ -492,8 +490,3 @@ def test_a_metric_that_is_a_share_counts_as_one_from_0_to_1(lie: float, held: fl
     assert scores is not None
     assert scores.metric == (1.5 + held) / 4
     assert 0 <= min(scores.metric_spread) <= max(scores.metric_spread) <= 1
-
-
-def test_a_run_may_take_the_median() -> None:
-    asked, grid, messages = validation(validation="by=median")
-    assert asked.scores(grid.scores(messages, LOSS.__getitem__)) == Scores(3.0, 30.0, 4)
