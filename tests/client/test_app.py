@@ -18,7 +18,6 @@ from umbel import models
 from umbel.client.app import app
 from umbel.data import BUNDLED, offsets_of, open_dataset, write_dataset
 from umbel.protocol.arrays import Arrays
-from umbel.protocol.messages import query
 from umbel.protocol.project import ENGINE
 from umbel.protocol.tasks import VERSION, EvaluationSpec
 from umbel.simulation.grid import InProcessGrid
@@ -196,14 +195,6 @@ def test_the_metric_is_that_of_the_hypothesis_of_lowest_loss(tmp_path: Path, run
 
 
 # --- a site with data of its own
-
-
-def test_a_site_without_its_data_is_refused(
-    tmp_path: Path, run_config: Config, caplog: pytest.LogCaptureFixture
-) -> None:
-    gone = tmp_path / "gone"
-    grid = InProcessGrid(app, run_config, node_configs=[{"data-path": str(gone), "role": "split"}])
-    assert_refused(ask(grid, query(), "query"), f"{gone} is missing", caplog)
 
 
 def a_site(path: Path, run_config: Config, model: str, features: NDArray[Any], lengths: list[int]) -> InProcessGrid:

@@ -105,15 +105,6 @@ def test_no_reply_holds_a_users_vector(factors_config: Config, noise: Config) ->
     assert all(shows(told, secrets[0]))
 
 
-def test_a_server_cannot_destroy_a_users_vector(factors_config: Config) -> None:
-    grid = InProcessGrid(app, factors_config)
-    train(grid, 3)
-    before = kept(grid, [3])["user"]
-    items = train(grid, 3, items=np.full_like(ITEMS["items"], 3e38), step_size=1e30, round=2)
-    assert np.isfinite(items).all()
-    np.testing.assert_array_equal(kept(grid, [3])["user"], before)
-
-
 def test_message_noise_is_for_models_with_local_parameters(run_config: Config) -> None:
     """On rows that changed alone it would show which those are, of any model."""
     hypotheses = {"weight": np.zeros((1, 1, 2), np.float32)}

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.helpers.cohorts import CPU
@@ -84,45 +82,6 @@ def test_no_rows_but_those_of_the_asked_are_read() -> None:
 
 
 # --- passes and minibatches
-
-
-def taken_by(schedule: Schedule, client: int) -> list[int]:
-    """Return the rows that a client by itself takes, in their order."""
-    return [row for rows, _, _ in schedule.of(client).minibatches() for row in rows[0].tolist()]
-
-
-def orders(lengths: list[int], update: LocalUpdate, clients: list[int]) -> list[list[list[int]]]:
-    """Return the rows of each client in the order of each pass."""
-    schedule = Schedule.draw(np.array(lengths), update, streams(1, "shuffle", 1, clients))
-    each = [taken_by(schedule, c) for c in range(len(lengths))]
-    return [[rows[i : i + n] for i in range(0, len(rows), n)] for rows, n in zip(each, lengths, strict=True)]
-
-
-def test_each_epoch_has_an_order_of_its_own() -> None:
-    long, short = orders([40, 3], LocalUpdate(3, 0.1, 2), [0, 7])
-    assert len({tuple(epoch) for epoch in long}) == 3
-    for epoch in long:
-        assert sorted(epoch) == list(range(40))
-    for epoch in short:
-        assert sorted(epoch) == [40, 41, 42]
-    # The orders of one client do not depend on who else is there.
-    assert orders([40], LocalUpdate(3, 0.1, 2), [0]) == [long]
-
-
-@given(st.lists(st.integers(0, 6), min_size=1, max_size=5), st.integers(0, 4), st.integers(0, 3), st.booleans())
-def test_a_client_takes_the_same_rows_alone_and_in_company(
-    lengths: list[int], passes: int, batch_size: int, steps: bool
-) -> None:
-    update = LocalUpdate(passes, 0.1, batch_size, passes if steps else 0)
-
-    def schedule() -> Schedule:
-        return Schedule.draw(np.array(lengths), update, streams(1, "shuffle", 1, range(len(lengths))))
-
-    taken: list[list[int]] = [[] for _ in lengths]
-    for rows, shares, _ in schedule().minibatches():
-        for c, own in enumerate(taken):
-            own += rows[c][shares[c] > 0].tolist()
-    assert taken == [taken_by(schedule(), c) for c in range(len(lengths))]
 
 
 def test_no_more_is_drawn_than_the_pass_that_is_gone_through() -> None:

@@ -5,30 +5,29 @@ No GPU is needed: see `tests.helpers.fake_gpu`, where a tensor in the wrong plac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import umbel.client.learner
+from tests.client.test_learner import PROTECTED, TABLE, check
 from tests.helpers.cohorts import CLOSE, CPU, ByArrays, Kind, assert_close
 from tests.helpers.datasets import manifest
 from tests.helpers.fake_gpu import fake_gpu
-from tests.helpers.models import draw_hypotheses, headed, model_of, tiny_cnn
-from tests.helpers.strangers import TiedWriter, layered_mlp, normalised_mlp
+from tests.helpers.models import draw_hypotheses
+from tests.helpers.strangers import normalised_mlp
 from umbel import models
 from umbel.client.cohort import Cohort, LocalUpdate
-from umbel.client.learner import Learner
+from umbel.client.learner import SITE, Learner
 from umbel.client.personal import Task, method
 from umbel.client.prediction import Learnt, predictions
 from umbel.client.trial import try_out
 from umbel.data import Dataset, offsets_of
 from umbel.models import LOSSES, METRICS, Model
-from umbel.models.optimizers import OPTIMIZERS
 from umbel.privacy.mechanisms.randomness import streams
 from umbel.privacy.site.policy import Personal
 from umbel.protocol.run_config import RunConfig
@@ -46,26 +45,7 @@ def few_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(umbel.client.learner, "_NEWCOMER_EPOCHS", 2)
 
 
-def classifier(network: Callable[[], nn.Module]) -> Model:
-    return model_of("classes", network, LOSSES["cross-entropy"], METRICS["accuracy"])
-
-
-OWN_LOSS = Model("own-loss", lambda: nn.Linear(2, 1), models.load_loss("torch.nn.functional:mse_loss"),
-                 models.load_metric("torch.nn.functional:l1_loss"))  # fmt: skip
-KINDS = {
-    "mlp": Kind(models.load("mlp"), (3,)),
-    "softmax": Kind(models.load("softmax features=4 classes=3", "cross-entropy"), (4,), 3),
-    "convolutions": Kind(classifier(tiny_cnn), (1, 6, 6), 3),
-    "layer normalisation": Kind(classifier(layered_mlp), (6,), 3),
-    "batch normalisation and dropout": Kind(classifier(normalised_mlp), (6,), 3),
-    "attention over tokens": Kind(classifier(TiedWriter), (6,), "next", tokens=11),
-    "factors": Kind(models.load("factors items=7 size=3"), (), "items"),
-    "factors with biases": Kind(models.load("biased-factors items=7 size=3"), (), "items"),
-    "a head of one's own": Kind(headed(), (2,)),
-    "a frozen body": Kind(headed(frozen="body.weight", local=""), (2,)),
-    "a loss of one's own": Kind(OWN_LOSS, (2,)),
-}
-"""Models of each kind there is."""
+MLP = Kind(models.load("mlp"), (3,))
 
 
 def dataset_of(kind: Kind, lengths: Sequence[int] = LENGTHS) -> Dataset:
@@ -77,61 +57,40 @@ def dataset_of(kind: Kind, lengths: Sequence[int] = LENGTHS) -> Dataset:
     return Dataset(manifest(len(lengths), tokens=kind.tokens), features, targets, offsets_of(lengths))
 
 
-EPOCH = LocalUpdate(1, 0.1, 2)
-# Clipped, and held near its start.
-ADAM = LocalUpdate(1, 0.1, 0, 2, descent=OPTIMIZERS["adam"](clip_gradient=1.0, proximal=0.1))
-
-
-def everything(learner: Learner, dataset: Dataset, update: LocalUpdate) -> dict[str, Any]:
-    """Return what a learner makes of all clients."""
-    model, clients = learner.model, range(len(dataset.offsets) - 1)
-    cohort = Cohort.gather(dataset, clients, learner.device)
-    hypotheses = draw_hypotheses(model, 2)
-    local = model.initial_local(streams(0, "local", 0, clients))
-    computed = ByArrays(learner)
-    chosen, scores = computed.choose(hypotheses, cohort, local), computed.score(hypotheses, cohort, local)
-    shared, own = computed.train(
-        hypotheses, np.arange(len(cohort)) % 2, cohort, update, streams(0, "shuffle", 1, clients), local
-    )
-    newcomers = computed.score_newcomers(hypotheses, cohort, local, 0.1) if local else ()
-    one = {name: value[0] for name, value in (shared | own).items()}
-    outputs = computed.outputs(one, torch.from_numpy(np.asarray(dataset.features, np.float32)))
-    return {"choice": [chosen], "scores": scores, "shared": shared, "local": own, "newcomers": newcomers,
-            "outputs": [outputs.cpu()]}  # fmt: skip
-
-
-def assert_same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    for what, values in theirs.items():
-        found, expected = ((list(one.values()) if isinstance(one, dict) else one) for one in (ours[what], values))
-        for mine, other in zip(found, expected, strict=True):
-            np.testing.assert_allclose(mine, other, **CLOSE, err_msg=what)
-
-
 # --- where tensors are
+
+ROWS = TABLE | {f"each row, {name}": one for name, one in PROTECTED.items()}
 
 
 @pytest.mark.parametrize(
-    ("name", "engine", "update"),
-    [
-        pytest.param(name, engine, update, id=f"{name}-{engine}-{optimizer}")
-        for name in KINDS
-        for engine in ("loop", "batched")[: 1 if name.startswith("batch norm") else 2]
-        for optimizer, update in {"sgd": EPOCH, "adam": ADAM}.items()
-        if update is EPOCH or name == "factors with biases"
-    ],
+    ("name", "engine"), [(name, engine) for name, one in ROWS.items() for engine in one.engines if engine != SITE]
 )
-def test_the_numbers_are_those_of_the_cpu(name: str, engine: str, update: LocalUpdate) -> None:
-    model, dataset = KINDS[name].model, dataset_of(KINDS[name])
-    expected = everything(Learner(model, CPU, engine), dataset, update)
+def test_every_learner_equals_plain_pytorch_there_too(name: str, engine: str) -> None:
     with fake_gpu():
-        found = everything(Learner(model, CUDA, engine), dataset, update)
-    assert_same(found, expected)
+        check(ROWS[name], engine, [4, 1, 5], ROWS[name].update, device=CUDA)
+
+
+def test_what_drops_out_and_what_newcomers_fit_is_that_of_the_cpu() -> None:
+    model = Model("own", normalised_mlp, LOSSES["cross-entropy"], METRICS["accuracy"])
+    kind, update, clients = Kind(model, (6,), 3), LocalUpdate(1, 0.1, 2), range(len(LENGTHS))
+    hypotheses, local = draw_hypotheses(model, 2), model.initial_local(streams(0, "local", 0, clients))
+
+    def found(device: torch.device) -> list[Any]:
+        learner, cohort = ByArrays(Learner(model, device)), Cohort.gather(dataset_of(kind), clients, device)
+        shuffles = streams(0, "shuffle", 1, clients)
+        shared, own = learner.train(hypotheses, np.arange(3) % 2, cohort, update, shuffles, local)
+        return [*(shared | own).values(), *learner.score_newcomers(hypotheses, cohort, local, 0.1)]
+
+    expected = found(CPU)
+    with fake_gpu():
+        for ours, theirs in zip(found(CUDA), expected, strict=True):
+            np.testing.assert_allclose(ours, theirs, **CLOSE)
 
 
 # --- memory
 
 MANY = models.load("linear inputs=200 outputs=1")
-ROWS = Dataset(manifest(12), np.ones((12, 200), np.float32), np.ones(12, np.float32), offsets_of([1] * 12))
+ALIKE = Dataset(manifest(12), np.ones((12, 200), np.float32), np.ones(12, np.float32), offsets_of([1] * 12))
 
 
 @pytest.mark.parametrize(
@@ -144,7 +103,7 @@ def test_a_chunk_that_does_not_fit_is_halved(kind: str, what: str) -> None:
 
     def done(device: torch.device) -> list[Any]:
         learner = ByArrays(Learner(MANY, device, kind))
-        cohort = Cohort.gather(ROWS, range(12), device)
+        cohort = Cohort.gather(ALIKE, range(12), device)
         if what == "train":
             generators = streams(0, "shuffle", 1, range(12))
             return [learner.train(hypotheses, np.arange(12) % 2, cohort, update, generators)[0]["1.weight"]]
@@ -177,15 +136,15 @@ def test_what_a_gpu_says_is_free_bounds_a_chunk() -> None:
 # --- the trial, runs, and what comes after
 
 
-@pytest.mark.parametrize("name", [*KINDS][::2])
+@pytest.mark.parametrize("name", ["all rows at once", "a convolution", "batch normalisation", "factors by epochs"])
 def test_a_trial_step_picks_the_learner_as_on_the_cpu(name: str) -> None:
     """But for convolutions, which a GPU computes in batches."""
-    model, dataset = KINDS[name].model, dataset_of(KINDS[name])
+    model, dataset = TABLE[name].kind.model, dataset_of(TABLE[name].kind)
     picked = try_out(model, dataset, "cpu").engine
     with fake_gpu():
         found = try_out(model, dataset, "auto")
     assert found.device == CUDA
-    assert found.engine == ("batched" if name == "convolutions" else picked)
+    assert found.engine == ("batched" if name == "a convolution" else picked)
 
 
 def test_a_run_is_that_of_the_cpu() -> None:
@@ -203,11 +162,11 @@ def test_a_run_is_that_of_the_cpu() -> None:
 
 @pytest.mark.parametrize("how", list(Personal))
 def test_a_model_of_ones_own_is_that_of_the_cpu(how: Personal) -> None:
-    model, update, clients = KINDS["mlp"].model, LocalUpdate(1, 0.1, 2), range(len(LENGTHS))
+    model, update, clients = MLP.model, LocalUpdate(1, 0.1, 2), range(len(LENGTHS))
     hypotheses = draw_hypotheses(model, 3)
 
     def own(device: torch.device) -> Any:
-        cohort = Cohort.gather(dataset_of(KINDS["mlp"]), clients, device)
+        cohort = Cohort.gather(dataset_of(MLP), clients, device)
         learner = Learner(model, device, "batched")
         draws = partial(streams, 0, "shuffle", 0, clients)
         return method(how)(Task(learner, hypotheses, cohort, update, draws)).arrays(0)
@@ -218,7 +177,7 @@ def test_a_model_of_ones_own_is_that_of_the_cpu(how: Personal) -> None:
 
 
 def test_predictions_are_those_of_the_cpu() -> None:
-    model, dataset = KINDS["mlp"].model, dataset_of(KINDS["mlp"])
+    model, dataset = MLP.model, dataset_of(MLP)
     learnt = Learnt(model, draw_hypotheses(model, 2), RunConfig())
     expected = [*predictions(learnt, dataset, [0, 2])]
     with fake_gpu():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -192,71 +193,53 @@ def test_what_gets_no_gradient_may_be_frozen_and_a_buffer_that_changes_each_clie
     assert learner.model.local_shapes == {"seen": (4,)}
 
 
-def test_a_loss_of_the_wrong_shape_is_told() -> None:
-    mean = Loss("mean", lambda outputs, targets: (outputs[:, 0] - targets).square().mean(), torch.sqrt, torch.sqrt)
-    with raises(ModelError, "model.score", "2 rows"):
-        try_out(Model("own", lambda: nn.Linear(2, 1), mean, METRICS["rmse"]), data(), "cpu")
-
-
 def weighted(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return what PyTorch divides by the weights of the rows' classes: of a single row no weight is left."""
     return F.cross_entropy(outputs, targets, weight=torch.tensor([1.0, 9.0]))
 
 
-def with_scores(network: Network, loss: Callable[..., Tensor], metric: Callable[..., Tensor] | None = None) -> Model:
+def with_scores(outputs: int, loss: Callable[..., Tensor], metric: Callable[..., Tensor] | None = None) -> Model:
+    """Return a model of functions of a user's own."""
 
     def same(mean: Any) -> Any:
         return mean
 
-    own, score = (Loss("mine:loss", loss, same, same, by_row=True), metric or loss)
-    return Model("own", network, own, Score("mine:score", score, same, by_row=True))
+    own, score = (
+        Loss("mine:loss", loss, same, same, by_row=True),
+        Score("mine:score", metric or loss, same, by_row=True),
+    )
+    return Model("own", partial(nn.Linear, 2, outputs), own, score)
 
 
-@pytest.mark.parametrize(
-    ("score", "classes"),
-    [
-        (lambda outputs, targets: (outputs - targets).square().mean().sqrt(), False),
-        (lambda outputs, targets: (outputs - targets).square().sum(), False),
-        (weighted, True),
-    ],
-    ids=["a root of the mean", "a sum", "weights of classes"],
-)
-def test_a_function_of_several_rows_that_is_not_their_mean_is_refused(
-    score: Callable[..., Tensor], classes: bool
-) -> None:
+SCORES: dict[str, tuple[Callable[..., Tensor], bool]] = {
+    "a value a row": (lambda outputs, targets: (outputs - targets).abs(), True),
+    "their mean": (lambda outputs, targets: (outputs - targets).abs().mean(), True),
+    "reshaped": (lambda outputs, targets: (outputs.squeeze(-1) - targets.reshape(-1)).abs().mean(), True),
+    "squeezed": (lambda outputs, targets: (outputs.squeeze(-1) - targets).abs().mean(), True),
+    "of one row only": (lambda outputs, targets: (outputs - targets.reshape(1, 1)).abs().mean(), True),
+    "a root of the mean": (lambda outputs, targets: (outputs - targets).square().mean().sqrt(), False),
+    "a sum": (lambda outputs, targets: (outputs - targets).square().sum(), False),
+    "weights of classes": (weighted, False),
+}
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_a_function_of_several_rows_is_their_mean_in_any_form_or_is_refused(name: str) -> None:
     """Row by row, a root of a mean square would silently be an absolute error, and class weights would vanish."""
-    dataset = data(targets=[0, 1, 1]) if classes else data()
-    network = partial(nn.Linear, 2, 1 + classes)
-    with raises(ModelError, "model.score-of-rows", "mine:loss"):
-        try_out(with_scores(network, score), dataset, "cpu")
-    mean = F.cross_entropy if classes else F.mse_loss
-    with raises(ModelError, "model.score-of-rows", "mine:score"):
-        try_out(with_scores(network, mean, score), dataset, "cpu")
+    (score, fits), classes = SCORES[name], name == "weights of classes"
+    dataset, mean = (data(targets=[0, 1, 1]), F.cross_entropy) if classes else (data(), F.mse_loss)
+    for model, named in ((with_scores(1 + classes, score), "loss"), (with_scores(1 + classes, mean, score), "score")):
+        with nullcontext() if fits else raises(ModelError, "model.score-of-rows", f"mine:{named}"):
+            try_out(model, dataset, "cpu")
 
 
-@pytest.mark.parametrize(
-    "score",
-    [
-        lambda outputs, targets: (outputs - targets).abs(),
-        lambda outputs, targets: (outputs - targets).abs().mean(),
-        lambda outputs, targets: (outputs.squeeze(-1) - targets.reshape(-1)).abs().mean(),
-        lambda outputs, targets: (outputs.squeeze(-1) - targets).abs().mean(),
-        lambda outputs, targets: (outputs - targets.reshape(1, 1)).abs().mean(),
-    ],
-    ids=["a value a row", "their mean", "reshaped", "squeezed", "of one row only"],
-)
-def test_a_mean_is_taken_in_any_form(score: Callable[..., Tensor]) -> None:
-    assert try_out(with_scores(lambda: nn.Linear(2, 1), score), data(), "cpu")
-
-
-def test_a_metric_that_is_no_number_is_refused() -> None:
+def test_a_score_of_the_wrong_shape_or_that_is_no_number_is_refused() -> None:
     """A validation client would report the largest number that there is."""
-
-    def nothing(outputs: Tensor, targets: Tensor) -> Tensor:
-        return (outputs - targets) * math.nan
-
+    mean = Loss("mean", lambda outputs, targets: (outputs[:, 0] - targets).square().mean(), torch.sqrt, torch.sqrt)
+    with raises(ModelError, "model.score", "2 rows"):
+        try_out(Model("own", lambda: nn.Linear(2, 1), mean, METRICS["rmse"]), data(), "cpu")
     with raises(ModelError, "model.not-finite", "mine:score"):
-        try_out(with_scores(lambda: nn.Linear(2, 1), F.l1_loss, nothing), data(), "cpu")
+        try_out(with_scores(1, F.l1_loss, lambda outputs, targets: (outputs - targets) * math.nan), data(), "cpu")
 
 
 def test_the_same_seed_draws_the_same_parameters() -> None:
@@ -284,25 +267,6 @@ def test_whether_a_model_is_refused_does_not_tell_about_the_data(scale: float) -
 
 
 # --- tokens, and classes of several axes
-
-
-def test_whole_numbers_go_to_an_embedding_as_they_are() -> None:
-    class Bag(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.words, self.out = nn.Embedding(10, 4), nn.Linear(4, 2)
-
-        def forward(self, tokens: Tensor) -> Tensor:
-            outputs: Tensor = self.out(self.words(tokens).mean(1))
-            return outputs
-
-    tokens = np.array([[0, 1], [9, 2], [3, 4]])
-    learner = tried(Bag, data(tokens, [0, 1, 1]), loss="cross-entropy")
-    assert learner.engine == "batched"
-    with raises(ModelError, "model.misfit", "10"):
-        tried(Bag, data(tokens + 1, [0, 1, 1]), loss="cross-entropy")
-    with raises(ModelError, "model.misfit", "feature_scale"):
-        tried(Bag, data(tokens, [0, 1, 1], feature_scale=0.5), loss="cross-entropy")
 
 
 def test_the_next_token_of_each_place_is_a_class() -> None:
@@ -441,15 +405,6 @@ def test_tied_weights_count_once_and_stay_tied() -> None:
     for engine in ("loop", "batched"):
         learner = ByArrays(try_out(model, dataset, "cpu", engine))
         assert_close(learner.train(start, np.zeros(1, np.int64), cohort, once, generators(1))[0], expected)
-
-
-def test_a_large_model_is_tried_once_for_rows_of_the_same_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command and the node in its process, with data of the same shapes, need one trial step."""
-    model, tried = of(lambda: nn.Linear(2, 1)), []
-    monkeypatch.setattr(trial, "_check_network", lambda *_: tried.append(1))
-    first, second = (try_out(model, data(), "cpu") for _ in range(2))
-    assert first is second
-    assert len(tried) == 1
 
 
 def test_each_engine_of_a_site_is_tried_with_all_that_training_loads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,8 +53,8 @@ class Kind:
             case "next":
                 return features, np.roll(features, -1, 1)
             case "items":
-                items = self.model.shapes["items"][0]
-                return generator.choice(items, rows, replace=False)[:, None], generator.choice([-1.0, 1.0], rows)
+                items = generator.choice(self.model.shapes["items"][0], rows, replace=False)
+                return items[:, None].astype(float), generator.choice([-1.0, 1.0], rows)
         return features, generator.integers(0, self.targets, rows)
 
 

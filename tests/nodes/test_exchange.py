@@ -208,16 +208,6 @@ def test_other_pulls_take_over_from_those_that_are_stuck_and_not_from_slow_ones(
     rest.set()
 
 
-def test_what_a_reply_takes_is_learnt_and_a_fifth_of_nodes_that_take_their_time_hardly_change_it() -> None:
-    transport = SuperLink(Afar(silent=NOBODY))
-    for _ in range(100):
-        transport.learn(5.0)
-    assert transport.usual == pytest.approx(5.0, rel=1e-3), "a server may be as slow as that"
-    for number in range(1000):
-        transport.learn(60.0 if number % 5 == 0 else 0.5)
-    assert transport.usual < 1
-
-
 def failure(code: int) -> Exception:
     return httpx.HTTPStatusError("", request=httpx.Request("POST", "http://superlink"), response=httpx.Response(code))
 

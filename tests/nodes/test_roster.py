@@ -73,21 +73,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 # --- numbers
 
 
-def test_simulated_clients_are_numbered_by_partition_whatever_the_node_ids() -> None:
+def test_clients_are_numbered_by_partition_in_a_simulation_and_else_by_node_id() -> None:
     for even, odd in ((7, 9), (9, 7)):
         roster = Roster({even: EVEN, odd: ODD})
-        assert (roster.train, roster.validation, len(roster)) == (3, 2, 2)
-        assert roster.simulated
-        # Training clients 0 and 2 are the even node's first and second.
+        assert (roster.train, roster.validation, len(roster), roster.simulated) == (3, 2, 2, True)
+        # Training clients 0 and 2 are the even node's first and second, and validation client 0 the odd node's second.
         assert roster.place(TRAIN, np.array([0, 1, 2])) == {even: ([0, 2], [0, 1]), odd: ([1], [0])}
-        # Validation client 0 is client 3 of the dataset, the odd node's second.
         assert roster.place(VALIDATION, np.array([0, 1])) == {odd: ([0], [1]), even: ([1], [2])}
-
-
-def test_deployed_clients_are_numbered_by_node_id() -> None:
     roster = Roster({9: Hosting(train=2, validation=1), 7: Hosting(train=1, validation=2)})
-    assert (roster.train, roster.validation, len(roster)) == (3, 3, 2)
-    assert not roster.simulated
+    assert (roster.train, roster.validation, len(roster), roster.simulated) == (3, 3, 2, False)
     # Node 7 comes first; a node counts its validation clients after its training clients.
     assert roster.place(TRAIN, np.array([0, 1, 2])) == {7: ([0], [0]), 9: ([1, 2], [0, 1])}
     assert roster.place(VALIDATION, np.array([0, 1, 2])) == {7: ([0, 1], [1, 2]), 9: ([2], [2])}
@@ -433,13 +427,6 @@ def test_a_site_that_lies_about_its_part_of_a_dataset_changes_nothing_for_the_ot
         assert roster.place(VALIDATION, np.array([1, 2])) == {2: ([0], [2]), 5: ([1], [2])}
 
 
-def test_bad_nodes_are_not_counted_as_nodes_that_are_there(clock: Clock) -> None:
-    says = {**dict(enumerate(IMPOSSIBLE.values())), 99: Hosting(1, 1)}
-    with raises(FleetError, "nodes.missing", "30", "1", "2"):
-        gather(Afar(says), min_nodes=2, wait_s=30)
-    assert clock.now >= 1030
-
-
 def test_the_bound_on_what_a_node_hosts_is_the_runs() -> None:
     says = {1: Hosting(3, 0), 2: Hosting(2, 2), 3: Hosting(2, 1)}
     assert [node for node, _ in gather(Afar(says), 1, 60, max_clients=3).nodes] == [1, 3]
@@ -447,14 +434,6 @@ def test_the_bound_on_what_a_node_hosts_is_the_runs() -> None:
         admitted(hosting_reply(says[2]), 3, together=False)
     part = Hosting(10**7, 10**7, 0, 1)
     assert admitted(hosting_reply(part), 3, together=True) == part, "one node may simulate all"
-
-
-def test_another_version_in_a_simulation_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    theirs = MetricRecord({**EVEN.to_record(), "version": VERSION + 1})
-    with raises(FleetError, "nodes.refused", "1"):
-        gather(PaperGrid({5: ODD, 6: theirs}), min_nodes=1, wait_s=60)
-    expected = f"node 6 cannot take part: it speaks protocol {VERSION + 1}, and this run {VERSION}; use the same umbel"
-    assert expected in caplog.text
 
 
 def test_more_nodes_are_waited_for_until_they_host_as_many_clients_as_a_round_asks(clock: Clock) -> None:
