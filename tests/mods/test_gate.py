@@ -438,15 +438,6 @@ def test_a_strategy_that_needs_each_clients_loss_stops() -> None:
         strategy.start(InProcessGrid(app, {}, nodes=5), arrays(WIDE), num_rounds=2)
 
 
-def test_a_run_whose_budget_is_spent_keeps_what_it_has_found() -> None:
-    node = Node(Gate(4.0, 1.0, budget=30.0), unchanged)
-    strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1)
-    found = strategy.start(node.grid, arrays(WIDE), num_rounds=5)
-    assert sorted(found.train_metrics_clientapp) == [1, 2]
-    assert node.paid == 2
-    assert (found.arrays["w"].numpy() != 0).any()
-
-
 # --- what an app says
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,7 @@ import umbel.nodes.fleet
 import umbel.nodes.roster
 import umbel.protocol.presence
 from tests.helpers.errors import raises
-from tests.helpers.grids import ListeningGrid, PaperGrid, error_reply, failing, stack, vectors
+from tests.helpers.grids import PaperGrid, error_reply, failing, stack, vectors
 from tests.helpers.paper import paper_task
 from umbel.nodes.fleet import Fleet
 from umbel.protocol.asked import Asked
@@ -337,13 +336,6 @@ def test_some_validation_clients_are_sampled_anew_each_round() -> None:
     assert asked(1, nodes=1) != asked(2, nodes=1)
 
 
-def test_without_validation_clients_nobody_is_asked() -> None:
-    grid, fleet = PaperGrid.simulated(train=2), Fleet(clients_per_round=1)
-    asked = fleet.ask_evaluation(1, RECORD, EvaluationSpec(), grid)
-    assert asked.messages == []
-    assert fleet.read(asked, []) is None
-
-
 # --- a round
 
 
@@ -373,30 +365,6 @@ def play_round(
     evaluation = fleet.ask_evaluation(round, hypotheses, EvaluationSpec(), grid)
     replies, _ = fleet.exchange(round, grid, [*training.messages, *evaluation.messages], timeout)
     return replies, training, evaluation
-
-
-def test_each_node_gets_one_message_and_its_one_reply_serves_both(linear_config: dict[str, Any]) -> None:
-    grid, fleet = ListeningGrid(umbel.client.app.app, linear_config, nodes=3), Fleet(clients_per_round=30)
-    replies, training, evaluation = play_round(grid, fleet)
-    assert grid.rounds == {"1": Counter({100: 1, 101: 1, 102: 1})}
-    assert len(replies) == 3
-    releases, scores = fleet.read(training, replies), fleet.read(evaluation, replies)
-    assert (len(releases.clients), releases.asked, releases.lost_nodes) == (30, 30, 0)
-    assert scores is not None
-    assert scores.clients == 100
-    assert fleet.participations.sum() == 30
-    assert set(np.flatnonzero(fleet.participations)) == set(releases.clients.tolist())
-
-
-@pytest.mark.parametrize("part", ["training", "evaluation"])
-def test_a_node_that_does_one_part_alone_counts_for_that(linear_config: dict[str, Any], part: str) -> None:
-    grid, fleet = ListeningGrid(failing({1}, [part]), linear_config, nodes=3), Fleet(clients_per_round=30)
-    replies, training, evaluation = play_round(grid, fleet)
-    releases, scores = fleet.read(training, replies), fleet.read(evaluation, replies)
-    assert releases.lost_nodes == (part == "training")
-    assert ((releases.clients % 3) == 1).any() == (part == "evaluation")
-    assert scores is not None
-    assert scores.clients == (100 if part == "training" else 66)
 
 
 class SomeLate(InProcessGrid):

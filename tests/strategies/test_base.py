@@ -16,7 +16,7 @@ from flwr.serverapp.strategy import Strategy
 
 import umbel.client.app
 from tests.helpers.errors import raises
-from tests.helpers.grids import PaperGrid, failing, stack, vectors
+from tests.helpers.grids import PaperGrid, stack, vectors
 from tests.helpers.runs import run_app
 from tests.helpers.scripted import on
 from umbel import models, strategies
@@ -31,7 +31,6 @@ from umbel.protocol.tasks import TrainingSpec
 from umbel.server.run import draw_hypotheses
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
-from umbel.strategies import GroupPrivacy
 from umbel.strategies.base import HypothesisStrategy
 
 COMMON: dict[str, Any] = {
@@ -286,20 +285,6 @@ def test_another_loop_than_start_is_refused_for_several_hypotheses() -> None:
     rehearsal.strategy.allows_several = False
     with raises(ConfigError, "config.foreign-loop"):
         rehearsal.ask()
-
-
-def test_start_goes_on_over_a_round_without_releases(run_config: dict[str, Any]) -> None:
-    def app(message: Message, context: Any) -> Message:
-        broken = message.metadata.group_id == "2"
-        return failing({0, 1} if broken else (), ["training"])(message, context)
-
-    setup = Setup.parse(run_config)
-    start = to_array_record(draw_hypotheses(setup.model, 2, seed=0, restart=0))
-    grid = InProcessGrid(app, run_config, nodes=2)
-    strategy = on(setup.fleet, GroupPrivacy())
-    result = strategy.start(grid, start, num_rounds=3, train_config=setup.task().to_record())
-    assert [result.train_metrics_clientapp[t]["releases"] for t in (1, 2, 3)] == [7, 0, 7]
-    assert [result.train_metrics_clientapp[t]["lost-nodes"] for t in (1, 2, 3)] == [0, 2, 0]
 
 
 # --- a strategy of one's own that returns something else
