@@ -174,12 +174,6 @@ def test_where_no_model_fits_one_is_drawn_and_training_goes_on(loss: str) -> Non
     assert counts.total() == 60
 
 
-def test_a_drawn_model_is_drawn_uniformly() -> None:
-    """Chi-squared. False alarm 1e-6."""
-    counts = chosen(umbel.ChooseHypothesis(fails, epsilon=3.0), 600)
-    assert stats.chisquare([counts[bias] for bias in (1, 2, 3)]).pvalue > FALSE_ALARM
-
-
 def test_who_stops_a_node_stops_it() -> None:
     def stop(arrays: ArrayRecord, context: Context) -> float:
         raise KeyboardInterrupt
