@@ -18,6 +18,7 @@ from umbel import models
 from umbel.client.app import app
 from umbel.data import BUNDLED, offsets_of, open_dataset, write_dataset
 from umbel.protocol.arrays import Arrays
+from umbel.protocol.messages import query
 from umbel.protocol.project import ENGINE
 from umbel.protocol.tasks import VERSION, EvaluationSpec
 from umbel.simulation.grid import InProcessGrid
@@ -87,19 +88,6 @@ def test_a_client_trains_the_hypothesis_that_fits_it_best(run_config: Config) ->
     np.testing.assert_allclose(rows(reply), expected, rtol=1e-5)
 
 
-# --- both at once
-
-
-@pytest.mark.parametrize("kind", ["train", "evaluate"])
-def test_one_message_may_ask_for_both(kind: str, run_config: Config) -> None:
-    """And it is the records that say what is asked, not the type."""
-    grid = InProcessGrid(app, run_config)
-    task = task_of((4, 3), batch_size=4, noise_multiplier=0.0)
-    both = ask(grid, asked({"weight": HYPOTHESES[:, None]}, task, EvaluationSpec(1, (100, 142))), kind)
-    np.testing.assert_array_equal(rows(both), rows(train(grid, 4, 3)))
-    assert scores(both) == scores(evaluate(grid, 100, 142))
-
-
 # --- evaluate
 
 
@@ -113,12 +101,6 @@ def test_a_validation_client_reports_its_best_hypothesis(
     expected = [rmse(number).min() for number in clients]
     assert losses == pytest.approx(expected, rel=1e-5)
     assert metrics == pytest.approx(expected, rel=1e-5)
-
-
-def test_clients_are_counted_within_their_node(run_config: Config) -> None:
-    grid = InProcessGrid(app, run_config, nodes=7)
-    (loss,), _ = scores(evaluate(grid, 15))  # of node 0, which trains clients 0, 7, ..., 98
-    assert loss == pytest.approx(rmse(105).min(), rel=1e-5)
 
 
 def test_a_model_that_blows_up_has_an_infinite_loss_and_not_none(run_config: Config) -> None:
@@ -143,6 +125,12 @@ def test_the_metric_is_that_of_the_hypothesis_of_lowest_loss(tmp_path: Path, run
 
 
 # --- a site with data of its own
+
+
+def test_a_site_without_its_data_is_refused(run_config: Config, caplog: pytest.LogCaptureFixture) -> None:
+    grid = InProcessGrid(app, run_config, node_configs=[{"data-path": "/gone", "role": "split"}])
+    assert refused(ask(grid, query(), "query"))
+    assert "/gone is missing" in caplog.text
 
 
 def a_site(path: Path, run_config: Config, model: str, features: NDArray[Any], lengths: list[int]) -> InProcessGrid:

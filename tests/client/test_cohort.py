@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 from tests.helpers.cohorts import CPU
 from tests.helpers.datasets import manifest
 from umbel.client.cohort import Cohort, LocalUpdate, Schedule
-from umbel.data import Dataset, offsets_of, open_dataset, write_dataset
+from umbel.data import Dataset, offsets_of
 from umbel.privacy.mechanisms.randomness import streams
 
 # --- reading a dataset
@@ -54,15 +53,6 @@ def test_tokens_reach_the_model_as_integers() -> None:
     cohort = Cohort.gather(data, [1, 0], CPU)
     assert (cohort.features.dtype, cohort.targets.dtype) == (torch.int64, torch.int64)
     assert cohort.features.tolist() == [[5, 6], [2**24 + 1, 3], [0, 1]]
-
-
-def test_a_folder_on_disk_is_gathered_into_memory_of_its_own(tmp_path: Path) -> None:
-    rows = DATASET.features.astype(np.float32), DATASET.targets
-    write_dataset(tmp_path / "small", DATASET.manifest, *rows, DATASET.offsets)
-    dataset = open_dataset(tmp_path / "small")
-    cohort = Cohort.gather(dataset, [0, 1, 2], CPU)
-    cohort.features[:] = -1
-    assert dataset.features[5].tolist() == [10, 11]
 
 
 def test_no_rows_but_those_of_the_asked_are_read() -> None:

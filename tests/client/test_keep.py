@@ -141,12 +141,6 @@ def test_a_prior_that_is_none_is_refused(site: Config, tmp_path: Path, run_confi
     assert not (tmp_path / "models").exists()
 
 
-def test_a_site_that_does_not_want_models_gets_none(site: Config, tmp_path: Path, run_config: Config) -> None:
-    del site["keep-model"]
-    assert keep(run_config, site).content == RecordDict()
-    assert not (tmp_path / "models").exists()
-
-
 class Panic(BaseException):
     """As a library's code in Rust raises where it panics."""
 
@@ -277,26 +271,6 @@ def test_what_a_site_remembers_of_runs_must_be_whole(site: Config, tmp_path: Pat
     ledger.write_bytes(b"")
     assert refused(node.evaluate(2))
     assert refused(node.keep())
-
-
-def test_of_a_model_with_local_parameters_the_shared_ones_are_kept(tmp_path: Path, run_config: Config) -> None:
-    """As they were broadcast; which fits best a client finds out as a newcomer does."""
-    items = np.array([[1, 0], [-1, 0], [1, 0], [-1, 0], [1, 0]], np.float32)
-    # Of the first hypothesis nothing can be learnt: it says the same of all items.
-    hypotheses = {"items": np.stack([np.ones((5, 2), np.float32), items])}
-    clients = 20  # by a vector drawn at random some would find the first to fit better
-    own = manifest(clients, model="factors items=5 size=2")
-    rows = np.tile(np.arange(5, dtype=np.float32), clients)[:, None]
-    labels = np.tile([1, -1, 1, -1, 1], clients)
-    write_dataset(tmp_path / "own", own, rows, labels, offsets_of([5] * clients))
-    node = Site(run_config, {"data-path": str(tmp_path / "own"), "keep-model": str(tmp_path / "models")})
-    # Refused, because it costs too much; no client has trained.
-    assert refused(ask(node.grid, asked(hypotheses, task_of(noise_multiplier=0.0, run=node.name))))
-    assert not refused(node.keep(hypotheses))
-    found = models_in(tmp_path / "models")
-    assert [list(arrays) for arrays in found.values()] == [["items"]] * clients
-    for arrays in found.values():
-        np.testing.assert_array_equal(arrays["items"], items)
 
 
 def test_a_client_with_a_head_of_its_own_keeps_that_too(tmp_path: Path) -> None:

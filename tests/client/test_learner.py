@@ -489,22 +489,6 @@ def test_chunks_do_not_change_the_numbers(
     np.testing.assert_allclose(score(MLP, hypotheses, cohort, engine), whole_scores, **CLOSE)
 
 
-def test_scoring_goes_by_whole_clients_as_many_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A row of the linear model holds two inputs and one output, 12 bytes: six rows fit in 72.
-    parts, original = list[list[int]](), Batched._sums_of_rows
-
-    def spy(self: Batched, stacked: Any, part: Cohort) -> Any:
-        parts.append(part.lengths.tolist())
-        return original(self, stacked, part)
-
-    monkeypatch.setattr(Batched, "_sums_of_rows", spy)
-    monkeypatch.setattr(umbel.client.learner, "CPU_CHUNK_BYTES", 72)
-    cohort = cohort_of(*[(np.ones((rows, 2)), np.full(rows, 3.0)) for rows in (2, 4, 1, 9, 3)])
-    losses, _ = score(models.load("linear"), linear([1, 1]), cohort, "batched")
-    assert parts == [[2, 4], [1], [9], [3]], "a client larger than a chunk is a chunk of its own"
-    assert losses.tolist() == [[1] * 5]
-
-
 def with_loss(loss: Callable[[Tensor, Tensor], Tensor]) -> Model:
     return model_of("own", lambda: nn.Linear(2, 1), replace(LOSSES["mse"], per_sample=loss), METRICS["rmse"])
 
@@ -569,22 +553,6 @@ def test_a_chunk_for_which_memory_is_not_enough_is_computed_again_in_halves(engi
 
     for tries in (1, 2):
         assert_close(done(tries), done(0))
-
-
-def test_what_was_too_much_once_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts: list[int] = []
-    learner, cohort = Learner(LINEAR, CPU, "batched"), cohort_of(*[([[1, 0]], [3.0])] * 8)
-
-    def three_at_most(start: Any, part: Cohort, *_: Any) -> Any:
-        parts.append(len(part))
-        if len(part) > 3:
-            raise torch.OutOfMemoryError
-        return start
-
-    monkeypatch.setattr(learner._batched, "descend", three_at_most)
-    for _ in range(2):
-        ByArrays(learner).train(linear([1, 2]), np.zeros(8, np.int64), cohort, LocalUpdate(1, 0.1, 0), generators(8))
-    assert parts == [8, 4, 2, 2, 2, 2, 2, 2, 2, 2]
 
 
 @all_engines

@@ -79,17 +79,6 @@ def test_a_newcomer_starts_afresh_even_where_something_is_kept() -> None:
     assert read(local, 4).tolist() == [[1, 2]]
 
 
-def test_several_local_parameters_are_kept_by_name() -> None:
-    state, model = RecordDict(), headed()
-    values = kept(model=model).read([3, 1])
-    assert {name: value.shape for name, value in values.items()} == {"head.weight": (2, 1, 3), "head.bias": (2, 1)}
-    values["head.bias"][:] = [[1], [2]]
-    kept(state, model=model).write([3, 1], values, {"body.bias": np.zeros((2, 3))})
-    again = kept(state, model=model).read([1, 3])
-    assert again["head.bias"].tolist() == [[2], [1]]
-    np.testing.assert_array_equal(again["head.weight"], values["head.weight"][::-1])
-
-
 # --- where they are kept
 
 
@@ -153,17 +142,6 @@ def test_another_model_does_not_see_them(tmp_path: Path) -> None:
     # Of the same name and shapes, but on another frozen layer.
     assert kept(where=site(tmp_path), model=body(2.0)).read([4])["head.bias"].tolist() != [[1]]
     assert (read(kept(where=site(tmp_path)), 4) == read(kept(), 4)).all()
-
-
-def test_a_model_without_local_parameters_keeps_nothing(tmp_path: Path) -> None:
-    state, linear = RecordDict(), models.load("linear")
-    for where in (SIMULATED, site(tmp_path)):
-        local = kept(state, where, linear)
-        assert local.read([3]) == {}
-        assert local.fresh([3]) == {}
-        local.write([3], {}, {"weight": np.zeros((1, 1, 2), np.float32)})
-    assert not state
-    assert list(tmp_path.iterdir()) == []
 
 
 # --- training that blew up counts as none

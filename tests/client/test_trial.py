@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.helpers.cohorts import ByArrays, assert_close, cohort_of, generators
+from tests.helpers.cohorts import ByArrays, cohort_of
 from tests.helpers.datasets import manifest
 from tests.helpers.errors import raises
 from tests.helpers.models import TINY_CNN, draw_hypotheses
+from tests.helpers.strangers import TiedWriter
 from umbel import models
 from umbel.client import trial
 from umbel.client.cohort import LocalUpdate
@@ -283,14 +284,6 @@ def test_the_next_token_of_each_place_is_a_class() -> None:
     assert (losses.tolist(), accuracies.tolist()) == ([[0, 0]], [[1, 1]])
 
 
-def test_images_are_compared_as_vectors() -> None:
-    """A picture of 2 x 2 that is off by 1 everywhere is at a distance of sqrt(4)."""
-    images = np.zeros((3, 1, 2, 2), np.float32)
-    learner = tried(lambda: nn.Conv2d(1, 1, 1), data(images, images))
-    weights = {"weight": np.zeros((1, 1, 1, 1, 1), np.float32), "bias": np.ones((1, 1), np.float32)}
-    assert ByArrays(learner).score(weights, cohort_of((images, images)))[0].tolist() == [[2]]
-
-
 def test_a_loss_of_ones_own_sees_the_extremes_of_the_targets() -> None:
     """If it failed at some clients and not at others, that would tell about their data."""
     model = replace(of(lambda: nn.Linear(2, 2)), loss=models.load_loss("torch.nn.functional:cross_entropy"))
@@ -380,31 +373,12 @@ def test_without_running_statistics_each_client_is_scored_by_its_own() -> None:
 # --- tied weights
 
 
-class Tied(nn.Module):
-    """An autoencoder whose decoder is its encoder, transposed in the product."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder, self.decoder = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
-        self.decoder.weight = self.encoder.weight
-
-    def forward(self, rows: Tensor) -> Tensor:
-        outputs: Tensor = self.decoder(self.encoder(rows))
-        return outputs
-
-
-def test_tied_weights_count_once_and_stay_tied() -> None:
-    dataset, cohort = data(ROWS[:3], ROWS[:3]), cohort_of((ROWS, ROWS))
-    model = try_out(of(Tied), dataset, "cpu").model
-    assert (model.shapes, model.num_parameters) == ({"encoder.weight": (2, 2)}, 4)
-    assert set(of(Tied, frozen=("decoder.*",)).frozen_values) == {"encoder.weight"}, "by either name"
-    start, once = draw_hypotheses(model, 1), LocalUpdate(1, 0.1, 0)
-    weight, rows = torch.from_numpy(start["encoder.weight"][0].copy()).requires_grad_(), torch.from_numpy(ROWS)
-    (rows @ weight.T @ weight.T - rows).square().sum(1).mean().backward()
-    expected = {"encoder.weight": (weight - 0.1 * weight.grad).detach().numpy()[None]}
-    for engine in ("loop", "batched"):
-        learner = ByArrays(try_out(model, dataset, "cpu", engine))
-        assert_close(learner.train(start, np.zeros(1, np.int64), cohort, once, generators(1))[0], expected)
+def test_tied_weights_count_once() -> None:
+    """That they stay tied is in test_learner.py."""
+    once, frozen = of(TiedWriter, "cross-entropy"), of(TiedWriter, "cross-entropy", frozen=("out.*",))
+    assert "words.weight" in once.shapes
+    assert "out.weight" not in once.shapes
+    assert set(frozen.frozen_values) == {"words.weight"}, "by either name"
 
 
 def test_each_engine_of_a_site_is_tried_with_all_that_training_loads(monkeypatch: pytest.MonkeyPatch) -> None:

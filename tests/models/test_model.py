@@ -178,12 +178,6 @@ def test_a_fresh_head_is_as_the_network_draws_it() -> None:
     assert np.abs(drawn).max() > 0.9 * 3**-0.5
 
 
-def test_of_nobody_nothing_is_drawn() -> None:
-    drawn = headed().initial_local([])
-    assert {name: value.shape for name, value in drawn.items()} == {"head.weight": (0, 1, 3), "head.bias": (0, 1)}
-    assert models.load("linear").initial_local(generators(1)) == {}
-
-
 def test_a_network_may_draw_its_own() -> None:
     class Counting(Headed):
         def draw_local(self, generator: np.random.Generator) -> dict[str, np.ndarray]:
@@ -196,13 +190,6 @@ def test_a_network_may_draw_its_own() -> None:
 
 
 # --- shared parameters, and their beginning
-
-
-def test_apply_leaves_the_models_own_network_out() -> None:
-    model = models.load("linear")
-    before = model.module.weight.detach().clone()
-    assert model.apply({"weight": torch.zeros(1, 2)}, torch.ones(1, 2)).item() == 0
-    assert torch.equal(model.module.weight, before)
 
 
 @pytest.mark.parametrize("name", list(models.MODELS))

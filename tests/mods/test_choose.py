@@ -74,18 +74,6 @@ def test_a_single_hypothesis_is_unstacked_as_well(kind: str) -> None:
     assert seen.choices == [0.0], "there was nothing to choose"
 
 
-def test_a_message_without_hypotheses_is_passed_on_as_it_is() -> None:
-    messages: list[Message] = []
-
-    def keep(msg: Message, context: Context) -> Message:
-        messages.append(msg)
-        return moved(0.0)(msg, context)
-
-    msg = message(asks(STACKED))
-    umbel.ChooseHypothesis(distance)(msg, context(), keep)
-    assert messages == [msg]
-
-
 def test_neither_mod_nor_app_changes_the_message_that_other_nodes_get() -> None:
     def vandal(msg: Message, context: Context) -> Message:
         reply = moved(0.0)(msg, context)

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.clientapp.typing import ClientAppCallable
 from flwr.serverapp import strategy as strategies
 from flwr.serverapp.exception import AggregationError
 from flwr.serverapp.strategy import FedAvg
@@ -104,26 +103,6 @@ def test_what_is_frozen_goes_back_as_it_came_and_costs_nothing() -> None:
 def test_a_pattern_that_matches_nothing_is_a_slip_of_the_pen(node_log: io.StringIO) -> None:
     assert refused(Node(Gate(1.0, 1.0, frozen="backbon.*"), unchanged).send(asks(PAIR)))
     assert "umbel.Gate's frozen names 'backbon.*'" in node_log.getvalue()
-
-
-def test_mods_before_the_gate_see_only_what_leaves() -> None:
-    seen: dict[str, dict[str, Any]] = {}
-
-    def looking(name: str) -> Any:
-        def look(msg: Message, context: Context, call_next: ClientAppCallable) -> Message:
-            reply = call_next(msg, context)
-            seen[name] = dict(reply.content["metrics"])
-            return reply
-
-        return look
-
-    app = ClientApp(mods=[looking("before"), Gate(1.0, 1.0), looking("after")])
-    app.train()(lambda msg, context: adds(1.0, 0.0)(msg))
-    grid = InProcessGrid(app, {})
-    [node] = grid.get_node_ids()
-    [reply] = grid.send_and_receive([Message(asks(PAIR), node, "train")])
-    assert seen["after"] == {"train_loss": 0.7, "num-examples": 61}
-    assert seen["before"] == dict(reply.content["metrics"]) == {"num-examples": 1}
 
 
 # --- the law of the noise, and its price

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, Error, Message
+from flwr.app import Error, Message
 from scipy.stats import chi2
 
 import umbel.client.app
@@ -417,16 +417,3 @@ def test_a_node_that_does_one_part_alone_does_not_stand_in_for_the_other(
     fleet.roster(grid)
     grid.late = frozenset({103})
     assert len(play_round(grid, fleet)[0]) == 4, "the fourth is waited for"
-
-
-def test_what_a_run_has_found_is_sent_to_every_node(linear_config: dict[str, Any]) -> None:
-    kept: list[tuple[int, float]] = []
-
-    def app(message: Message, context: Context) -> Message:
-        if message.metadata.message_type == "query.keep":
-            kept.append((context.node_id, float(hypotheses_in(message.content)["weight"].sum())))
-        return umbel.client.app.app(message, context)
-
-    grid, fleet = InProcessGrid(app, linear_config, nodes=3), Fleet()
-    fleet.send_best(grid, {"weight": np.ones((2, 1, 2), np.float32)}, 60)
-    assert kept == [(100, 4.0), (101, 4.0), (102, 4.0)]

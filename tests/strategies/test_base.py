@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from tests.helpers.errors import raises
 from tests.helpers.grids import PaperGrid, stack, vectors
 from tests.helpers.runs import run_app
 from tests.helpers.scripted import on
-from umbel import models, strategies
+from umbel import models
 from umbel.nodes.fleet import Fleet
 from umbel.protocol.arrays import Labels, Matrix, Vectors, mean_of
 from umbel.protocol.errors import ConfigError
@@ -191,44 +190,15 @@ def test_scores_are_flowers_metrics() -> None:
 # --- options and state
 
 
-@dataclass(frozen=True)
-class Share:
-    """The share of a hypothesis that stays."""
-
-    stays: float = 0.25
-
-
-class Mixing(Halves):
-    """Keeps a share of each hypothesis."""
-
-    Options: ClassVar[type] = Share
-
-    def combine(self, group: Matrix, hypothesis: Matrix, index: int) -> Matrix:
-        stays: float = self.options.stays
-        return stays * hypothesis + (1 - stays) * group.mean(axis=0)
-
-
-def test_options_are_the_strategys_own_and_have_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(strategies.STRATEGIES, "mixing", "Mixing")
-    monkeypatch.setattr(strategies, "Mixing", Mixing, raising=False)
-    for text, stays in (("", 0.25), ("stays=0.5", 0.5)):
-        assert strategies.make(RunConfig(strategy=f"mixing {text}")).options == Share(stays)
-    rehearsal = Rehearsal(kind=Mixing, stays=0.5)
-    following, _ = rehearsal.end(rehearsal.answer(rehearsal.ask()))
-    assert following == [[1, 0, 1.5], [9.5, 9.5, 10.5]]
-
-
 def test_a_strategy_may_refuse_a_run_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    def check(self: Mixing, run: RunConfig, model: models.Model) -> None:
+    def check(self: Halves, run: RunConfig, model: models.Model) -> None:
         if model.num_parameters > run.rounds:
             raise ConfigError(f"strategy {run.strategy!r} needs a round a parameter; set rounds higher")
 
-    monkeypatch.setattr(Mixing, "check", check)
-    monkeypatch.setitem(strategies.STRATEGIES, "mixing", "Mixing")
-    monkeypatch.setattr(strategies, "Mixing", Mixing, raising=False)
-    Setup.parse({"strategy": "mixing", "rounds": 2})
-    with raises(ConfigError, "config", "'mixing'", "rounds"):
-        Setup.parse({"strategy": "mixing", "rounds": 1})
+    monkeypatch.setattr(Halves, "check", check)
+    Setup.parse({"strategy": f"{__name__}:Halves", "rounds": 2})
+    with raises(ConfigError, "config", "Halves", "rounds"):
+        Setup.parse({"strategy": f"{__name__}:Halves", "rounds": 1})
 
 
 def test_a_strategy_may_learn_in_a_way_of_its_own() -> None:

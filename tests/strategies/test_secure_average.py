@@ -176,20 +176,6 @@ def test_a_round_and_its_reports_survive_a_third_of_the_sites_at_any_stage(
         assert first.releases == sum(client in there for client in taken) < 60
 
 
-def test_a_validation_without_training_is_a_sum_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the last round clients report once more; too few sites answer, so there is no loss, and the run ends."""
-    last: list[bool] = []
-
-    def drops(message: Message, place: int) -> bool:
-        last.append("training" not in message.content and "evaluation" in message.content)
-        return stage_of(message) == "mask" and last[-1] and place < 3
-
-    dropping(monkeypatch, drops)
-    run = play(run_config("synthetic", **CONFIG | REPORTS | {"rounds": 2}), nodes=4, strict=False)
-    assert [entry.loss is not None for entry in run.state.history] == [True, True, False]
-    assert any(last)
-
-
 @pytest.mark.parametrize("changes", [{"restarts": 2}, {"validation": "by=median"}, {"noise_multiplier": 0.0}], ids=str)
 def test_reports_that_cannot_be_added_are_refused(changes: dict[str, Any]) -> None:
     with raises(ConfigError, "config.report-noise"):
