@@ -225,6 +225,3 @@ class Typed(FedTrimmedAvg):
     np.testing.assert_allclose(found, rounds(made("flower:FedTrimmedAvg", "beta=0.2"), 1))
     with raises(ConfigError, "config.unknown-option", "beta"):
         made("flower:umbel_test_typed:Typed", "told=1")
-
-
-# --- whole runs
