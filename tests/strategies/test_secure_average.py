@@ -84,7 +84,7 @@ def test_settings_that_cannot_be_added_securely_are_refused(changes: dict[str, A
 
 
 def meddling(monkeypatch: pytest.MonkeyPatch, meddle: Callable[[Message, int, Message], Message | None]) -> None:
-    """Have replies changed, or lost where `meddle` returns None: it gets a message, its node's number, and the reply."""
+    """Have replies changed, or lost where `meddle` returns None; it gets a message, its node's number and the reply."""
 
     class Grid(InProcessGrid):
         def _answer(self, message: Message) -> Message:
