@@ -31,7 +31,7 @@ def test_a_mistake_is_killed_in_a_copy_and_a_change_without_effect_survives(
 ) -> None:
     """The killer starts another process, and only there PyTorch is missing."""
     file, first = "umbel/mods/laplace.py", "import math\n"
-    test = "tests/mods/test_laplace.py::test_the_mods_need_flower_and_numpy_alone"
+    test = "tests/strategies/test_plain.py::test_strategies_and_mods_need_flower_and_numpy_alone"
     one, other = (Mutant(f"{more} more", file, first, f"{first}import {more}\n", [test]) for more in ("torch", "cmath"))
     monkeypatch.setattr(mutants, "mutants", lambda: [one, other])
     assert mutants.main([]) == 1

@@ -30,18 +30,15 @@ SYNTHETIC = open_dataset(BUNDLED / "synthetic.json")
 HYPOTHESES = np.array([[5, 5], [4, -4], [0, 0]], np.float32)
 
 
-def train(
-    grid: InProcessGrid, *clients: int, hypotheses: Arrays | None = None, node: int = 0, **changes: Any
-) -> Message:
-    """Ask clients to train: one epoch in batches of 4 without noise, unless changed."""
-    task = task_of(clients, **({"batch_size": 4, "noise_multiplier": 0.0} | changes))
-    return ask(grid, asked(hypotheses or {"weight": HYPOTHESES[:, None]}, task), node=node)
+def train(grid: InProcessGrid, *clients: int, batch_size: int = 4) -> Message:
+    """Ask clients to train: one epoch without noise."""
+    task = task_of(clients, batch_size=batch_size, noise_multiplier=0.0)
+    return ask(grid, asked({"weight": HYPOTHESES[:, None]}, task))
 
 
-def evaluate(grid: InProcessGrid, *clients: int, hypotheses: Arrays | None = None, **changes: Any) -> Message:
+def evaluate(grid: InProcessGrid, *clients: int, hypotheses: Arrays | None = None) -> Message:
     """Ask clients to score hypotheses."""
-    task = EvaluationSpec(1, clients, **changes)
-    return ask(grid, asked(hypotheses or {"weight": HYPOTHESES[:, None]}, evaluation=task), "evaluate")
+    return ask(grid, asked(hypotheses or {"weight": HYPOTHESES[:, None]}, None, EvaluationSpec(1, clients)), "evaluate")
 
 
 def rows(reply: Message) -> NDArray[Any]:
@@ -49,12 +46,6 @@ def rows(reply: Message) -> NDArray[Any]:
     assert not reply.has_error(), reply
     weight: NDArray[Any] = releases(reply)["weight"][:, 0]
     return weight
-
-
-def assert_refused(reply: Message, reason: str, caplog: pytest.LogCaptureFixture) -> None:
-    """The server reads "refused" and nothing else; the reason is in the node's own log."""
-    assert refused(reply)
-    assert reason in caplog.text
 
 
 def rmse(number: int) -> NDArray[np.float64]:
@@ -74,8 +65,9 @@ def test_a_run_of_another_version_or_none_is_refused(
 ) -> None:
     record = ConfigRecord({} if version is None else {"version": version})
     reply = ask(InProcessGrid(app, run_config), RecordDict({"version": record}), "query")
-    assert_refused(reply, f"the run speaks protocol {version!r}, this site", caplog)
+    assert refused(reply)
     assert reply.error.reason == "refused [refused.version]"
+    assert f"the run speaks protocol {version!r}, this site" in caplog.text, "in the node's own log alone"
 
 
 # --- train
@@ -96,74 +88,6 @@ def test_a_client_trains_the_hypothesis_that_fits_it_best(run_config: Config) ->
     np.testing.assert_allclose(rows(reply), expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("engine", ["loop", "batched"])
-def test_a_release_does_not_depend_on_the_node_that_computes_it(
-    engine: str, run_config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(ENGINE, engine)
-    config = run_config
-    changes = {"batch_size": 3, "noise_multiplier": 5.0}
-    whole = rows(train(InProcessGrid(app, config, nodes=1), *range(100), **changes))
-    half = rows(train(InProcessGrid(app, config, nodes=2), *range(50), **changes))
-    if engine == "loop":
-        np.testing.assert_array_equal(half, whole[::2])
-    else:
-        np.testing.assert_allclose(half, whole[::2], rtol=1e-4)
-
-
-def test_shuffles_and_noise_are_those_of_seed_and_round(run_config: Config) -> None:
-    def once(seed: int, round: int) -> NDArray[Any]:
-        grid = InProcessGrid(app, run_config | {"seed": seed})
-        return rows(train(grid, 0, 1, batch_size=3, round=round))
-
-    np.testing.assert_array_equal(once(0, 1), once(0, 1))
-    assert (once(0, 1) != once(0, 2)).any()
-    assert (once(0, 1) != once(1, 1)).any()
-
-
-@pytest.mark.parametrize(("trained", "scored"), [((100,), (99,)), ((0, 200), (150, 200))])
-def test_clients_of_the_other_role_and_strangers_are_refused(
-    trained: tuple[int, ...], scored: tuple[int, ...], run_config: Config, caplog: pytest.LogCaptureFixture
-) -> None:
-    grid = InProcessGrid(app, run_config)
-    reason = f"clients [{trained[-1]}] are not training clients of this node (0 to 99)"
-    assert_refused(train(grid, *trained), reason, caplog)
-    reason = f"clients [{scored[-1]}] are not validation clients of this node (100 to 199)"
-    assert_refused(evaluate(grid, *scored), reason, caplog)
-
-
-@pytest.mark.parametrize("kind", ["train", "evaluate"])
-def test_a_message_that_asks_for_nothing_is_refused(kind: str, run_config: Config) -> None:
-    assert refused(ask(InProcessGrid(app, run_config), asked({"weight": HYPOTHESES[:, None]}), kind))
-
-
-# --- both at once
-
-
-@pytest.mark.parametrize("kind", ["train", "evaluate"])
-def test_one_message_may_ask_for_both(kind: str, run_config: Config) -> None:
-    """And it is the records that say what is asked, not the type."""
-    grid = InProcessGrid(app, run_config)
-    task = task_of((4, 3), batch_size=4, noise_multiplier=0.0)
-    both = ask(grid, asked({"weight": HYPOTHESES[:, None]}, task, EvaluationSpec(1, (100, 142))), kind)
-    np.testing.assert_array_equal(rows(both), rows(train(grid, 4, 3)))
-    assert scores(both) == scores(evaluate(grid, 100, 142))
-
-
-def test_what_goes_wrong_with_the_one_does_not_hold_up_the_other(
-    run_config: Config, caplog: pytest.LogCaptureFixture
-) -> None:
-    grid = InProcessGrid(app, run_config)
-    arrays = {"weight": HYPOTHESES[:, None]}
-    stranger = ask(grid, asked(arrays, task_of((0, 150)), EvaluationSpec(1, (100,))))
-    assert set(stranger.content) == {"scores"}
-    assert "clients [150] are not training clients" in caplog.text
-    other = ask(grid, asked(arrays, task_of((0,)), EvaluationSpec(1, (0,))))
-    assert set(other.content) == {"arrays", "released"}
-    assert "clients [0] are not validation clients" in caplog.text
-    assert refused(ask(grid, asked(arrays, task_of((150,)), EvaluationSpec(1, (0,)))))
-
-
 # --- evaluate
 
 
@@ -177,12 +101,6 @@ def test_a_validation_client_reports_its_best_hypothesis(
     expected = [rmse(number).min() for number in clients]
     assert losses == pytest.approx(expected, rel=1e-5)
     assert metrics == pytest.approx(expected, rel=1e-5)
-
-
-def test_clients_are_counted_within_their_node(run_config: Config) -> None:
-    grid = InProcessGrid(app, run_config, nodes=7)
-    (loss,), _ = scores(evaluate(grid, 15))  # of node 0, which trains clients 0, 7, ..., 98
-    assert loss == pytest.approx(rmse(105).min(), rel=1e-5)
 
 
 def test_a_model_that_blows_up_has_an_infinite_loss_and_not_none(run_config: Config) -> None:
@@ -209,12 +127,10 @@ def test_the_metric_is_that_of_the_hypothesis_of_lowest_loss(tmp_path: Path, run
 # --- a site with data of its own
 
 
-def test_a_site_without_its_data_is_refused(
-    tmp_path: Path, run_config: Config, caplog: pytest.LogCaptureFixture
-) -> None:
-    gone = tmp_path / "gone"
-    grid = InProcessGrid(app, run_config, node_configs=[{"data-path": str(gone), "role": "split"}])
-    assert_refused(ask(grid, query(), "query"), f"{gone} is missing", caplog)
+def test_a_site_without_its_data_is_refused(run_config: Config, caplog: pytest.LogCaptureFixture) -> None:
+    grid = InProcessGrid(app, run_config, node_configs=[{"data-path": "/gone", "role": "split"}])
+    assert refused(ask(grid, query(), "query"))
+    assert "/gone is missing" in caplog.text
 
 
 def a_site(path: Path, run_config: Config, model: str, features: NDArray[Any], lengths: list[int]) -> InProcessGrid:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.client.test_predictors import made, rows
-from tests.helpers.cohorts import Rows, cohort_of, draw_client, learner_of, linear
+from tests.helpers.cohorts import Rows, assert_close, cohort_of, draw_client, learner_of, linear
 from tests.helpers.models import TINY_CNN, draw_hypotheses
 from umbel import models
 from umbel.client.personal import auto
@@ -75,10 +75,7 @@ def test_it_is_the_same_however_many_clients_are_computed_at_once(
     monkeypatch.setattr(auto, "_AT_ONCE", 2 * model.num_parameters)
     some = made(Personal.AUTO, learner, hypotheses, clients)
     for client_ in range(5):
-        ours, theirs = some.arrays(client_), together.arrays(client_)
-        assert ours.keys() == theirs.keys()
-        for name, value in theirs.items():
-            np.testing.assert_allclose(ours[name], value, rtol=1e-4, atol=1e-6)
+        assert_close(some.arrays(client_), together.arrays(client_), rtol=1e-4)
 
 
 def test_a_prior_matters_only_where_the_posterior_has_a_closed_form() -> None:
@@ -89,10 +86,7 @@ def test_a_prior_matters_only_where_the_posterior_has_a_closed_form() -> None:
     cohort = cohort_of(*(draw_client(model, count, np.random.default_rng(count)) for count in (1, 2, 9)))
     with_prior, without = (made(Personal.AUTO, learner, hypotheses, cohort, prior=one) for one in (prior, None))
     for client_ in range(3):
-        ours, theirs = with_prior.arrays(client_), without.arrays(client_)
-        assert ours.keys() == theirs.keys()
-        for name, value in theirs.items():
-            np.testing.assert_array_equal(ours[name], value)
+        assert_close(with_prior.arrays(client_), without.arrays(client_), rtol=0, atol=0)
 
 
 def test_a_client_of_one_row_takes_what_is_preferred() -> None:
@@ -100,15 +94,11 @@ def test_a_client_of_one_row_takes_what_is_preferred() -> None:
     cohort = cohort_of(rows(3.0))
     two = linear([1.0, 0.0], [-1.0, 0.0])
     auto, expected = (made(how, LEARNER, two, cohort).arrays(0) for how in (Personal.AUTO, Personal.MIXTURE))
-    assert auto.keys() == expected.keys()
-    for name, value in expected.items():
-        np.testing.assert_array_equal(auto[name], value)
+    assert_close(auto, expected, rtol=0, atol=0)
     learner, hypotheses = learner_of("loop", TINY_CNN), draw_hypotheses(TINY_CNN, 2)
     cohort = cohort_of(draw_client(TINY_CNN, 1, np.random.default_rng(0)))
     auto, expected = (made(how, learner, hypotheses, cohort).arrays(0) for how in (Personal.AUTO, Personal.NO))
-    assert auto.keys() == expected.keys()
-    for name, value in expected.items():
-        np.testing.assert_array_equal(auto[name], value)
+    assert_close(auto, expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(("count", "most"), [(1, 1.8), (2, 1.5), (4, 1.3), (20, 1.1)])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.client.test_predictors import made
-from tests.helpers.cohorts import cohort_of, draw_client, learner_of, linear
+from tests.helpers.cohorts import assert_close, cohort_of, draw_client, learner_of, linear
 from tests.helpers.models import TINY_CNN, draw_hypotheses
 from umbel import models
 from umbel.client.cohort import LocalUpdate
@@ -90,5 +90,4 @@ def test_elsewhere_parameters_are_drawn_back(monkeypatch: pytest.MonkeyPatch) ->
             method(how)(Task(learner, hypotheses, cohort, update, lambda: [np.random.default_rng(0)]))
             for how in (Personal.BAYES, like)
         )
-        for name, value in expected.parameters.items():
-            np.testing.assert_allclose(found.parameters[name], value, rtol=1e-5, atol=1e-6)
+        assert_close(found.parameters, expected.parameters)

@@ -65,14 +65,6 @@ def test_without_a_pyproject_a_site_must_name_what_it_has_reviewed(
     assert not reviewed(OWN, site | {"bundle": SHA256})
 
 
-def test_the_command_prints_the_whole_sum() -> None:
-    import typer
-
-    app = typer.Typer()
-    app.command()(module.main)
-    assert CliRunner().invoke(app).output == f"umbel 0.1.0, bundle {SHA256}\n"
-
-
 def test_a_bundle_is_written_into_a_new_folder_only(tmp_path: Path) -> None:
     assert CliRunner().invoke(module.app, ["--out", str(tmp_path / "new" / "bundle")]).exit_code == 0
     assert (tmp_path / "new" / "bundle" / "pyproject.toml").exists()

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.helpers.cohorts import CPU
 from tests.helpers.datasets import manifest
 from umbel.client.cohort import Cohort, LocalUpdate, Schedule
-from umbel.data import Dataset, offsets_of, open_dataset, write_dataset
+from umbel.data import Dataset, offsets_of
 from umbel.privacy.mechanisms.randomness import streams
 
 # --- reading a dataset
@@ -30,19 +27,14 @@ DATASET = Dataset(
 
 def test_clients_are_gathered_in_the_order_asked() -> None:
     cohort = Cohort.gather(DATASET, [2, 0], CPU)
-    assert len(cohort) == 2
-    assert cohort.lengths.tolist() == [3, 2]
-    assert cohort.starts.tolist() == [0, 3]
+    assert (len(cohort), cohort.lengths.tolist(), cohort.starts.tolist()) == (2, [3, 2], [0, 3])
     assert cohort.features.tolist() == [[6, 7], [8, 9], [10, 11], [0, 1], [2, 3]]
     assert cohort.targets.tolist() == [30, 40, 50, 0, 10]
     assert (cohort.features.dtype, cohort.targets.dtype) == (torch.float32, torch.float32)
-
-
-def test_nobody_is_a_cohort_without_rows() -> None:
-    cohort = Cohort.gather(DATASET, [], CPU)
-    assert len(cohort) == 0
-    assert cohort.features.shape == (0, 2)
-    assert cohort.targets.shape == (0,)
+    nobody = Cohort.gather(DATASET, [], CPU)
+    assert (len(nobody), nobody.features.shape, nobody.targets.shape) == (0, (0, 2), (0,))
+    part = Cohort.gather(DATASET, [2, 0, 1], CPU).part(slice(1, 3))
+    assert (part.lengths.tolist(), part.starts.tolist(), part.targets.tolist()) == ([2, 1], [0, 2], [0, 10, 20])
 
 
 def test_images_kept_as_bytes_are_scaled_and_classes_are_whole_numbers() -> None:
@@ -63,15 +55,6 @@ def test_tokens_reach_the_model_as_integers() -> None:
     assert cohort.features.tolist() == [[5, 6], [2**24 + 1, 3], [0, 1]]
 
 
-def test_a_folder_on_disk_is_gathered_into_memory_of_its_own(tmp_path: Path) -> None:
-    rows = DATASET.features.astype(np.float32), DATASET.targets
-    write_dataset(tmp_path / "small", DATASET.manifest, *rows, DATASET.offsets)
-    dataset = open_dataset(tmp_path / "small")
-    cohort = Cohort.gather(dataset, [0, 1, 2], CPU)
-    cohort.features[:] = -1
-    assert dataset.features[5].tolist() == [10, 11]
-
-
 def test_no_rows_but_those_of_the_asked_are_read() -> None:
     class Watched:
         """An array that remembers which rows were read."""
@@ -88,53 +71,7 @@ def test_no_rows_but_those_of_the_asked_are_read() -> None:
     assert watched.read == [3, 4, 5, 2]
 
 
-def test_a_part_is_a_run_of_clients() -> None:
-    cohort = Cohort.gather(DATASET, [2, 0, 1], CPU).part(slice(1, 3))
-    assert cohort.lengths.tolist() == [2, 1]
-    assert cohort.starts.tolist() == [0, 2]
-    assert cohort.targets.tolist() == [0, 10, 20]
-
-
 # --- passes and minibatches
-
-
-def taken_by(schedule: Schedule, client: int) -> list[int]:
-    """Return the rows that a client by itself takes, in their order."""
-    return [row for rows, _, _ in schedule.of(client).minibatches() for row in rows[0].tolist()]
-
-
-def orders(lengths: list[int], update: LocalUpdate, clients: list[int]) -> list[list[list[int]]]:
-    """Return the rows of each client in the order of each pass."""
-    schedule = Schedule.draw(np.array(lengths), update, streams(1, "shuffle", 1, clients))
-    each = [taken_by(schedule, c) for c in range(len(lengths))]
-    return [[rows[i : i + n] for i in range(0, len(rows), n)] for rows, n in zip(each, lengths, strict=True)]
-
-
-def test_each_epoch_has_an_order_of_its_own() -> None:
-    long, short = orders([40, 3], LocalUpdate(3, 0.1, 2), [0, 7])
-    assert len({tuple(epoch) for epoch in long}) == 3
-    for epoch in long:
-        assert sorted(epoch) == list(range(40))
-    for epoch in short:
-        assert sorted(epoch) == [40, 41, 42]
-    # The orders of one client do not depend on who else is there.
-    assert orders([40], LocalUpdate(3, 0.1, 2), [0]) == [long]
-
-
-@given(st.lists(st.integers(0, 6), min_size=1, max_size=5), st.integers(0, 4), st.integers(0, 3), st.booleans())
-def test_a_client_takes_the_same_rows_alone_and_in_company(
-    lengths: list[int], passes: int, batch_size: int, steps: bool
-) -> None:
-    update = LocalUpdate(passes, 0.1, batch_size, passes if steps else 0)
-
-    def schedule() -> Schedule:
-        return Schedule.draw(np.array(lengths), update, streams(1, "shuffle", 1, range(len(lengths))))
-
-    taken: list[list[int]] = [[] for _ in lengths]
-    for rows, shares, _ in schedule().minibatches():
-        for c, own in enumerate(taken):
-            own += rows[c][shares[c] > 0].tolist()
-    assert taken == [taken_by(schedule(), c) for c in range(len(lengths))]
 
 
 def test_no_more_is_drawn_than_the_pass_that_is_gone_through() -> None:

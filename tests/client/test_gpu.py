@@ -5,31 +5,29 @@ No GPU is needed: see `tests.helpers.fake_gpu`, where a tensor in the wrong plac
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
-from torch import nn
 
 import umbel.client.learner
-from tests.helpers.cohorts import CLOSE, CPU, ByArrays, assert_close
+from tests.client.test_learner import PROTECTED, TABLE, check
+from tests.helpers.cohorts import CLOSE, CPU, ByArrays, Kind, assert_close
 from tests.helpers.datasets import manifest
 from tests.helpers.fake_gpu import fake_gpu
-from tests.helpers.models import draw_hypotheses, headed, model_of, tiny_cnn
-from tests.helpers.strangers import TiedWriter, layered_mlp, normalised_mlp
+from tests.helpers.models import draw_hypotheses
+from tests.helpers.strangers import normalised_mlp
 from umbel import models
 from umbel.client.cohort import Cohort, LocalUpdate
-from umbel.client.learner import Learner
+from umbel.client.learner import SITE, Learner
 from umbel.client.personal import Task, method
 from umbel.client.prediction import Learnt, predictions
 from umbel.client.trial import try_out
 from umbel.data import Dataset, offsets_of
 from umbel.models import LOSSES, METRICS, Model
-from umbel.models.optimizers import OPTIMIZERS
 from umbel.privacy.mechanisms.randomness import streams
 from umbel.privacy.site.policy import Personal
 from umbel.protocol.run_config import RunConfig
@@ -39,7 +37,6 @@ pytestmark = pytest.mark.rest
 
 CUDA = torch.device("cuda")
 LENGTHS = (4, 1, 5)
-BOTH = ("loop", "batched")
 
 
 @pytest.fixture(autouse=True)
@@ -48,110 +45,52 @@ def few_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(umbel.client.learner, "_NEWCOMER_EPOCHS", 2)
 
 
-class Case(NamedTuple):
-    """A model, rows for it, and the learners that compute it."""
-
-    model: Model
-    features: NDArray[Any]
-    targets: NDArray[Any]
-    learners: tuple[str, ...] = BOTH
-    lengths: tuple[int, ...] = LENGTHS
-
-    @property
-    def dataset(self) -> Dataset:
-        described = manifest(len(self.lengths), tokens=11 if self.features.dtype == np.int64 else 0)
-        return Dataset(described, self.features, self.targets, offsets_of(self.lengths))
+MLP = Kind(models.load("mlp"), (3,))
 
 
-def cases() -> Iterator[Case]:
-    """Yield models of each kind there is."""
-    rng, count = np.random.default_rng(0), sum(LENGTHS)
-
-    def rows(*shape: int) -> NDArray[np.float32]:
-        return rng.standard_normal((count, *shape), np.float32)
-
-    def classifier(name: str, network: Any) -> Model:
-        return model_of(name, network, LOSSES["cross-entropy"], METRICS["accuracy"])
-
-    numbers, classes, words = rows(), rng.integers(0, 3, count), rng.integers(0, 11, (count, 6))
-    likes = rng.choice([-1.0, 1.0], count).astype(np.float32)
-    items = np.concatenate([rng.permutation(7)[:own] for own in LENGTHS]).astype(np.float32)[:, None]
-    own_loss = Model("own-loss", lambda: nn.Linear(2, 1), models.load_loss("torch.nn.functional:mse_loss"),
-                     models.load_metric("torch.nn.functional:l1_loss"))  # fmt: skip
-    yield Case(models.load("mlp"), rows(3), numbers)
-    yield Case(models.load("softmax features=4 classes=3", "cross-entropy"), rows(4), classes)
-    yield Case(classifier("convolutions", tiny_cnn), rows(1, 6, 6), classes)
-    yield Case(classifier("layer-normalisation", layered_mlp), rows(6), classes)
-    yield Case(classifier("batch-normalisation-and-dropout", normalised_mlp), rows(6), classes, ("loop",))
-    yield Case(classifier("attention-over-tokens", TiedWriter), words, np.roll(words, -1, 1))
-    yield Case(models.load("factors items=7 size=3"), items, likes)
-    yield Case(models.load("biased-factors items=7 size=3"), items, likes)
-    yield Case(headed(), rows(2), numbers)
-    yield Case(headed(frozen="body.weight", local=""), rows(2), numbers)
-    yield Case(own_loss, rows(2), numbers)
-
-
-CASES = list(cases())
-EPOCH = LocalUpdate(1, 0.1, 2)
-# Clipped, and held near its start.
-ADAM = LocalUpdate(1, 0.1, 0, 2, descent=OPTIMIZERS["adam"](clip_gradient=1.0, proximal=0.1))
-
-
-def everything(learner: Learner, dataset: Dataset, update: LocalUpdate) -> dict[str, Any]:
-    """Return what a learner makes of all clients."""
-    model, clients = learner.model, range(len(dataset.offsets) - 1)
-    cohort = Cohort.gather(dataset, clients, learner.device)
-    hypotheses = draw_hypotheses(model, 2)
-    local = model.initial_local(streams(0, "local", 0, clients))
-    chosen, scores = (
-        ByArrays(learner).choose(hypotheses, cohort, local),
-        ByArrays(learner).score(hypotheses, cohort, local),
-    )
-    shared, own = ByArrays(learner).train(
-        hypotheses, np.arange(len(cohort)) % 2, cohort, update, streams(0, "shuffle", 1, clients), local
-    )
-    newcomers = ByArrays(learner).score_newcomers(hypotheses, cohort, local, 0.1) if local else ()
-    one = {name: value[0] for name, value in (shared | own).items()}
-    outputs = ByArrays(learner).outputs(one, torch.from_numpy(np.asarray(dataset.features, np.float32)))
-    return {"choice": [chosen], "scores": scores, "shared": shared, "local": own, "newcomers": newcomers,
-            "outputs": [outputs.cpu()]}  # fmt: skip
-
-
-def assert_same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    for what, values in theirs.items():
-        found, expected = ((list(one.values()) if isinstance(one, dict) else one) for one in (ours[what], values))
-        for mine, other in zip(found, expected, strict=True):
-            np.testing.assert_allclose(mine, other, **CLOSE, err_msg=what)
+def dataset_of(kind: Kind, lengths: Sequence[int] = LENGTHS) -> Dataset:
+    """Draw clients of so many rows."""
+    generator = np.random.default_rng(0)
+    clients = [kind.client(generator, rows) for rows in lengths]
+    features, targets = (np.concatenate([client[part] for client in clients]) for part in (0, 1))
+    features, targets = (part.astype(np.float32) if part.dtype.kind == "f" else part for part in (features, targets))
+    return Dataset(manifest(len(lengths), tokens=kind.tokens), features, targets, offsets_of(lengths))
 
 
 # --- where tensors are
 
+ROWS = TABLE | {f"each row, {name}": one for name, one in PROTECTED.items()}
+
 
 @pytest.mark.parametrize(
-    ("case", "kind", "update"),
-    [
-        pytest.param(case, kind, update, id=f"{case.model.name}-{kind}-{optimizer}")
-        for case in CASES
-        for kind in case.learners
-        for optimizer, update in {"sgd": EPOCH, "adam": ADAM}.items()
-        if update is EPOCH or case.model.name == "biased-factors items=7 size=3"
-    ],
+    ("name", "engine"), [(name, engine) for name, one in ROWS.items() for engine in one.engines if engine != SITE]
 )
-def test_the_numbers_are_those_of_the_cpu(case: Case, kind: str, update: LocalUpdate) -> None:
-    expected = everything(Learner(case.model, CPU, kind), case.dataset, update)
+def test_every_learner_equals_plain_pytorch_there_too(name: str, engine: str) -> None:
     with fake_gpu():
-        found = everything(Learner(case.model, CUDA, kind), case.dataset, update)
-    assert_same(found, expected)
+        check(ROWS[name], engine, [4, 1, 5], ROWS[name].update, device=CUDA)
+
+
+def test_what_drops_out_and_what_newcomers_fit_is_that_of_the_cpu() -> None:
+    model = Model("own", normalised_mlp, LOSSES["cross-entropy"], METRICS["accuracy"])
+    kind, update, clients = Kind(model, (6,), 3), LocalUpdate(1, 0.1, 2), range(len(LENGTHS))
+    hypotheses, local = draw_hypotheses(model, 2), model.initial_local(streams(0, "local", 0, clients))
+
+    def found(device: torch.device) -> list[Any]:
+        learner, cohort = ByArrays(Learner(model, device)), Cohort.gather(dataset_of(kind), clients, device)
+        shuffles = streams(0, "shuffle", 1, clients)
+        shared, own = learner.train(hypotheses, np.arange(3) % 2, cohort, update, shuffles, local)
+        return [*(shared | own).values(), *learner.score_newcomers(hypotheses, cohort, local, 0.1)]
+
+    expected = found(CPU)
+    with fake_gpu():
+        for ours, theirs in zip(found(CUDA), expected, strict=True):
+            np.testing.assert_allclose(ours, theirs, **CLOSE)
 
 
 # --- memory
 
-MANY = Case(
-    models.load("linear inputs=200 outputs=1"),
-    np.ones((12, 200), np.float32),
-    np.ones(12, np.float32),
-    lengths=(1,) * 12,
-)
+MANY = models.load("linear inputs=200 outputs=1")
+ALIKE = Dataset(manifest(12), np.ones((12, 200), np.float32), np.ones(12, np.float32), offsets_of([1] * 12))
 
 
 @pytest.mark.parametrize(
@@ -160,18 +99,15 @@ MANY = Case(
 )
 def test_a_chunk_that_does_not_fit_is_halved(kind: str, what: str) -> None:
     """And all that the first try held is let go before the next."""
-    hypotheses, update = draw_hypotheses(MANY.model, 2), LocalUpdate(1, 0.1, 0)
+    hypotheses, update = draw_hypotheses(MANY, 2), LocalUpdate(1, 0.1, 0)
 
     def done(device: torch.device) -> list[Any]:
-        learner, cohort = Learner(MANY.model, device, kind), Cohort.gather(MANY.dataset, range(12), device)
+        learner = ByArrays(Learner(MANY, device, kind))
+        cohort = Cohort.gather(ALIKE, range(12), device)
         if what == "train":
             generators = streams(0, "shuffle", 1, range(12))
-            return [ByArrays(learner).train(hypotheses, np.arange(12) % 2, cohort, update, generators)[0]["1.weight"]]
-        return (
-            [*ByArrays(learner).score(hypotheses, cohort)]
-            if what == "score"
-            else [ByArrays(learner).choose(hypotheses, cohort)]
-        )
+            return [learner.train(hypotheses, np.arange(12) % 2, cohort, update, generators)[0]["1.weight"]]
+        return [*learner.score(hypotheses, cohort)] if what == "score" else [learner.choose(hypotheses, cohort)]
 
     expected = done(CPU)
     with fake_gpu() as gpu:
@@ -190,7 +126,7 @@ def test_a_chunk_that_does_not_fit_is_halved(kind: str, what: str) -> None:
 
 def test_what_a_gpu_says_is_free_bounds_a_chunk() -> None:
     """A quarter of all of it, or less in halves."""
-    learner = Learner(MANY.model, CUDA, "batched")
+    learner = Learner(MANY, CUDA, "batched")
     with fake_gpu(said_free=1 << 30):
         assert learner._chunk_bytes() == 1 << 30
     with fake_gpu(said_free=(1 << 29) - 1):
@@ -200,14 +136,15 @@ def test_what_a_gpu_says_is_free_bounds_a_chunk() -> None:
 # --- the trial, runs, and what comes after
 
 
-@pytest.mark.parametrize("case", CASES[::2], ids=lambda case: case.model.name)
-def test_a_trial_step_picks_the_learner_as_on_the_cpu(case: Case) -> None:
+@pytest.mark.parametrize("name", ["all rows at once", "a convolution", "batch normalisation", "factors by epochs"])
+def test_a_trial_step_picks_the_learner_as_on_the_cpu(name: str) -> None:
     """But for convolutions, which a GPU computes in batches."""
-    picked = try_out(case.model, case.dataset, "cpu").engine
+    model, dataset = TABLE[name].kind.model, dataset_of(TABLE[name].kind)
+    picked = try_out(model, dataset, "cpu").engine
     with fake_gpu():
-        found = try_out(case.model, case.dataset, "auto")
+        found = try_out(model, dataset, "auto")
     assert found.device == CUDA
-    assert found.engine == ("batched" if case.model.name == "convolutions" else picked)
+    assert found.engine == ("batched" if name == "a convolution" else picked)
 
 
 def test_a_run_is_that_of_the_cpu() -> None:
@@ -225,12 +162,12 @@ def test_a_run_is_that_of_the_cpu() -> None:
 
 @pytest.mark.parametrize("how", list(Personal))
 def test_a_model_of_ones_own_is_that_of_the_cpu(how: Personal) -> None:
-    case, update, clients = CASES[0], LocalUpdate(1, 0.1, 2), range(len(LENGTHS))
-    hypotheses = draw_hypotheses(case.model, 3)
+    model, update, clients = MLP.model, LocalUpdate(1, 0.1, 2), range(len(LENGTHS))
+    hypotheses = draw_hypotheses(model, 3)
 
     def own(device: torch.device) -> Any:
-        cohort = Cohort.gather(case.dataset, clients, device)
-        learner = Learner(case.model, device, "batched")
+        cohort = Cohort.gather(dataset_of(MLP), clients, device)
+        learner = Learner(model, device, "batched")
         draws = partial(streams, 0, "shuffle", 0, clients)
         return method(how)(Task(learner, hypotheses, cohort, update, draws)).arrays(0)
 
@@ -240,11 +177,11 @@ def test_a_model_of_ones_own_is_that_of_the_cpu(how: Personal) -> None:
 
 
 def test_predictions_are_those_of_the_cpu() -> None:
-    case = CASES[0]
-    learnt = Learnt(case.model, draw_hypotheses(case.model, 2), RunConfig())
-    expected = [*predictions(learnt, case.dataset, [0, 2])]
+    model, dataset = MLP.model, dataset_of(MLP)
+    learnt = Learnt(model, draw_hypotheses(model, 2), RunConfig())
+    expected = [*predictions(learnt, dataset, [0, 2])]
     with fake_gpu():
-        found = [*predictions(learnt, case.dataset, [0, 2])]
+        found = [*predictions(learnt, dataset, [0, 2])]
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.hypothesis == theirs.hypothesis
         np.testing.assert_allclose(ours.outputs, theirs.outputs, **CLOSE)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from tests.helpers.cohorts import CLOSE, CPU, ByArrays, Rows, assert_close, cohort_of
+from tests.client.test_learner import TABLE
+from tests.helpers.cohorts import CPU, ByArrays, Kind, cohort_of
 from tests.helpers.datasets import manifest, save_plane
 from tests.helpers.examples import examples
 from tests.helpers.models import TINY_CNN, draw_hypotheses, model_of
@@ -25,7 +24,7 @@ from umbel.client import batched, trial
 from umbel.client import learner as module
 from umbel.client.batched import SLOTS
 from umbel.client.cohort import Cohort, LocalUpdate
-from umbel.client.learner import SITE, Learner, Turns, learner_for
+from umbel.client.learner import LOOP, SITE, Learner, Turns, learner_for
 from umbel.client.trial import try_out
 from umbel.data import open_dataset, write_dataset
 from umbel.models import LOSSES, METRICS, Model
@@ -35,51 +34,37 @@ from umbel.protocol.arrays import Arrays
 # --- which models
 
 
-def lstm() -> nn.Module:
-    return Recurrent("LSTM")
+def own(network: object, **kinds: object) -> Model:
+    return Model("own", network, LOSSES["cross-entropy"], METRICS["accuracy"], **kinds)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["linear", "mlp", "linear inputs=9 outputs=1", "mlp inputs=5 hidden=7,4 outputs=3"])
-@pytest.mark.parametrize("loss", ["mse", "rmse"])
-def test_dense_networks_are_computed_together(name: str, loss: str) -> None:
-    assert learner_for(models.load(name, loss), "cpu", SITE).engine == "site"
-
-
-@pytest.mark.parametrize("loss", ["log", "hinge", "margin"])
-def test_dense_networks_of_labels_are_computed_together(loss: str) -> None:
-    assert learner_for(models.load("linear inputs=4 outputs=1", loss), "cpu", SITE).engine == "site"
-
-
-def test_softmax_regression_is_computed_together() -> None:
-    assert learner_for(models.load("softmax features=20 classes=10"), "cpu", SITE).engine == "site"
-
-
-OTHERS = ("factors items=9 size=2", "biased-factors items=9 size=2")
-
-
-@pytest.mark.parametrize("name", [*sorted(models.MODELS.keys() - {"linear", "mlp"}), *OTHERS])
-def test_all_other_models_of_umbels_are_computed_one_by_one(name: str) -> None:
-    assert learner_for(models.load(name), "cpu", SITE).engine == "loop"
+DENSE = ["linear", "mlp", "linear inputs=9 outputs=1", "mlp inputs=5 hidden=7,4 outputs=3"]
+TOGETHER = [
+    *(models.load(name, loss) for name in DENSE for loss in ("mse", "rmse")),
+    *(models.load("linear inputs=4 outputs=1", loss) for loss in ("log", "hinge", "margin")),
+    models.load("softmax features=20 classes=10"),
+]
+ONE_BY_ONE = [
+    *map(models.load, sorted(models.MODELS.keys() - {"linear", "mlp"})),
+    models.load("factors items=9 size=2"),
+    models.load("biased-factors items=9 size=2"),
+    own(partial(Recurrent, "LSTM")),
+    own(Words),
+    models.load("mlp", "torch.nn.functional:mse_loss"),
+    Model(
+        "own loss", nn.Flatten, replace(LOSSES["mse"], per_sample=lambda outputs, _: outputs[..., 0]), METRICS["rmse"]
+    ),
+    replace(models.load("mlp"), frozen=("0.*",)),
+]
 
 
 @pytest.mark.parametrize(
-    "model",
-    [
-        Model("lstm", lstm, LOSSES["cross-entropy"], METRICS["accuracy"]),
-        Model("words", Words, LOSSES["cross-entropy"], METRICS["accuracy"]),
-        models.load("mlp", "torch.nn.functional:mse_loss"),
-        Model(
-            "own loss",
-            nn.Flatten,
-            replace(LOSSES["mse"], per_sample=lambda outputs, _: outputs[..., 0]),
-            METRICS["rmse"],
-        ),
-        replace(models.load("mlp"), frozen=("0.*",)),
-    ],
-    ids=lambda model: model.name,
+    ("model", "engine"), [*((one, SITE) for one in TOGETHER), *((one, LOOP) for one in ONE_BY_ONE)]
 )
-def test_models_of_other_operations_are_computed_one_by_one(model: Model) -> None:
-    assert learner_for(model, "cpu", SITE).engine == "loop"
+def test_dense_networks_with_umbels_losses_are_computed_together_and_all_others_one_by_one(
+    model: Model, engine: str
+) -> None:
+    assert learner_for(model, "cpu", SITE).engine == engine
 
 
 def test_rows_that_are_no_vectors_are_computed_one_by_one(tmp_path: Path) -> None:
@@ -113,53 +98,15 @@ def test_a_site_looks_whether_others_change_a_clients_bits(tmp_path: Path, monke
 # --- whoever else is there
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A model, and what draws the targets of its rows."""
-
-    model: Model
-    inputs: tuple[int, ...]
-    targets: Callable[[np.random.Generator, int], Any]
-    most: int = 40
-
-    def client(self, seed: tuple[int, int], rows: int) -> Rows:
-        """Draw a client, of numbers of many sizes."""
-        generator = np.random.default_rng(seed)
-        features = generator.standard_normal((rows, *self.inputs)) * np.exp(
-            generator.standard_normal((rows, *self.inputs))
-        )
-        return features, self.targets(generator, rows)
-
-
-def numbers(generator: np.random.Generator, rows: int) -> Any:
-    return generator.standard_normal(rows)
-
-
-def labels(generator: np.random.Generator, rows: int) -> Any:
-    return generator.choice([-1.0, 1.0], rows)
-
-
-def classes(count: int) -> Callable[[np.random.Generator, int], Any]:
-    return lambda generator, rows: generator.integers(0, count, rows)
-
-
-def activated() -> nn.Module:
-    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 5), nn.Sigmoid(), nn.Linear(5, 4))
-
-
 KINDS = {
-    "linear": Kind(models.load("linear"), (2,), numbers),
-    "mlp": Kind(models.load("mlp"), (3,), numbers),
-    "units": Kind(models.load("mlp inputs=3 hidden=9 outputs=1 offset=1,2,3 scale=4,5,6"), (3,), numbers),
-    "log": Kind(models.load("linear inputs=4 outputs=1", "log"), (4,), labels),
-    "hinge": Kind(models.load("mlp inputs=4 hidden=3 outputs=1", "hinge"), (4,), labels),
-    "softmax": Kind(models.load("softmax features=20 classes=10"), (20,), classes(10)),
-    "activated": Kind(model_of("activated", activated, LOSSES["cross-entropy"], METRICS["accuracy"]), (3,), classes(4)),
-    "head": Kind(replace(models.load("mlp"), local=("2.*",)), (3,), numbers),
-    "convolution": Kind(TINY_CNN, (1, 6, 6), classes(3), 4),
-    "lstm": Kind(model_of("lstm", lstm, LOSSES["cross-entropy"], METRICS["accuracy"]), (5, 2), classes(3), 3),
+    name: TABLE[name].kind
+    for name in (
+        "all rows at once", "one row at a time", "units", "log loss", "hinge loss", "softmax regression",
+        "activations, one used twice", "a head of one's own", "a convolution", "a recurrent layer",
+    )
 }  # fmt: skip
-
+ALONE = {"a convolution", "a recurrent layer"}
+"""Kinds that the loop computes."""
 OPTIMIZERS = (SGD(), Momentum(clip_gradient=0.5, proximal=0.1), Adam())
 
 
@@ -179,7 +126,7 @@ class Crowd:
 
     def results(self, learner: Learner, clients: list[int]) -> list[tuple[bytes, ...]]:
         """Return the scores, the choice and all parameters of some clients, as bits."""
-        model, found = self.kind.model, {}
+        found = {}
         for some in Turns(learner, [self.lengths[c] for c in clients]).batches:
             asked = np.array(clients)[some].tolist()
             cohort, local = self.cohort(asked), self.local(asked)
@@ -190,11 +137,16 @@ class Crowd:
             for i, c in enumerate(asked):
                 values = losses[:, i], metrics[:, i], chosen[i], *(one[i] for one in (shared | own).values())
                 found[c] = tuple(np.asarray(value).tobytes() for value in values)
-        assert model.shapes
         return [found[c] for c in clients]
 
     def cohort(self, clients: list[int]) -> Cohort:
-        return cohort_of(*(self.kind.client((self.seed, c), self.lengths[c]) for c in clients))
+        """Draw clients, of numbers of many sizes."""
+        rows = []
+        for c in clients:
+            generator = np.random.default_rng([self.seed, c])
+            features, targets = self.kind.client(generator, self.lengths[c])
+            rows.append((features * np.exp(generator.standard_normal(features.shape)), targets))
+        return cohort_of(*rows)
 
     def local(self, clients: list[int]) -> Arrays:
         return self.kind.model.initial_local([np.random.default_rng([self.seed, c, 1]) for c in clients])
@@ -203,12 +155,11 @@ class Crowd:
 @st.composite
 def crowds(draw: st.DrawFn, kind: str) -> tuple[Crowd, list[list[int]]]:
     """Draw clients, and some of them in any order, a few times."""
-    own = KINDS[kind]
-    most = 2 * SLOTS if own.most > 4 else 4
-    lengths = draw(st.lists(st.integers(1, own.most), min_size=1, max_size=most))
+    rows, most = (4, 4) if kind in ALONE else (40, 2 * SLOTS)
+    lengths = draw(st.lists(st.integers(1, rows), min_size=1, max_size=most))
     epochs, size, steps = draw(st.integers(0, 2)), draw(st.integers(0, 17)), draw(st.integers(0, 2))
     update = LocalUpdate(epochs, 0.3, size, steps, descent=draw(st.sampled_from(OPTIMIZERS)))
-    crowd = Crowd(own, draw(st.integers(0, 2**32 - 1)), draw(st.integers(1, 3)), tuple(lengths), update)
+    crowd = Crowd(KINDS[kind], draw(st.integers(0, 2**32 - 1)), draw(st.integers(1, 3)), tuple(lengths), update)
     everyone = st.permutations(range(len(lengths)))
     asked = [draw(everyone)[: draw(st.integers(1, len(lengths)))] for _ in range(2)]
     return crowd, asked
@@ -227,7 +178,7 @@ def test_a_client_has_the_same_bits_in_any_company(kind: str, data: st.DataObjec
     assert crowd.results(learner, [alone]) == [expected[alone]]
 
 
-MLP = Crowd(KINDS["mlp"], 7, 2, tuple(1 + c % 8 for c in range(SLOTS)), LocalUpdate(2, 0.3, 3))
+MLP = Crowd(KINDS["one row at a time"], 7, 2, tuple(1 + c % 8 for c in range(SLOTS)), LocalUpdate(2, 0.3, 3))
 
 
 def test_every_slot_gives_the_same_bits() -> None:
@@ -239,7 +190,7 @@ def test_every_slot_gives_the_same_bits() -> None:
         assert MLP.results(learner, clients)[slot] == expected
 
 
-@pytest.mark.parametrize("kind", ["mlp", "softmax", "activated"])
+@pytest.mark.parametrize("kind", ["one row at a time", "softmax regression", "activations, one used twice"])
 def test_threads_change_no_bit(kind: str) -> None:
     crowd, threads = replace(MLP, kind=KINDS[kind]), torch.get_num_threads()
     learner, clients = learner_for(crowd.kind.model, "cpu", SITE), list(range(SLOTS))
@@ -274,19 +225,6 @@ def test_one_call_for_many_clients_gives_each_its_bits() -> None:
     losses, metrics = ByArrays(learner).score(crowd.hypotheses, crowd.cohort(clients))
     for c, (loss, metric, *_) in enumerate(crowd.results(learner, clients)):
         assert (losses[:, c].tobytes(), metrics[:, c].tobytes()) == (loss, metric)
-
-
-def test_the_numbers_are_those_of_the_loop_up_to_rounding() -> None:
-    crowd = replace(MLP, lengths=(3, 9, 30, 4, 4, 17, 60), update=LocalUpdate(2, 0.05, 5))
-    cohort, clients = crowd.cohort(list(range(7))), range(7)
-    scores, trained = [], []
-    for engine in (SITE, "loop"):
-        learner = learner_for(crowd.kind.model, "cpu", engine)
-        scores.append(ByArrays(learner).score(crowd.hypotheses, cohort))
-        chosen, shuffles = np.arange(7) % 2, [np.random.default_rng(c) for c in clients]
-        trained.append(ByArrays(learner).train(crowd.hypotheses, chosen, cohort, crowd.update, shuffles)[0])
-    np.testing.assert_allclose(scores[0], scores[1], **CLOSE)
-    assert_close(*trained, rtol=1e-4)
 
 
 # --- which clients

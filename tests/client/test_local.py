@@ -79,17 +79,6 @@ def test_a_newcomer_starts_afresh_even_where_something_is_kept() -> None:
     assert read(local, 4).tolist() == [[1, 2]]
 
 
-def test_several_local_parameters_are_kept_by_name() -> None:
-    state, model = RecordDict(), headed()
-    values = kept(model=model).read([3, 1])
-    assert {name: value.shape for name, value in values.items()} == {"head.weight": (2, 1, 3), "head.bias": (2, 1)}
-    values["head.bias"][:] = [[1], [2]]
-    kept(state, model=model).write([3, 1], values, {"body.bias": np.zeros((2, 3))})
-    again = kept(state, model=model).read([1, 3])
-    assert again["head.bias"].tolist() == [[2], [1]]
-    np.testing.assert_array_equal(again["head.weight"], values["head.weight"][::-1])
-
-
 # --- where they are kept
 
 
@@ -105,27 +94,19 @@ def test_what_is_kept_is_found_again(tmp_path: Path) -> None:
         assert read(later, 9, 4).tolist() == [[3, 4], [1, 2]]
         later.write([4], users([5, 6]), shared(1))
         assert read(kept(state, where, seed=None), 4, 9).tolist() == [[5, 6], [3, 4]]
+        assert list(state) == (["umbel.local"] if where.simulated else []), "in simulation in the node's own state"
+    assert (read(kept(RecordDict()), 4) != [[5, 6]]).all(), "another node knows nothing of them"
+    (file,) = tmp_path.rglob("*.safetensors")
+    assert file.parent.parent == tmp_path / "ledger.jsonl.local", "at a site beside its ledger, for a new process"
+    assert not any(one.stat().st_mode & 0o077 for one in (file, file.parent, file.parent.parent)), "the site's alone"
+    assert sorted(safetensors.numpy.load_file(file)["user"].tolist()) == [[3, 4], [5, 6]]
 
 
-def test_in_simulation_they_live_in_the_nodes_own_state(umbel_home: Path, tmp_path: Path) -> None:
-    state, simulated = RecordDict(), Site(Policy(ledger_path=str(tmp_path / "ledger.jsonl")), None, simulated=True)
-    kept(state, simulated).write([4], users([1, 2]), shared(1))
-    assert list(state) == ["umbel.local"]
+def test_in_simulation_nothing_is_written(umbel_home: Path, tmp_path: Path) -> None:
+    simulated = Site(Policy(ledger_path=str(tmp_path / "ledger.jsonl")), None, simulated=True)
+    kept(RecordDict(), simulated).write([4], users([1, 2]), shared(1))
     assert not umbel_home.exists()
     assert not [*tmp_path.glob("ledger*")]
-    assert (read(kept(RecordDict()), 4) != [[1, 2]]).all(), "another node knows nothing of them"
-
-
-def test_at_a_site_they_lie_beside_its_ledger_and_a_new_process_goes_on_with_them(tmp_path: Path) -> None:
-    state = RecordDict()
-    kept(state, site(tmp_path), run="spring").write([4], users([1, 2]), shared(1))
-    assert not state
-    (file,) = tmp_path.rglob("*.safetensors")
-    assert file.parent.parent == tmp_path / "ledger.jsonl.local"
-    assert not any(one.stat().st_mode & 0o077 for one in (file, file.parent, file.parent.parent)), "the site's alone"
-    assert safetensors.numpy.load_file(file)["user"].tolist() == [[1, 2]]
-    # Of a node that was restarted the state is empty.
-    assert read(kept(RecordDict(), site(tmp_path), run="spring", seed=None), 4).tolist() == [[1, 2]]
 
 
 @pytest.mark.parametrize("other", ["summer", "", "spring ", "../spring", "spring\n"])
@@ -161,17 +142,6 @@ def test_another_model_does_not_see_them(tmp_path: Path) -> None:
     # Of the same name and shapes, but on another frozen layer.
     assert kept(where=site(tmp_path), model=body(2.0)).read([4])["head.bias"].tolist() != [[1]]
     assert (read(kept(where=site(tmp_path)), 4) == read(kept(), 4)).all()
-
-
-def test_a_model_without_local_parameters_keeps_nothing(tmp_path: Path) -> None:
-    state, linear = RecordDict(), models.load("linear")
-    for where in (SIMULATED, site(tmp_path)):
-        local = kept(state, where, linear)
-        assert local.read([3]) == {}
-        assert local.fresh([3]) == {}
-        local.write([3], {}, {"weight": np.zeros((1, 1, 2), np.float32)})
-    assert not state
-    assert list(tmp_path.iterdir()) == []
 
 
 # --- training that blew up counts as none

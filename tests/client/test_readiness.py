@@ -43,20 +43,6 @@ def test_it_is_ready_while_its_files_are_whole_and_again_once_they_are(
     ]  # fmt: skip
 
 
-def full(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.posix_fallocate", Mock(side_effect=OSError(28, "No space left on device")))
-
-
-def test_a_full_disk_is_a_reason_until_there_is_room(ledger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    readiness, before = Readiness(ledger), ledger.read_bytes()
-    assert code(readiness) == ""
-    with monkeypatch.context() as patch:
-        full(patch)
-        assert code(readiness) == "ledger.disk-full"
-    assert code(readiness) == ""
-    assert ledger.read_bytes() == before, "nothing is written"
-
-
 @pytest.mark.parametrize("file", ["journal", "witness", "folder"])
 def test_a_disk_that_becomes_read_only_is_a_reason_although_no_file_changes(
     ledger: Path, file: str, monkeypatch: pytest.MonkeyPatch
@@ -68,6 +54,15 @@ def test_a_disk_that_becomes_read_only_is_a_reason_although_no_file_changes(
         patch.setattr("os.access", lambda one, mode: one != path)
         assert code(readiness) == "site.permissions"
     assert code(readiness) == ""
+
+
+def test_a_full_disk_is_a_reason_until_there_is_room(ledger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readiness, before = Readiness(ledger), ledger.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr("os.posix_fallocate", Mock(side_effect=OSError(28, "No space left on device")))
+        assert code(readiness) == "ledger.disk-full"
+    assert code(readiness) == ""
+    assert ledger.read_bytes() == before, "nothing is written"
 
 
 def test_a_policy_that_becomes_invalid_and_data_that_go_are_reasons_until_they_are_whole(
@@ -92,21 +87,16 @@ def test_a_policy_that_becomes_invalid_and_data_that_go_are_reasons_until_they_a
     assert code(readiness) == "site.no-data"
 
 
-def test_a_site_that_makes_its_ledger_itself_needs_none_before_the_first_message(
+def test_a_site_that_makes_its_ledger_itself_needs_none_before_the_first_message_but_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = {"data-path": str(tmp_path)}
-    first = Readiness.of(own)
-    assert first
-    assert code(first) == ""
-    named = Readiness.of(own | {"ledger-path": str(tmp_path / "ledger.jsonl"), "budget": 1.0})
-    assert named
-    assert code(named) == "ledger.missing"
+    def first(**entries: object) -> str:
+        readiness = Readiness.of({"data-path": str(tmp_path), **entries})
+        assert readiness
+        return code(readiness)
 
-
-def test_a_full_disk_is_a_reason_also_before_the_first_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert first() == ""
+    assert first(**{"ledger-path": str(tmp_path / "ledger.jsonl"), "budget": 1.0}) == "ledger.missing"
     monkeypatch.setenv("UMBEL_HOME", str(tmp_path))
     monkeypatch.setattr("umbel.protocol.home.free_space", lambda _: 0)
-    readiness = Readiness.of({"data-path": str(tmp_path)})
-    assert readiness
-    assert code(readiness) == "disk.full"
+    assert first() == "disk.full"

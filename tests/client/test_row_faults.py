@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -62,6 +62,11 @@ def open_site(
     config |= {key.replace("_", "-"): value for key, value in policy.items()}
     run = run_config | {"dataset": "", "model": "", "loss": "", "local": ""}
     return InProcessGrid(app, run, node_configs=[config])
+
+
+def node_of(grid: InProcessGrid) -> Node:
+    [context] = grid.contexts.values()
+    return Node.of(context.node_config, context.run_config)
 
 
 @pytest.fixture
@@ -182,12 +187,8 @@ def test_rows_beyond_the_bound_are_left_out() -> None:
 def test_a_site_that_protects_rows_does_not_start_with_a_larger_client_than_it_declares(
     site: Grid, policy: dict[str, Any], starts: bool
 ) -> None:
-    [context] = site(**policy).contexts.values()
-    if starts:
-        Node.of(context.node_config, context.run_config)
-        return
-    with raises(SiteError, "site.max-rows"):
-        Node.of(context.node_config, context.run_config)
+    with nullcontext() if starts else raises(SiteError, "site.max-rows"):
+        node_of(site(**policy))
 
 
 # --- before a charge
@@ -206,8 +207,7 @@ def test_what_might_take_too_long_is_refused_before_any_charge(
 
 def test_a_made_up_client_takes_the_time_of_the_largest(monkeypatch: pytest.MonkeyPatch, site: Grid) -> None:
     """A clock that counts the rows of sums, and those of scores: .001 seconds each."""
-    [context] = site(rows="largest=2000").contexts.values()
-    here, clock = Node.of(context.node_config, context.run_config), [0.0]
+    here, clock = node_of(site(rows="largest=2000")), [0.0]
     sums, score = dp_sgd._sums, type(here.learner).score
 
     def counted(gradients: Any, parameters: Any, cohort: Any, drawn: Any, *others: Any) -> Any:
@@ -241,9 +241,8 @@ def test_a_training_that_fails_on_made_up_rows_is_charged_to_nobody(
     monkeypatch.setattr("umbel.client.learner.gradients_of", broken)
     assert refused(train(grid))
     assert not Journal(tmp_path / "ledger.jsonl").accounts()
-    [context] = grid.contexts.values()
     with raises(ModelError, "model.trial", "no such kernel"):
-        Node.of(context.node_config, context.run_config).check_training(START, task_of(**ROWS))
+        node_of(grid).check_training(START, task_of(**ROWS))
 
 
 @pytest.mark.parametrize("some", [[*START], [*START][:1]])

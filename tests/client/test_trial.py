@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,10 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.helpers.cohorts import ByArrays, assert_close, cohort_of, generators, sgd
+from tests.helpers.cohorts import ByArrays, cohort_of
 from tests.helpers.datasets import manifest
 from tests.helpers.errors import raises
 from tests.helpers.models import TINY_CNN, draw_hypotheses
+from tests.helpers.strangers import TiedWriter
 from umbel import models
 from umbel.client import trial
 from umbel.client.cohort import LocalUpdate
@@ -192,71 +194,53 @@ def test_what_gets_no_gradient_may_be_frozen_and_a_buffer_that_changes_each_clie
     assert learner.model.local_shapes == {"seen": (4,)}
 
 
-def test_a_loss_of_the_wrong_shape_is_told() -> None:
-    mean = Loss("mean", lambda outputs, targets: (outputs[:, 0] - targets).square().mean(), torch.sqrt, torch.sqrt)
-    with raises(ModelError, "model.score", "2 rows"):
-        try_out(Model("own", lambda: nn.Linear(2, 1), mean, METRICS["rmse"]), data(), "cpu")
-
-
 def weighted(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return what PyTorch divides by the weights of the rows' classes: of a single row no weight is left."""
     return F.cross_entropy(outputs, targets, weight=torch.tensor([1.0, 9.0]))
 
 
-def with_scores(network: Network, loss: Callable[..., Tensor], metric: Callable[..., Tensor] | None = None) -> Model:
+def with_scores(outputs: int, loss: Callable[..., Tensor], metric: Callable[..., Tensor] | None = None) -> Model:
+    """Return a model of functions of a user's own."""
 
     def same(mean: Any) -> Any:
         return mean
 
-    own, score = (Loss("mine:loss", loss, same, same, by_row=True), metric or loss)
-    return Model("own", network, own, Score("mine:score", score, same, by_row=True))
+    own, score = (
+        Loss("mine:loss", loss, same, same, by_row=True),
+        Score("mine:score", metric or loss, same, by_row=True),
+    )
+    return Model("own", partial(nn.Linear, 2, outputs), own, score)
 
 
-@pytest.mark.parametrize(
-    ("score", "classes"),
-    [
-        (lambda outputs, targets: (outputs - targets).square().mean().sqrt(), False),
-        (lambda outputs, targets: (outputs - targets).square().sum(), False),
-        (weighted, True),
-    ],
-    ids=["a root of the mean", "a sum", "weights of classes"],
-)
-def test_a_function_of_several_rows_that_is_not_their_mean_is_refused(
-    score: Callable[..., Tensor], classes: bool
-) -> None:
+SCORES: dict[str, tuple[Callable[..., Tensor], bool]] = {
+    "a value a row": (lambda outputs, targets: (outputs - targets).abs(), True),
+    "their mean": (lambda outputs, targets: (outputs - targets).abs().mean(), True),
+    "reshaped": (lambda outputs, targets: (outputs.squeeze(-1) - targets.reshape(-1)).abs().mean(), True),
+    "squeezed": (lambda outputs, targets: (outputs.squeeze(-1) - targets).abs().mean(), True),
+    "of one row only": (lambda outputs, targets: (outputs - targets.reshape(1, 1)).abs().mean(), True),
+    "a root of the mean": (lambda outputs, targets: (outputs - targets).square().mean().sqrt(), False),
+    "a sum": (lambda outputs, targets: (outputs - targets).square().sum(), False),
+    "weights of classes": (weighted, False),
+}
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_a_function_of_several_rows_is_their_mean_in_any_form_or_is_refused(name: str) -> None:
     """Row by row, a root of a mean square would silently be an absolute error, and class weights would vanish."""
-    dataset = data(targets=[0, 1, 1]) if classes else data()
-    network = partial(nn.Linear, 2, 1 + classes)
-    with raises(ModelError, "model.score-of-rows", "mine:loss"):
-        try_out(with_scores(network, score), dataset, "cpu")
-    mean = F.cross_entropy if classes else F.mse_loss
-    with raises(ModelError, "model.score-of-rows", "mine:score"):
-        try_out(with_scores(network, mean, score), dataset, "cpu")
+    (score, fits), classes = SCORES[name], name == "weights of classes"
+    dataset, mean = (data(targets=[0, 1, 1]), F.cross_entropy) if classes else (data(), F.mse_loss)
+    for model, named in ((with_scores(1 + classes, score), "loss"), (with_scores(1 + classes, mean, score), "score")):
+        with nullcontext() if fits else raises(ModelError, "model.score-of-rows", f"mine:{named}"):
+            try_out(model, dataset, "cpu")
 
 
-@pytest.mark.parametrize(
-    "score",
-    [
-        lambda outputs, targets: (outputs - targets).abs(),
-        lambda outputs, targets: (outputs - targets).abs().mean(),
-        lambda outputs, targets: (outputs.squeeze(-1) - targets.reshape(-1)).abs().mean(),
-        lambda outputs, targets: (outputs.squeeze(-1) - targets).abs().mean(),
-        lambda outputs, targets: (outputs - targets.reshape(1, 1)).abs().mean(),
-    ],
-    ids=["a value a row", "their mean", "reshaped", "squeezed", "of one row only"],
-)
-def test_a_mean_is_taken_in_any_form(score: Callable[..., Tensor]) -> None:
-    assert try_out(with_scores(lambda: nn.Linear(2, 1), score), data(), "cpu")
-
-
-def test_a_metric_that_is_no_number_is_refused() -> None:
+def test_a_score_of_the_wrong_shape_or_that_is_no_number_is_refused() -> None:
     """A validation client would report the largest number that there is."""
-
-    def nothing(outputs: Tensor, targets: Tensor) -> Tensor:
-        return (outputs - targets) * math.nan
-
+    mean = Loss("mean", lambda outputs, targets: (outputs[:, 0] - targets).square().mean(), torch.sqrt, torch.sqrt)
+    with raises(ModelError, "model.score", "2 rows"):
+        try_out(Model("own", lambda: nn.Linear(2, 1), mean, METRICS["rmse"]), data(), "cpu")
     with raises(ModelError, "model.not-finite", "mine:score"):
-        try_out(with_scores(lambda: nn.Linear(2, 1), F.l1_loss, nothing), data(), "cpu")
+        try_out(with_scores(1, F.l1_loss, lambda outputs, targets: (outputs - targets) * math.nan), data(), "cpu")
 
 
 def test_the_same_seed_draws_the_same_parameters() -> None:
@@ -286,25 +270,6 @@ def test_whether_a_model_is_refused_does_not_tell_about_the_data(scale: float) -
 # --- tokens, and classes of several axes
 
 
-def test_whole_numbers_go_to_an_embedding_as_they_are() -> None:
-    class Bag(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.words, self.out = nn.Embedding(10, 4), nn.Linear(4, 2)
-
-        def forward(self, tokens: Tensor) -> Tensor:
-            outputs: Tensor = self.out(self.words(tokens).mean(1))
-            return outputs
-
-    tokens = np.array([[0, 1], [9, 2], [3, 4]])
-    learner = tried(Bag, data(tokens, [0, 1, 1]), loss="cross-entropy")
-    assert learner.engine == "batched"
-    with raises(ModelError, "model.misfit", "10"):
-        tried(Bag, data(tokens + 1, [0, 1, 1]), loss="cross-entropy")
-    with raises(ModelError, "model.misfit", "feature_scale"):
-        tried(Bag, data(tokens, [0, 1, 1], feature_scale=0.5), loss="cross-entropy")
-
-
 def test_the_next_token_of_each_place_is_a_class() -> None:
     """Losses of a sequence are averaged: with even odds among 4 tokens each place costs log 4."""
 
@@ -317,14 +282,6 @@ def test_the_next_token_of_each_place_is_a_class() -> None:
     np.testing.assert_allclose(losses, np.log(4), rtol=1e-6)
     losses, accuracies = ByArrays(learner).score(shifted, cohort)
     assert (losses.tolist(), accuracies.tolist()) == ([[0, 0]], [[1, 1]])
-
-
-def test_images_are_compared_as_vectors() -> None:
-    """A picture of 2 x 2 that is off by 1 everywhere is at a distance of sqrt(4)."""
-    images = np.zeros((3, 1, 2, 2), np.float32)
-    learner = tried(lambda: nn.Conv2d(1, 1, 1), data(images, images))
-    weights = {"weight": np.zeros((1, 1, 1, 1, 1), np.float32), "bias": np.ones((1, 1), np.float32)}
-    assert ByArrays(learner).score(weights, cohort_of((images, images)))[0].tolist() == [[2]]
 
 
 def test_a_loss_of_ones_own_sees_the_extremes_of_the_targets() -> None:
@@ -385,33 +342,10 @@ def normalised(**options: Any) -> Network:
 
 
 def test_running_statistics_are_each_clients_own() -> None:
-    learner = tried(normalised())
-    model = learner.model
+    """That they are PyTorch's is in test_learner.py."""
+    model = tried(normalised()).model
     assert model.local_shapes == {"1.running_mean": (3,), "1.running_var": (3,), "1.num_batches_tracked": ()}
     assert model.num_parameters == 6 + 3 + 3 + 3 + 3 + 1, "statistics are no parameters that are released"
-    cohort = cohort_of((ROWS[:4], ROWS[:4, 0]), (ROWS[4:], ROWS[4:, 0]))
-    fresh = model.initial_local(generators(2))
-    assert not fresh["1.running_mean"].any()
-    hypotheses = draw_hypotheses(model, 1)
-    once = LocalUpdate(1, 0.1, 0)
-    _, kept = ByArrays(learner).train(hypotheses, np.zeros(2, np.int64), cohort, once, generators(2), fresh)
-    for c, rows in enumerate((ROWS[:4], ROWS[4:])):
-        hidden = rows @ hypotheses["0.weight"][0].T + hypotheses["0.bias"][0]
-        # PyTorch's momentum: a tenth of what the batch says.
-        np.testing.assert_allclose(kept["1.running_mean"][c], 0.1 * hidden.mean(0), rtol=1e-5, atol=1e-7)
-        np.testing.assert_allclose(kept["1.running_var"][c], 0.9 + 0.1 * hidden.var(0, ddof=1), rtol=1e-5)
-    assert kept["1.num_batches_tracked"].tolist() == [1, 1]
-    assert not fresh["1.running_mean"].any(), "what was handed over is left as it was"
-
-
-def test_training_is_that_of_pytorch() -> None:
-    learner, update = tried(normalised()), LocalUpdate(2, 0.1, 0)
-    start, fresh = draw_hypotheses(learner.model, 1), learner.model.initial_local(generators(1))
-    cohort = cohort_of((ROWS, ROWS[:, 0]))
-    shared, own = ByArrays(learner).train(start, np.zeros(1, np.int64), cohort, update, generators(1), fresh)
-    first = {name: np.asarray(value[0]) for name, value in (start | fresh).items()}
-    expected = sgd(learner.model, first, (ROWS, ROWS[:, 0]), update)
-    assert_close({name: value[0] for name, value in (shared | own).items()}, expected)
 
 
 def test_frozen_statistics_stay_as_they_are() -> None:
@@ -422,14 +356,6 @@ def test_frozen_statistics_stay_as_they_are() -> None:
     assert learner.engine == "batched", "a row's outputs no longer hang on those beside it"
     trained_with(learner, [0, 1])
     assert model.frozen_values["1.running_mean"].tolist() == [0, 0, 0]
-
-
-def test_a_minibatch_of_one_row_has_no_statistics_and_is_left_out() -> None:
-    learner = tried(normalised())
-    start, fresh = draw_hypotheses(learner.model, 1), learner.model.initial_local(generators(1))
-    cohort = cohort_of((ROWS[:1], ROWS[:1, 0]))
-    shared, own = ByArrays(learner).train(start, np.zeros(1, np.int64), cohort, UPDATE, generators(1), fresh)
-    assert_close(shared | own, start | fresh)
 
 
 def test_without_running_statistics_each_client_is_scored_by_its_own() -> None:
@@ -447,43 +373,12 @@ def test_without_running_statistics_each_client_is_scored_by_its_own() -> None:
 # --- tied weights
 
 
-class Tied(nn.Module):
-    """An autoencoder whose decoder is its encoder, transposed in the product."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder, self.decoder = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
-        self.decoder.weight = self.encoder.weight
-
-    def forward(self, rows: Tensor) -> Tensor:
-        outputs: Tensor = self.decoder(self.encoder(rows))
-        return outputs
-
-
-def test_tied_weights_count_once_and_stay_tied() -> None:
-    dataset = data(ROWS[:3], ROWS[:3])
-    learners = [try_out(of(Tied), dataset, "cpu", engine) for engine in ("loop", "batched")]
-    model = learners[0].model
-    assert (model.shapes, model.num_parameters) == ({"encoder.weight": (2, 2)}, 4)
-    assert set(of(Tied, frozen=("decoder.*",)).frozen_values) == {"encoder.weight"}, "by either name"
-    cohort, start = cohort_of((ROWS, ROWS)), draw_hypotheses(model, 1)
-    chosen, once = np.zeros(1, np.int64), LocalUpdate(1, 0.1, 0)
-    trained = [ByArrays(learner).train(start, chosen, cohort, once, generators(1))[0] for learner in learners]
-    weight = torch.from_numpy(start["encoder.weight"][0].copy()).requires_grad_()
-    rows = torch.from_numpy(ROWS)
-    (rows @ weight.T @ weight.T - rows).square().sum(1).mean().backward()
-    expected = {"encoder.weight": (weight - 0.1 * weight.grad).detach().numpy()[None]}
-    for one in trained:
-        assert_close(one, expected)
-
-
-def test_a_large_model_is_tried_once_for_rows_of_the_same_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command and the node in its process, with data of the same shapes, need one trial step."""
-    model, tried = of(lambda: nn.Linear(2, 1)), []
-    monkeypatch.setattr(trial, "_check_network", lambda *_: tried.append(1))
-    first, second = (try_out(model, data(), "cpu") for _ in range(2))
-    assert first is second
-    assert len(tried) == 1
+def test_tied_weights_count_once() -> None:
+    """That they stay tied is in test_learner.py."""
+    once, frozen = of(TiedWriter, "cross-entropy"), of(TiedWriter, "cross-entropy", frozen=("out.*",))
+    assert "words.weight" in once.shapes
+    assert "out.weight" not in once.shapes
+    assert set(frozen.frozen_values) == {"words.weight"}, "by either name"
 
 
 def test_each_engine_of_a_site_is_tried_with_all_that_training_loads(monkeypatch: pytest.MonkeyPatch) -> None:

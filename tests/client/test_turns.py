@@ -63,40 +63,32 @@ def test_with_four_clients_a_core_each_core_has_a_client(tmp_path: Path, run_con
     assert torch.get_num_threads() == 2
 
 
-def test_the_clients_that_are_asked_decide_nothing(tmp_path: Path, run_config: dict[str, Any]) -> None:
-    """A single one is computed by one thread too."""
-    one = turns_of(node(tmp_path / "many", run_config), EVERYONE[:1])
-    assert one.size == 1
-    with one.threads:
-        assert torch.get_num_threads() == 1
-
-
-@pytest.mark.parametrize(("model", "clients"), [("lenet10", 7), ("cnn-dropout", CLIENTS)])
-def test_few_clients_and_networks_that_draw_have_all_cores(
-    model: str, clients: int, tmp_path: Path, run_config: dict[str, Any]
+@pytest.mark.parametrize(
+    ("model", "clients", "asked", "threads"),
+    [
+        ("lenet10", CLIENTS, 1, 1),  # the clients that are asked decide nothing: one thread computes it too
+        ("lenet10", 7, 7, 2),  # few clients have all cores
+        ("cnn-dropout", CLIENTS, CLIENTS, 2),  # and so have networks that draw
+    ],
+)
+def test_others_are_computed_one_at_a_time(
+    model: str, clients: int, asked: int, threads: int, tmp_path: Path, run_config: dict[str, Any]
 ) -> None:
-    few = turns_of(node(tmp_path / "few", run_config, model, clients), EVERYONE[:clients])
-    assert few.size == 1
-    with few.threads:
-        assert torch.get_num_threads() == 2
+    turns = turns_of(node(tmp_path / "own", run_config, model, clients), EVERYONE[:asked])
+    assert turns.size == 1
+    with turns.threads:
+        assert torch.get_num_threads() == threads
 
 
-def test_memory_bounds_the_number_of_clients_at_a_time(
+def test_memory_and_a_network_that_cannot_be_copied_bound_the_number_of_clients_at_a_time(
     tmp_path: Path, run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(learner, "CPU_CHUNK_BYTES", 1)
-    assert turns_of(node(tmp_path / "many", run_config), EVERYONE).size == 1
-
-
-def test_a_network_that_cannot_be_copied_computes_one_client_at_a_time(
-    tmp_path: Path, run_config: dict[str, Any]
-) -> None:
-    odd = node(tmp_path / "many", run_config)
-    odd.model.module.odd = (one for one in ())
-    try:
-        assert turns_of(odd, EVERYONE).size == 1
-    finally:
-        del odd.model.module.odd
+    own = node(tmp_path / "many", run_config)
+    with monkeypatch.context() as short:
+        short.setattr(learner, "CPU_CHUNK_BYTES", 1)
+        assert turns_of(own, EVERYONE).size == 1
+    monkeypatch.setattr(own.model.module, "odd", (one for one in ()), raising=False)
+    assert turns_of(own, EVERYONE).size == 1
 
 
 def test_clients_on_several_threads_have_the_bits_of_one_thread(tmp_path: Path, run_config: dict[str, Any]) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.learner import SITE, Learner, Scores, arrays_of, learner_for
@@ -24,6 +24,38 @@ CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 
 Rows = tuple[Any, Any]
 """A client's features and targets."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A model, the shape of a row, of numbers or tokens, and its targets.
+
+    These are numbers, labels, as many classes, whole rows again, or the next token of each place. Of items, which have
+    no shape, a client labels some.
+    """
+
+    model: Model
+    inputs: tuple[int, ...]
+    targets: int | str = "numbers"
+    tokens: int = 0
+
+    def client(self, generator: np.random.Generator, rows: int) -> Rows:
+        """Draw a client."""
+        shape = (rows, *self.inputs)
+        features: Any = generator.integers(0, self.tokens, shape) if self.tokens else generator.standard_normal(shape)
+        match self.targets:
+            case "numbers":
+                return features, generator.standard_normal(rows)
+            case "labels":
+                return features, generator.choice([-1.0, 1.0], rows)
+            case "rows":
+                return features, features
+            case "next":
+                return features, np.roll(features, -1, 1)
+            case "items":
+                items = generator.choice(self.model.shapes["items"][0], rows, replace=False)
+                return items[:, None].astype(float), generator.choice([-1.0, 1.0], rows)
+        return features, generator.integers(0, self.targets, rows)
 
 
 def learner_of(engine: str, model: Model) -> Learner:
@@ -124,51 +156,3 @@ def train(
 def score(model: Model, hypotheses: Arrays, cohort: Cohort, engine: str) -> Scores:
     """Return loss and metric of every hypothesis on every client."""
     return ByArrays(learner_of(engine, model)).score(hypotheses, cohort)
-
-
-class InOrder(np.random.Generator):
-    """A generator that shuffles nothing."""
-
-    def __init__(self) -> None:
-        super().__init__(np.random.PCG64(0))
-
-    def permutation(self, x: Any, axis: int = 0) -> Any:
-        """Return `x` as it is."""
-        return x
-
-
-def sgd(
-    model: Model,
-    start: Arrays,
-    rows: Rows,
-    update: LocalUpdate,
-    only: str = "",
-    make: Callable[[list[torch.Tensor]], torch.optim.Optimizer] | None = None,
-    clip: float = 0.0,
-    proximal: float = 0.0,
-) -> Arrays:
-    """Train one client as a PyTorch tutorial would, minibatches in the rows' own order, by mse or cross-entropy.
-
-    It begins with all parameters that are not frozen, trains those whose names begin with `only`, and returns all. It
-    may `make` another optimizer, clip gradients, and hold parameters near where they began.
-    """
-    criterion = {"mse": nn.MSELoss(), "cross-entropy": nn.CrossEntropyLoss()}[model.loss.name]
-    network = model.network()
-    network.load_state_dict(model.frozen_values | {name: torch.from_numpy(value) for name, value in start.items()})
-    trained = [value for name, value in network.named_parameters() if name in start and name.startswith(only)]
-    anchor = [value.detach().clone() for value in trained]
-    optimiser = make(trained) if make else torch.optim.SGD(trained, lr=update.step_size)
-    features, targets = torch.from_numpy(rows[0]).float(), torch.from_numpy(rows[1])
-    if targets.is_floating_point():
-        targets = targets.float().unsqueeze(1)
-    size = update.batch_size or len(targets)
-    for _ in range(update.local_epochs):
-        for x, y in zip(features.split(size), targets.split(size), strict=True):
-            optimiser.zero_grad()
-            far = sum((value - held).square().sum() for value, held in zip(trained, anchor, strict=True))
-            (criterion(network(x), y) + proximal / 2 * far).backward()
-            if clip:
-                nn.utils.clip_grad_norm_(trained, clip)
-            optimiser.step()
-    state = network.state_dict()
-    return {name: state[name].numpy() for name in start}

@@ -1,4 +1,4 @@
-"""Ordinary Flower apps behind `umbel.Gate`, on nodes in this process."""
+"""Ordinary Flower apps behind umbel's Mods, or `umbel.Gate`, on nodes in this process."""
 
 from __future__ import annotations
 
@@ -89,9 +89,10 @@ class Node:
         return sum(self.account.values())
 
 
-def asks(values: Mapping[str, Any], round: Any = 1) -> RecordDict:
-    """Return the content of a message as stock strategies send it."""
-    return RecordDict({"arrays": arrays(values), "config": ConfigRecord({"server-round": round, "lr": 0.1})})
+def asks(values: Mapping[str, Any], round: Any = 1, k: Any = None) -> RecordDict:
+    """Return the content of a message as stock strategies send it, and with `k` how many models are stacked in it."""
+    config: dict[str, Any] = {"server-round": round, "lr": 0.1} | ({} if k is None else {"k": k})
+    return RecordDict({"arrays": arrays(values), "config": ConfigRecord(config)})
 
 
 def left(reply: Message) -> dict[str, NDArray[Any]]:

@@ -85,13 +85,24 @@ def headed(frozen: str = "", local: str = "head.*", loss: str = "mse") -> Model:
     return Model("headed", Headed, LOSSES[loss], METRICS["rmse"], tuple(frozen.split()), tuple(local.split()))
 
 
-ADAPTED = """
 class Adapted(nn.Module):
-    def __init__(self):
+    """A backbone that is frozen, with a low-rank adapter (LoRA)."""
+
+    def __init__(self) -> None:
         super().__init__()
         self.backbone = nn.Linear(8, 3).requires_grad_(False)
         self.down, self.up = nn.Linear(8, 2, bias=False), nn.Linear(2, 3, bias=False)
-    def forward(self, rows):
-        return self.backbone(rows) + self.up(self.down(rows))
-"""
-"""What one writes for a low-rank adapter (LoRA) on a backbone that is frozen: four lines say it all."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        outputs: Tensor = self.backbone(rows) + self.up(self.down(rows))
+        return outputs
+
+
+class Convolving(nn.Sequential):
+    """Convolutions and a head for images of 8 x 8 and 2 classes, with an activation in place."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv2d(1, 4, 3, stride=2, padding=1), nn.ReLU(inplace=True),
+            nn.Conv2d(4, 2, (3, 2), dilation=(1, 2)), nn.Flatten(), nn.Linear(8, 2),
+        )  # fmt: skip

@@ -25,11 +25,11 @@ class Recurrent(nn.Module):
 class Words(nn.Module):
     """Classes of sequences of tokens, by convolutions of several widths (Kim, EMNLP 2014)."""
 
-    def __init__(self, words: int = 11) -> None:
+    def __init__(self, words: int = 11, dropout: float = 0.5) -> None:
         super().__init__()
         self.words = nn.Embedding(words, 8, padding_idx=0)
         self.convs = nn.ModuleList(nn.Conv1d(8, 4, width) for width in (2, 3))
-        self.dropout, self.out = nn.Dropout(0.5), nn.Linear(8, 3)
+        self.dropout, self.out = nn.Dropout(dropout), nn.Linear(8, 3)
 
     def forward(self, tokens: Tensor) -> Tensor:
         vectors = self.words(tokens).mT

@@ -133,6 +133,8 @@ def test_a_vocabulary_must_be_known_to_the_model(size: int, reason: str) -> None
     model = own(lambda: nn.Sequential(nn.Embedding(size, 2), nn.Flatten(), nn.Linear(6, 3)), "cross-entropy")
     assert misfit(model, dataset(np.zeros((3, 3), np.int64), [0, 1, 2], tokens=5)).startswith(reason)
     assert bool(misfit(model, dataset(np.full((3, 3), 0.5), [0, 1, 2]))), "numbers are no tokens"
+    scaled = dataset(np.zeros((3, 3), np.int64), [0, 1, 2], feature_scale=0.5)
+    assert "feature_scale" in misfit(model, scaled)
 
 
 # --- a network that looks for itself

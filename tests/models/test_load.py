@@ -20,6 +20,8 @@ from umbel.protocol.errors import ConfigError, ModelError
 from umbel.protocol.run_config import RunConfig
 
 Write = Callable[[str], str]
+NARROW = "torch.nn:Linear in_features=3 out_features=2"
+PLANE = "linear inputs=2 outputs=1"
 
 
 @pytest.fixture
@@ -38,58 +40,58 @@ def test_a_loss_may_be_asked_for() -> None:
 
 
 @pytest.mark.parametrize(("loss", "metric"), [("mse", "rmse"), ("rmse", "rmse"), ("cross-entropy", "accuracy")])
-def test_a_factory_may_return_a_network(write: Write, loss: str, metric: str) -> None:
-    name = write("def narrow():\n    return nn.Linear(3, 2)") + ":narrow"
-    model = models.load(name, loss)
-    assert (model.name, model.loss.name, model.metric.name) == (name, loss, metric)
+def test_a_factory_may_return_a_network(loss: str, metric: str) -> None:
+    model = models.load(NARROW, loss)
+    assert (model.name, model.loss.name, model.metric.name) == (NARROW, loss, metric)
     assert model.shapes == {"weight": (2, 3), "bias": (2,)}
     assert (model.initial(0)["weight"] != model.initial(1)["weight"]).any(), "each draw builds the network anew"
 
 
-def test_a_factory_may_return_a_model_with_its_own_loss(write: Write) -> None:
+def test_a_factory_may_return_a_model_with_its_own_loss_and_patterns(write: Write) -> None:
     source = (
         "def odd():\n"
-        "    return models.Model('inner', lambda: nn.Linear(3, 1), models.LOSSES['rmse'], models.METRICS['rmse'])"
+        "    network = lambda: nn.Linear(3, 1)\n"
+        "    return models.Model('', network, models.LOSSES['rmse'], models.METRICS['rmse'], local=('bias',))"
     )
     name = write(source) + ":odd"
-    assert (models.load(name).name, models.load(name).loss.name) == (name, "rmse")
+    model = models.load(name)
+    assert (model.name, model.loss.name, model.local_shapes) == (name, "rmse", {"bias": (1,)})
     assert models.load(name, "mse").loss.name == "mse"
+    with raises(ModelError, "model.nothing-shared"):
+        models.load(name, frozen="weight")
 
 
-def made_for(model: str, loss: str = "") -> Manifest:
+def made_for(model: str, loss: str = "", **entries: str) -> Manifest:
     """A dataset for a model."""
-    return Manifest(name="made", clients=1, split={"train": 1, "validation": 0}, model=model, loss=loss)
+    split = {"train": 1, "validation": 0}
+    return Manifest(name="made", clients=1, split=split, model=model, loss=loss, **entries)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("model", "loss", "chosen"),
+    ("model", "loss", "manifest", "chosen"),
     [
-        ("", "", ("mlp", "cross-entropy")),  # both of the dataset
-        ("", "mse", ("mlp", "mse")),  # its model under the run's loss
-        ("linear", "", ("linear", "mse")),  # the run's model brings its own loss, not the dataset's
-        ("linear", "rmse", ("linear", "rmse")),  # both of the run
+        ("", "", made_for("mlp", "cross-entropy"), ("mlp", "cross-entropy")),  # both of the dataset
+        ("", "", made_for("mlp"), ("mlp", "rmse")),  # its model's own loss
+        ("", "mse", made_for("mlp", "cross-entropy"), ("mlp", "mse")),  # its model under the run's loss
+        ("linear", "", made_for("mlp", "cross-entropy"), ("linear", "mse")),  # the run's model brings its own loss
+        ("linear", "rmse", made_for("mlp", "cross-entropy"), ("linear", "rmse")),  # both of the run
+        (NARROW, "", made_for("mlp", "cross-entropy"), (NARROW, "cross-entropy")),  # a module of one's own has none
+        (NARROW, "mse", made_for("mlp", "cross-entropy"), (NARROW, "mse")),
+        (f"{PLANE} scale=10,20", "", made_for(PLANE, "log"), (f"{PLANE} scale=10,20", "log")),  # in other units
+        ("linear inputs=2 outputs=2", "", made_for(PLANE, "log"), ("linear inputs=2 outputs=2", "cross-entropy")),
     ],
 )
-def test_the_run_chooses_before_the_dataset(model: str, loss: str, chosen: tuple[str, str]) -> None:
-    loaded = models.load_for(RunConfig(model=model, loss=loss), made_for("mlp", "cross-entropy"))
+def test_the_run_chooses_before_the_dataset(model: str, loss: str, manifest: Manifest, chosen: tuple[str, str]) -> None:
+    loaded = models.load_for(RunConfig(model=model, loss=loss), manifest)
     assert (loaded.name, loaded.loss.name) == chosen
 
 
-def test_a_module_of_the_runs_own_has_no_loss_and_takes_the_datasets(write: Write) -> None:
-    name = write("def narrow():\n    return nn.Linear(3, 2)") + ":narrow"
-    assert models.load_for(RunConfig(model=name), made_for("mlp", "cross-entropy")).metric.name == "accuracy"
-    assert models.load_for(RunConfig(model=name, loss="mse"), made_for("mlp", "cross-entropy")).loss.name == "mse"
-
-
-def test_a_dataset_without_a_loss_takes_its_models() -> None:
-    assert models.load_for(RunConfig(), made_for("mlp")).loss.name == "rmse"
-
-
 def test_what_the_manifest_says_of_parameters_is_of_its_own_model_alone() -> None:
-    manifest = made_for("mlp").model_copy(update={"local": "2.*"})
-    assert set(models.load_for(RunConfig(), manifest).local_shapes) == {"2.weight", "2.bias"}
-    assert set(models.load_for(RunConfig(model="mlp"), manifest).local_shapes) == {"2.weight", "2.bias"}
-    assert not models.load_for(RunConfig(model="linear"), manifest).local_shapes
+    manifest = made_for("mlp", local="2.*")
+    for model, local in (("", {"2.weight", "2.bias"}), ("mlp", {"2.weight", "2.bias"}), ("linear", set())):
+        assert set(models.load_for(RunConfig(model=model), manifest).local_shapes) == local
+    asked = models.load_for(RunConfig(frozen="0.*", local="2.bias"), made_for("mlp"))
+    assert (asked.shapes, asked.local_shapes) == ({"2.weight": (1, 2)}, {"2.bias": (1,)})
 
 
 def test_without_any_name_the_models_are_listed() -> None:
@@ -156,10 +158,9 @@ def test_a_network_that_cannot_be_trained_is_named_with_the_reason(
         models.load(name, "mse")
 
 
-def test_a_network_without_a_loss_lists_the_losses(write: Write) -> None:
-    name = write("def narrow():\n    return nn.Linear(3, 1)") + ":narrow"
-    with raises(ModelError, "model.no-loss", f"'{name}'"):
-        models.load(name)
+def test_a_network_without_a_loss_lists_the_losses() -> None:
+    with raises(ModelError, "model.no-loss", f"'{NARROW}'"):
+        models.load(NARROW)
 
 
 # --- which parameters are frozen or local
@@ -171,23 +172,6 @@ def test_patterns_are_separated_by_spaces() -> None:
     assert set(model.frozen_values) == {"0.bias", "2.bias"}
     assert model.local_shapes == {"2.weight": (1, 2)}
     assert models.load("mlp").num_parameters == 11, "the model by its name is left as it is"
-
-
-def test_a_model_of_ones_own_may_have_patterns_and_the_run_more(write: Write) -> None:
-    source = (
-        "def own():\n"
-        "    network = lambda: nn.Linear(3, 2)\n"
-        "    return models.Model('', network, models.LOSSES['mse'], models.METRICS['rmse'], local=('bias',))"
-    )
-    name = write(source) + ":own"
-    assert models.load(name).local_shapes == {"bias": (2,)}
-    with raises(ModelError, "model.nothing-shared"):
-        models.load(name, frozen="weight")
-
-
-def test_a_run_asks_for_patterns_on_the_datasets_model() -> None:
-    model = models.load_for(RunConfig(frozen="0.*", local="2.bias"), made_for("mlp"))
-    assert (model.shapes, model.local_shapes) == ({"2.weight": (1, 2)}, {"2.bias": (1,)})
 
 
 # --- by name and size
@@ -216,10 +200,9 @@ def test_layers_loss_and_metric(name: str, loss: str, shapes: list[tuple[int, ..
     assert (model.loss.name, model.metric.name) == own
 
 
-def test_a_loss_of_ones_own_is_its_own_metric(write: Write) -> None:
-    module = write("def absolute(outputs, targets):\n    return (outputs - targets).abs()")
-    model = models.load("linear inputs=5 outputs=1", f"{module}:absolute")
-    assert model.loss.name == model.metric.name == f"{module}:absolute"
+def test_a_loss_of_ones_own_is_its_own_metric() -> None:
+    model = models.load("linear inputs=5 outputs=1", "torch.nn.functional:l1_loss")
+    assert model.loss.name == model.metric.name == "torch.nn.functional:l1_loss"
 
 
 def test_a_row_is_laid_out_flat_and_a_hidden_layer_bends() -> None:
@@ -295,10 +278,3 @@ def test_features_come_in_units_before_the_first_layer() -> None:
 def test_units_are_one_for_each_feature(units: str) -> None:
     with raises(ModelError, "model.units"):
         models.load(f"linear inputs=2 outputs=1 {units}")
-
-
-def test_a_dataset_says_the_loss_of_its_model_in_units_too() -> None:
-    manifest = made_for("linear inputs=2 outputs=1", "log")
-    run = RunConfig(model="linear inputs=2 outputs=1 scale=10,20")
-    assert models.load_for(run, manifest).loss.name == "log"
-    assert models.load_for(RunConfig(model="linear inputs=2 outputs=2"), manifest).loss.name == "cross-entropy"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,8 @@ from umbel.protocol.errors import ModelError
 
 HEAD = {"head.weight": (1, 3), "head.bias": (1,)}
 BODY = {"body.weight": (3, 2), "body.bias": (3,)}
+BIASES = {"body.bias": (3,), "head.bias": (1,)}
+Shapes = dict[str, tuple[int, ...]]
 
 
 def of(network: Callable[[], nn.Module], frozen: str = "", local: str = "") -> Model:
@@ -47,31 +50,37 @@ class Owned(Headed):
 # --- three kinds
 
 
-def test_without_a_word_all_parameters_are_shared() -> None:
-    model = headed(local="")
-    assert set(model.kinds.values()) == {Kind.SHARED}
-    assert model.shapes == BODY | HEAD
-    assert (model.local_shapes, model.frozen_values, model.frozen_digest) == ({}, {}, "")
-    assert model.num_parameters == 6 + 3 + 3 + 1
-
-
-@pytest.mark.parametrize("model", [of(frozen_head), of(Headed, frozen="head.*")], ids=["by itself", "by pattern"])
-def test_a_frozen_parameter_is_neither_counted_nor_drawn(model: Model) -> None:
-    assert {name for name, kind in model.kinds.items() if kind is Kind.FROZEN} == set(HEAD)
-    assert model.shapes == BODY
-    assert model.num_parameters == 9
-    assert list(model.initial(3)) == list(BODY)
-    assert model.local_shapes == {}
-    assert {name: tuple(value.shape) for name, value in model.frozen_values.items()} == HEAD
-
-
-def test_a_local_parameter_is_neither_counted_nor_drawn_with_the_others() -> None:
-    model = headed()
-    assert {name for name, kind in model.kinds.items() if kind is Kind.LOCAL} == set(HEAD)
-    assert (model.shapes, model.local_shapes) == (BODY, HEAD)
-    assert model.num_parameters == 9
-    assert list(model.initial(3)) == list(BODY)
-    assert model.frozen_values == {}
+@pytest.mark.parametrize(
+    ("model", "shared", "local", "frozen"),
+    [
+        (headed(local=""), BODY | HEAD, {}, {}),
+        (of(frozen_head), BODY, {}, HEAD),
+        (of(Headed, frozen="head.*"), BODY, {}, HEAD),
+        (headed(), BODY, HEAD, {}),
+        (of(Owned), BODY, HEAD, {}),
+        (of(Headed, frozen="body.bias", local="head.*"), {"body.weight": (3, 2)}, HEAD, {"body.bias": (3,)}),
+        # What a network freezes or keeps itself stays so, whatever a server asks.
+        (of(frozen_head, local="head.* body.bias"), {"body.weight": (3, 2)}, {"body.bias": (3,)}, HEAD),
+        (of(Owned, frozen="head.*"), BODY, HEAD, {}),
+        (of(Owned, frozen="*.bias"), {"body.weight": (3, 2)}, HEAD, {"body.bias": (3,)}),
+        (of(Owned, local="head.weight"), BODY, HEAD, {}),
+        # Patterns are of whole names in their own case.
+        (of(Headed, frozen="body"), BODY | HEAD, {}, {}),
+        (of(Headed, frozen="BODY.*"), BODY | HEAD, {}, {}),
+        (of(Headed, frozen="*.bias"), {"body.weight": (3, 2), "head.weight": (1, 3)}, {}, BIASES),
+        (of(Headed, frozen="body.bias head.*"), {"body.weight": (3, 2)}, {}, {"body.bias": (3,)} | HEAD),
+    ],
+)
+def test_each_parameter_is_of_one_kind_and_only_shared_ones_are_counted_and_drawn(
+    model: Model, shared: Shapes, local: Shapes, frozen: Shapes
+) -> None:
+    kinds = {Kind.SHARED: shared, Kind.LOCAL: local, Kind.FROZEN: frozen}
+    assert model.kinds == {name: kind for kind, names in kinds.items() for name in names}
+    assert (model.shapes, model.local_shapes) == (shared, local)
+    assert {name: tuple(value.shape) for name, value in model.frozen_values.items()} == frozen
+    assert bool(model.frozen_digest) == bool(frozen)
+    assert model.num_parameters == sum(math.prod(shape) for shape in shared.values())
+    assert {name: value.shape for name, value in model.initial(3).items()} == shared
 
 
 def test_what_is_shared_starts_the_same_whatever_the_others_are() -> None:
@@ -80,34 +89,6 @@ def test_what_is_shared_starts_the_same_whatever_the_others_are() -> None:
     for model in (of(Headed, local="head.*"), of(Headed, frozen="head.*"), of(Headed, "head.bias", "head.weight")):
         for name, value in model.initial(5).items():
             np.testing.assert_array_equal(value, whole[name])
-
-
-def test_all_three_kinds_in_one_model() -> None:
-    model = of(Headed, frozen="body.bias", local="head.*")
-    kinds = {"body.weight": Kind.SHARED, "body.bias": Kind.FROZEN, "head.weight": Kind.LOCAL, "head.bias": Kind.LOCAL}
-    assert (model.kinds, model.num_parameters) == (kinds, 6)
-
-
-def test_patterns_are_of_whole_names_in_their_own_case() -> None:
-    assert of(Headed, frozen="body").shapes == BODY | HEAD
-    assert of(Headed, frozen="BODY.*").shapes == BODY | HEAD
-    assert of(Headed, frozen="*.bias").shapes == {"body.weight": (3, 2), "head.weight": (1, 3)}
-    assert of(Headed, frozen="body.bias head.*").shapes == {"body.weight": (3, 2)}
-
-
-@pytest.mark.parametrize("asked", [{"frozen": "head.*"}, {"frozen": "*.bias"}, {"local": "head.weight"}])
-def test_a_networks_own_local_parameters_stay_local_whatever_is_asked(asked: dict[str, str]) -> None:
-    """What a site's clients keep is not a server's to freeze, nor to share."""
-    model = of(Owned, **asked)
-    check(model)
-    assert model.local_shapes == HEAD
-    assert not set(HEAD) & {*model.shapes, *model.frozen_values}
-
-
-def test_what_a_network_freezes_is_frozen_even_where_it_is_asked_for_as_local() -> None:
-    model = of(frozen_head, local="head.* body.bias")
-    assert set(model.frozen_values) == set(HEAD)
-    assert set(model.local_shapes) == {"body.bias"}
 
 
 # --- what cannot be
@@ -145,6 +126,13 @@ def with_head(value: float) -> Callable[[], nn.Module]:
     return build
 
 
+def zeros_alone() -> nn.Module:
+    network = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    for parameter in network.parameters():
+        nn.init.zeros_(parameter)
+    return network
+
+
 def test_the_digest_is_of_the_frozen_values_alone() -> None:
     one, again, other = of(with_head(1.0)), of(with_head(1.0)), of(with_head(1.0 + 1e-7))
     assert one.frozen_digest
@@ -152,17 +140,8 @@ def test_the_digest_is_of_the_frozen_values_alone() -> None:
     assert one.frozen_digest == again.frozen_digest
     assert one.frozen_digest != other.frozen_digest
     assert len(one.frozen_digest) == len(hashlib.sha256().hexdigest())
-
-
-def test_the_digest_tells_which_parameters_are_frozen() -> None:
-    def zeros() -> nn.Module:
-        network = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-        for parameter in network.parameters():
-            nn.init.zeros_(parameter)
-        return network
-
-    digests = {of(zeros, frozen=which).frozen_digest for which in ("0.weight", "1.weight", "0.bias", "1.bias")}
-    assert len(digests) == 4
+    digests = {of(zeros_alone, which).frozen_digest for which in ("0.weight", "1.weight", "0.bias", "1.bias")}
+    assert len(digests) == 4, "it tells which parameters are frozen"
 
 
 def test_frozen_parameters_may_be_left_out_where_the_network_is_applied() -> None:
@@ -199,12 +178,6 @@ def test_a_fresh_head_is_as_the_network_draws_it() -> None:
     assert np.abs(drawn).max() > 0.9 * 3**-0.5
 
 
-def test_of_nobody_nothing_is_drawn() -> None:
-    drawn = headed().initial_local([])
-    assert {name: value.shape for name, value in drawn.items()} == {"head.weight": (0, 1, 3), "head.bias": (0, 1)}
-    assert models.load("linear").initial_local(generators(1)) == {}
-
-
 def test_a_network_may_draw_its_own() -> None:
     class Counting(Headed):
         def draw_local(self, generator: np.random.Generator) -> dict[str, np.ndarray]:
@@ -217,13 +190,6 @@ def test_a_network_may_draw_its_own() -> None:
 
 
 # --- shared parameters, and their beginning
-
-
-def test_apply_leaves_the_models_own_network_out() -> None:
-    model = models.load("linear")
-    before = model.module.weight.detach().clone()
-    assert model.apply({"weight": torch.zeros(1, 2)}, torch.ones(1, 2)).item() == 0
-    assert torch.equal(model.module.weight, before)
 
 
 @pytest.mark.parametrize("name", list(models.MODELS))

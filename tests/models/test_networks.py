@@ -86,15 +86,6 @@ def test_the_network_with_sigmoids_has_the_same_layers(relu: str, smooth: str) -
     assert second.apply(parameters, image)[0, 0] == 64
 
 
-def test_dropout_changes_the_network_only_while_it_trains() -> None:
-    plain, dropping = models.load("cnn"), models.load("cnn-dropout")
-    parameters = {name: torch.from_numpy(value) for name, value in dropping.initial(0).items()}
-    images = torch.rand(2, 28, 28, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(dropping.apply(parameters, images), plain.apply(parameters, images))
-    first, second = (dropping.apply(parameters, images, training=True) for _ in range(2))
-    assert not torch.equal(first, second)
-
-
 def test_the_linear_model_starts_from_a_standard_normal() -> None:
     one_of_many = models.Model("wide", lambda: Linear(100_000), LOSSES["mse"], METRICS["rmse"]).initial(0)
     many = np.concatenate([models.load("linear").initial(seed)["weight"].ravel() for seed in range(200)])

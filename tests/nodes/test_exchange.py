@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from threading import Event
 from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
@@ -71,6 +72,24 @@ class Answering(Post):
         return ids
 
 
+class Afar(Answering):
+    """The same over a network: replies are pulled in threads, and `pulled` says what a pull of replies comes to."""
+
+    in_process = False
+
+    def __init__(self, pulled: Callable[[list[Message]], Any] = lambda due: due, silent: Sequence[int] = ()) -> None:
+        super().__init__(silent)
+        self.pulled, self.asked = pulled, Counter[str]()
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        self.asked.update(wanted := list(message_ids))
+        replies: Iterable[Message] = self.pulled(list(super().pull_messages(wanted)))
+        return replies
+
+
+NOBODY = range(1000)
+
+
 def exchange_on(grid: Post) -> Exchange:
     return Exchange(transport_of(grid))
 
@@ -94,63 +113,36 @@ def test_many_messages_are_sent_some_at_a_time() -> None:
     assert pushes == [16, 16, 8]
 
 
-def test_replies_are_pulled_in_threads_from_a_grid_that_may_wait() -> None:
-    class Afar(Answering):
-        in_process = False
+def cut_off(*replying: int) -> tuple[Afar, Event]:
+    """Return nodes of which some have cut off their upload: whoever pulls it waits until the test lets go."""
+    rest = Event()
 
-    assert nodes(exchange_on(Afar()).run([to(node) for node in range(1, 51)], timeout=600)) == list(range(1, 51))
-
-
-class CutOff(Answering):
-    """Node 2 has cut off the upload of its reply, and whoever pulls it waits until the test lets go."""
-
-    in_process = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rest = Event()
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        due = list(super().pull_messages(message_ids))
-        if any(reply.metadata.src_node_id == 2 for reply in due):
-            self.rest.wait()
+    def pulled(due: list[Message]) -> list[Message]:
+        if any(reply.metadata.src_node_id in replying for reply in due):
+            rest.wait()
         return due
+
+    return Afar(pulled), rest
 
 
 def test_a_reply_that_does_not_end_holds_up_neither_the_others_nor_the_next_round() -> None:
-    exchange = exchange_on(grid := CutOff())
+    grid, rest = cut_off(2)
+    exchange = exchange_on(grid)
     answers = exchange.run([to(1), to(2), to(3)], timeout=600, enough=lambda got: len(got) == 2)
     assert nodes(answers) == [1, 3]
     assert exchange.silent == {2}
     assert nodes(exchange.run([to(1), to(3)], timeout=600)) == [1, 3]
-    grid.rest.set()
+    rest.set()
     assert wait_until_dropped(exchange, grid) == 1, "when it does end it is late"
-
-
-def test_a_round_closes_in_time_though_a_reply_does_not_end() -> None:
-    exchange = exchange_on(grid := CutOff())
-    assert exchange.run([to(2)], timeout=0.05) == []
-    assert exchange.silent == {2}
-    grid.rest.set()
 
 
 def test_many_replies_that_do_not_end_hold_up_no_other() -> None:
     """More of them than are pulled at a time, and asked for first."""
-
-    class Dripping(Answering):
-        in_process = False
-        rest = Event()
-
-        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-            due = list(super().pull_messages(message_ids))
-            if any(reply.metadata.src_node_id <= 40 for reply in due):
-                self.rest.wait()
-            return due
-
+    grid, rest = cut_off(*range(41))
     messages = [to(node) for node in range(1, 51)]
-    answers = exchange_on(Dripping()).run(messages, timeout=600, enough=lambda got: len(got) == 10)
+    answers = exchange_on(grid).run(messages, timeout=600, enough=lambda got: len(got) == 10)
     assert nodes(answers) == list(range(41, 51))
-    Dripping.rest.set()
+    rest.set()
 
 
 def pushing(grid: Post, message: Message, *replies: Message) -> None:
@@ -167,36 +159,22 @@ def pushing(grid: Post, message: Message, *replies: Message) -> None:
     grid.push_messages = pushed  # type: ignore[method-assign]
 
 
-class Silent(Post):
-    """Nobody answers; it counts what it is asked for."""
-
-    in_process = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: Counter[str] = Counter()
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        self.asked.update(message_ids)
-        return []
-
-
 def test_a_look_asks_for_few_of_many_replies_while_none_is_there() -> None:
     """Each costs a server a request: of two hundred nodes that compute, every look would keep it busy for seconds."""
-    grid = Silent()
+    grid = Afar(silent=NOBODY)
     exchange_on(grid).run([to(node) for node in range(200)], timeout=600, enough=lambda _: True)
     assert 1 <= grid.asked.total() <= 16
 
 
 def test_the_next_look_asks_for_those_that_the_last_one_left_out() -> None:
-    grid = Silent()
+    grid = Afar(silent=NOBODY)
     exchange_on(grid).run([to(node) for node in range(100)], timeout=600, enough=lambda _: len(grid.asked) == 100)
     assert max(grid.asked.values()) <= 2
 
 
 def test_replies_that_are_overdue_are_in_nobodys_way() -> None:
     """Hundreds of nodes are gone; those that are there are asked for in the first look."""
-    exchange = exchange_on(grid := Silent())
+    exchange = exchange_on(grid := Afar(silent=NOBODY))
     exchange.run([to(node) for node in range(500)], timeout=600, enough=lambda _: True)
     grid.asked.clear()
     exchange.run([to(node) for node in range(10)], timeout=600, enough=lambda _: True)
@@ -213,7 +191,7 @@ def test_other_pulls_take_over_from_those_that_are_stuck_and_not_from_slow_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now, rest = [0.0], Event()
-    grid = Silent()
+    grid = Afar(silent=NOBODY)
     grid.pull_messages = lambda _: [rest.wait()]  # type: ignore
     monkeypatch.setattr(umbel.nodes.transport, "time", SimpleNamespace(monotonic=lambda: now[0]))
     transport = SuperLink(grid)
@@ -230,32 +208,20 @@ def test_other_pulls_take_over_from_those_that_are_stuck_and_not_from_slow_ones(
     rest.set()
 
 
-def test_what_a_reply_takes_is_learnt_and_a_fifth_of_nodes_that_take_their_time_hardly_change_it() -> None:
-    transport = SuperLink(Silent())
-    for _ in range(100):
-        transport.learn(5.0)
-    assert transport.usual == pytest.approx(5.0, rel=1e-3), "a server may be as slow as that"
-    for number in range(1000):
-        transport.learn(60.0 if number % 5 == 0 else 0.5)
-    assert transport.usual < 1
-
-
 def failure(code: int) -> Exception:
     return httpx.HTTPStatusError("", request=httpx.Request("POST", "http://superlink"), response=httpx.Response(code))
 
 
-class Failing(Answering):
+class Failing(Afar):
     """The SuperLink fails where it is asked for the reply of node 2, some times or always."""
-
-    in_process = False
 
     def __init__(self, times: int, error: Exception) -> None:
         super().__init__()
         self.times, self.error = times, error
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        wanted = [sent for sent in self.sent if sent.metadata.message_id in set(message_ids)]
-        if self.times and any(sent.metadata.dst_node_id == 2 for sent in wanted):
+        second = {sent.metadata.message_id for sent in self.sent if sent.metadata.dst_node_id == 2}
+        if self.times and second & {*message_ids}:
             self.times -= 1
             raise self.error
         return super().pull_messages(message_ids)
@@ -280,18 +246,13 @@ def test_a_superlink_that_says_no_or_is_not_there_ends_the_round(error: Exceptio
 
 
 def test_a_reply_that_names_anothers_message_is_not_taken_for_the_others() -> None:
-    class Forging(Answering):
-        in_process = False
+    def forged(due: list[Message]) -> list[Message]:
+        for reply in due:
+            if reply.metadata.src_node_id == 1:
+                reply.metadata.__dict__["_reply_to_message_id"] = grid.sent[1].metadata.message_id
+        return due
 
-        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-            replies = list(super().pull_messages(message_ids))
-            for reply in replies:
-                if reply.metadata.src_node_id == 1:
-                    own = next(sent for sent in self.sent if sent.metadata.dst_node_id == 2)
-                    reply.metadata.__dict__["_reply_to_message_id"] = own.metadata.message_id
-            return replies
-
-    exchange = exchange_on(Forging())
+    exchange = exchange_on(grid := Afar(forged))
     assert nodes(exchange.run([to(1), to(2)], timeout=600)) == [2]
     assert exchange.silent == {1}
 
@@ -301,12 +262,11 @@ def test_answers_that_are_not_there_teach_how_slow_a_server_is(monkeypatch: pyte
     now = [0.0]
     monkeypatch.setattr(umbel.nodes.transport, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
-    class Slow(Silent):
-        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-            now[0] += 0.2
-            return super().pull_messages(message_ids)
+    def slow(due: list[Message]) -> list[Message]:
+        now[0] += 0.2
+        return due
 
-    transport = SuperLink(Slow())
+    transport = SuperLink(Afar(slow))
     for _ in range(100):
         transport.collect((["0"], (), ()), seconds=600)
     assert transport.usual == pytest.approx(2.0, rel=0.01)
@@ -318,12 +278,6 @@ def wait_until_dropped(exchange: Exchange, grid: Post) -> int:
     while not exchange.dropped and time.monotonic() < deadline:
         exchange.run([to(1)], timeout=600)
     return exchange.dropped
-
-
-def test_the_round_closes_as_soon_as_there_is_enough() -> None:
-    exchange = exchange_on(Answering(silent=[3]))
-    answers = exchange.run([to(1), to(2), to(3)], timeout=60, enough=lambda got: len(got) == 2)
-    assert nodes(answers) == [1, 2]
 
 
 def test_a_reply_that_comes_late_is_dropped_and_counted() -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,10 +15,10 @@ from flwr.serverapp.strategy import Strategy
 
 import umbel.client.app
 from tests.helpers.errors import raises
-from tests.helpers.grids import PaperGrid, error_reply, failing, stack, vectors
+from tests.helpers.grids import PaperGrid, stack, vectors
 from tests.helpers.runs import run_app
 from tests.helpers.scripted import on
-from umbel import models, strategies
+from umbel import models
 from umbel.nodes.fleet import Fleet
 from umbel.protocol.arrays import Labels, Matrix, Vectors, mean_of
 from umbel.protocol.errors import ConfigError
@@ -31,7 +30,6 @@ from umbel.protocol.tasks import TrainingSpec
 from umbel.server.run import draw_hypotheses
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
-from umbel.strategies import GroupPrivacy
 from umbel.strategies.base import HypothesisStrategy
 
 COMMON: dict[str, Any] = {
@@ -123,17 +121,6 @@ def test_each_group_of_releases_is_averaged_without_weights(nodes: int) -> None:
     assert counts == {"asked": 4, "releases": 4, "lost-nodes": 0, "groups": [2, 2]}
 
 
-def test_the_next_hypotheses_have_the_names_shapes_and_types_of_the_last() -> None:
-    rehearsal = Rehearsal()
-    (message,) = messages = rehearsal.ask()
-    following, _ = rehearsal.strategy.aggregate_train(1, rehearsal.answer(messages))
-    assert following is not None
-    before, after = hypotheses_in(message.content), from_array_record(following)
-    assert [(name, value.shape, value.dtype) for name, value in after.items()] == [
-        (name, value.shape, value.dtype) for name, value in before.items()
-    ]
-
-
 def test_a_group_without_releases_keeps_its_hypothesis() -> None:
     rehearsal = Rehearsal()
     replies = rehearsal.answer(rehearsal.ask(), release={1: (1, 1, 1), 3: (3, 3, 3)})
@@ -148,33 +135,26 @@ def test_a_group_without_releases_keeps_its_hypothesis() -> None:
     assert counts["groups"] == [4, 0]
 
 
-def test_combine_sees_each_group_by_itself() -> None:
-    class Largest(Halves):
-        def combine(self, group: Matrix, hypothesis: Matrix, index: int) -> Matrix:
-            seen.append((index, len(group), hypothesis.tolist()))
-            return group.max(axis=0)
-
-    seen: list[tuple[int, int, list[float]]] = []
-    rehearsal = Rehearsal(kind=Largest)
-    following, _ = rehearsal.end(rehearsal.answer(rehearsal.ask()))
-    assert following == [[3, 0, 4], [9, 9, 13]]
-    assert seen == [(0, 2, [0, 0, 0]), (1, 2, [10, 10, 10])]
-
-
-def test_assign_sees_releases_in_client_order_and_what_was_broadcast() -> None:
-    seen: dict[str, Any] = {}
+def test_assign_sees_releases_in_client_order_and_combine_each_group_by_itself() -> None:
+    seen: dict[str, Any] = {"groups": []}
 
     class Curious(Halves):
         def assign(self, releases: Any, hypotheses: Any, choices: Any) -> Any:
             seen.update(releases=releases.tolist(), hypotheses=hypotheses.tolist(), choices=choices)
             return super().assign(releases, hypotheses, choices)
 
+        def combine(self, group: Matrix, hypothesis: Matrix, index: int) -> Matrix:
+            seen["groups"].append((index, len(group), hypothesis.tolist()))
+            return group.max(axis=0)
+
     rehearsal = Rehearsal(nodes=3, kind=Curious)
-    rehearsal.end(rehearsal.answer(rehearsal.ask())[::-1])
+    following, _ = rehearsal.end(rehearsal.answer(rehearsal.ask())[::-1])
+    assert following == [[3, 0, 4], [9, 9, 13]]
     assert seen == {
         "releases": [list(RELEASE[client]) for client in range(4)],
         "hypotheses": [list(hypothesis) for hypothesis in HYPOTHESES_SENT],
         "choices": None,
+        "groups": [(0, 2, [0, 0, 0]), (1, 2, [10, 10, 10])],
     }
 
 
@@ -188,20 +168,6 @@ def test_fewer_releases_than_the_least_leave_the_hypotheses(released: int, moved
     assert outcome.counts.sum() == (released if moved else 0)
     assert moved or set(outcome.groups.tolist()) <= {-1}
     assert sum(rehearsal.strategy.nodes.participations) == released, "they count even where the hypotheses stay"
-
-
-# --- replies that are of no use, of which `tests/nodes/test_replies.py` knows more
-
-
-@pytest.mark.parametrize("lost", [1, 2])
-def test_what_is_lost_is_left_out(lost: int) -> None:
-    rehearsal = Rehearsal(nodes=2)
-    messages = rehearsal.ask()
-    replies = [*rehearsal.answer(messages)[: 2 - lost], *(error_reply(message) for message in messages[2 - lost :])]
-    following, counts = rehearsal.end(replies)
-    # The first node hosts clients 0 and 2, both near hypothesis 0.
-    assert following == ([MEANS[0], [10, 10, 10]] if lost == 1 else None)
-    assert counts == {"asked": 4, "releases": 4 - 2 * lost, "lost-nodes": lost, "groups": [4 - 2 * lost, 0]}
 
 
 # --- evaluation
@@ -224,44 +190,15 @@ def test_scores_are_flowers_metrics() -> None:
 # --- options and state
 
 
-@dataclass(frozen=True)
-class Share:
-    """The share of a hypothesis that stays."""
-
-    stays: float = 0.25
-
-
-class Mixing(Halves):
-    """Keeps a share of each hypothesis."""
-
-    Options: ClassVar[type] = Share
-
-    def combine(self, group: Matrix, hypothesis: Matrix, index: int) -> Matrix:
-        stays: float = self.options.stays
-        return stays * hypothesis + (1 - stays) * group.mean(axis=0)
-
-
-def test_options_are_the_strategys_own_and_have_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(strategies.STRATEGIES, "mixing", "Mixing")
-    monkeypatch.setattr(strategies, "Mixing", Mixing, raising=False)
-    for text, stays in (("", 0.25), ("stays=0.5", 0.5)):
-        assert strategies.make(RunConfig(strategy=f"mixing {text}")).options == Share(stays)
-    rehearsal = Rehearsal(kind=Mixing, stays=0.5)
-    following, _ = rehearsal.end(rehearsal.answer(rehearsal.ask()))
-    assert following == [[1, 0, 1.5], [9.5, 9.5, 10.5]]
-
-
 def test_a_strategy_may_refuse_a_run_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    def check(self: Mixing, run: RunConfig, model: models.Model) -> None:
+    def check(self: Halves, run: RunConfig, model: models.Model) -> None:
         if model.num_parameters > run.rounds:
             raise ConfigError(f"strategy {run.strategy!r} needs a round a parameter; set rounds higher")
 
-    monkeypatch.setattr(Mixing, "check", check)
-    monkeypatch.setitem(strategies.STRATEGIES, "mixing", "Mixing")
-    monkeypatch.setattr(strategies, "Mixing", Mixing, raising=False)
-    Setup.parse({"strategy": "mixing", "rounds": 2})
-    with raises(ConfigError, "config", "'mixing'", "rounds"):
-        Setup.parse({"strategy": "mixing", "rounds": 1})
+    monkeypatch.setattr(Halves, "check", check)
+    Setup.parse({"strategy": f"{__name__}:Halves", "rounds": 2})
+    with raises(ConfigError, "config", "Halves", "rounds"):
+        Setup.parse({"strategy": f"{__name__}:Halves", "rounds": 1})
 
 
 def test_a_strategy_may_learn_in_a_way_of_its_own() -> None:
@@ -320,61 +257,27 @@ def test_another_loop_than_start_is_refused_for_several_hypotheses() -> None:
         rehearsal.ask()
 
 
-def test_start_goes_on_over_a_round_without_releases(run_config: dict[str, Any]) -> None:
-    def app(message: Message, context: Any) -> Message:
-        broken = message.metadata.group_id == "2"
-        return failing({0, 1} if broken else (), ["training"])(message, context)
-
-    setup = Setup.parse(run_config)
-    start = to_array_record(draw_hypotheses(setup.model, 2, seed=0, restart=0))
-    grid = InProcessGrid(app, run_config, nodes=2)
-    strategy = on(setup.fleet, GroupPrivacy())
-    result = strategy.start(grid, start, num_rounds=3, train_config=setup.task().to_record())
-    assert [result.train_metrics_clientapp[t]["releases"] for t in (1, 2, 3)] == [7, 0, 7]
-    assert [result.train_metrics_clientapp[t]["lost-nodes"] for t in (1, 2, 3)] == [0, 2, 0]
-
-
 # --- a strategy of one's own that returns something else
 
 
-class Number(Halves):
-    def combine(self, group: Matrix, hypothesis: Matrix, index: int) -> Matrix:
-        return group.mean()  # type: ignore[no-any-return]  # of all parameters: NumPy would fill a hypothesis with it
-
-
-class Texts(Halves):
-    def combine(self, group: Matrix, hypothesis: Matrix, index: int) -> Any:
-        return ["1", "2", "3"]
-
-
-class Imaginary(Halves):
-    def combine(self, group: Matrix, hypothesis: Matrix, index: int) -> Any:
-        return group.mean(axis=0) * 1j
-
-
-class More(Halves):
-    def reshape(self, round: int, moved: Matrix, hypotheses: Matrix, releases: Vectors, labels: Labels) -> Matrix:
-        return np.concatenate([moved, moved[:1] + 1])
-
-
-class Flat(Halves):
-    def reshape(self, round: int, moved: Matrix, hypotheses: Matrix, releases: Vectors, labels: Labels) -> Matrix:
-        return moved.ravel()
-
-
 @pytest.mark.parametrize(
-    ("kind", "reason"),
+    ("method", "made", "reason"),
     [
-        (Number, ("config.combine", "3 parameters", "()")),
-        (Texts, ("config.combine", "3 parameters", "<U1")),
-        (Imaginary, ("config.combine", "3 parameters", "complex128")),
-        (More, ("config.reshape", "1 to 2 hypotheses", "(3, 3)")),
-        (Flat, ("config.reshape", "of 3 parameters", "(6,)")),
+        # NumPy would fill a hypothesis with a number
+        ("combine", lambda self, group, *_: group.mean(), ("config.combine", "3 parameters", "()")),
+        ("combine", lambda self, *_: ["1", "2", "3"], ("config.combine", "3 parameters", "<U1")),
+        ("combine", lambda self, group, *_: group.mean(axis=0) * 1j, ("config.combine", "3 parameters", "complex128")),
+        (
+            "reshape",
+            lambda self, round, moved, *_: np.concatenate([moved, moved[:1] + 1]),
+            ("config.reshape", "1 to 2 hypotheses", "(3, 3)"),
+        ),
+        ("reshape", lambda self, round, moved, *_: moved.ravel(), ("config.reshape", "of 3 parameters", "(6,)")),
     ],
 )
-def test_other_hypotheses_than_the_run_has_are_refused(kind: type[HypothesisStrategy], reason: tuple[str, ...]) -> None:
+def test_other_hypotheses_than_the_run_has_are_refused(method: str, made: Any, reason: tuple[str, ...]) -> None:
     """A guarantee counts on at most as many hypotheses as the run names."""
-    rehearsal = Rehearsal(kind=kind)
+    rehearsal = Rehearsal(kind=type("Own", (Halves,), {method: made}))
     with raises(ConfigError, *reason):
         rehearsal.end(rehearsal.answer(rehearsal.ask()))
 

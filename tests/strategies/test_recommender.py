@@ -31,12 +31,6 @@ def factors_config(run_config: Config) -> Config:
     }  # fmt: skip
 
 
-def test_changes_are_added_up() -> None:
-    """Two clients moved the first number, one the second, none the third."""
-    moved = on(Fleet(), Recommender()).combine(np.array([[2.0, 2, 3], [1.5, 4, 3]]), np.array([1.0, 2, 3]), 0)
-    assert moved.tolist() == [2.5, 4, 3]
-
-
 def test_a_round_adds_up_the_changes_without_a_copy_of_them() -> None:
     items, random = np.array([[1.0, -2, 3, 0.1]], np.float32), np.random.default_rng(0)
     changes = random.normal(size=(50, 4)).astype(np.float32) * [1, 1e-3, 0, 0]  # nobody changed the last two
@@ -65,11 +59,6 @@ def test_items_are_learnt_that_tell_newcomers_what_they_like(factors_config: Con
     losses = [entry.loss for entry in state.history if entry.loss is not None]
     assert np.mean(losses[20:]) < losses[0] - 0.03
     assert state.history[1].releases == 20
-
-
-def test_rounds_do_not_depend_on_the_number_of_nodes(factors_config: Config) -> None:
-    found = [play(factors_config | {"rounds": 4}, nodes=nodes).state.hypotheses["items"] for nodes in (1, 7)]
-    np.testing.assert_allclose(found[1], found[0], rtol=1e-5, atol=1e-7)
 
 
 def test_items_with_a_prior_decay_by_the_share_of_the_clients_that_took_part() -> None:

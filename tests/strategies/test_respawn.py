@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,13 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.helpers.errors import raises
-from tests.helpers.scripted import on
-from umbel.nodes.fleet import Fleet
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.options import parse_options
 from umbel.server.setup import Setup
 from umbel.simulation.in_process import play
-from umbel.strategies.group_privacy import GroupOptions, GroupPrivacy
 from umbel.strategies.respawn import by_chance, cosines, halves, respawned
 
 # Twelve clients, each with a direction of its own; those of even numbers also go one way, and the others another.
@@ -165,19 +160,6 @@ def test_too_few_releases_are_not_split() -> None:
 def test_it_is_not_for_a_number_of_hypotheses_that_is_chosen(run_config: dict[str, Any]) -> None:
     with raises(ConfigError, "config.hypotheses", "auto", "hypotheses"):
         Setup.parse(run_config | {"hypotheses": "auto", "strategy": "group-privacy respawn=3"})
-
-
-def test_a_strategy_of_ones_own_has_the_option_where_its_options_are_derived() -> None:
-    @dataclass(frozen=True)
-    class Derived(GroupOptions):
-        momentum: float = 0.9
-
-    class Own(GroupPrivacy):
-        Options = Derived
-
-    options = parse_options(Own.Options, "respawn=3 momentum=0.5", "strategy")
-    assert on(Fleet(), GroupPrivacy()).options == GroupOptions(respawn=0), "the paper's algorithm"
-    assert (on(Fleet(), Own(**vars(options)))._respawn, options.momentum) == (3, 0.5)
 
 
 def test_a_run_with_it_goes_through_and_keeps_how_long_hypotheses_wait(run_config: dict[str, Any]) -> None:

@@ -10,17 +10,15 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from flwr.app import ConfigRecord, Error, Message
+from flwr.app import Error, Message
 
 from tests.helpers.errors import raises
 from tests.helpers.ledgers import ledger_of
 from tests.helpers.paper import ACCEPTED
 from tests.helpers.sources import ROOT
-from umbel.data import find_dataset, open_dataset
 from umbel.privacy.accounting.guarantee import guarantee
 from umbel.privacy.channels.secure.channel import Secure
 from umbel.privacy.site.journal import Journal
-from umbel.privacy.site.policy import Personal
 from umbel.protocol.arrays import flatten
 from umbel.protocol.errors import ConfigError, FleetError
 from umbel.protocol.flower import ErrorCode
@@ -29,10 +27,8 @@ from umbel.protocol.signatures import line_of
 from umbel.protocol.tasks import TrainingSpec
 from umbel.server.run import Run
 from umbel.simulation import in_process
-from umbel.simulation.baselines import personalised
 from umbel.simulation.grid import InProcessGrid
 from umbel.simulation.in_process import play, run_config
-from umbel.strategies import Callback
 from umbel.strategies.differences import prior_of
 
 CONFIG: dict[str, Any] = {
@@ -60,39 +56,6 @@ def test_without_noise_it_learns_what_one_trusted_sum_does() -> None:
     assert not np.array_equal(together, trusted)
 
 
-@pytest.mark.rest(
-    twin="tests/privacy/channels/secure/test_sums.py::test_the_noise_of_a_sum_has_the_deviation_that_the_server_is_told"
-)
-def test_the_number_of_sites_does_not_change_the_noise() -> None:
-    """A step of size 0 leaves the noise alone: nu clip norms a sum, over the clients of each hypothesis.
-
-    Over 30 rounds of 20 sites within five standard errors: a false alarm in 1.7 million runs.
-    """
-    config = {
-        "hypotheses": 1,
-        "step_size": 1e-12,
-        "rounds": 30,
-        "clipping": "public norm=10 decay=1.0",
-        "noise_multiplier": 2.0,
-    }
-    for nodes in (3, 20):
-        found: list[Any] = []
-
-        class Watch(Callback):
-            def after_exchange(self, round: int, stages: Any, found: list[Any] = found) -> None:
-                found.append(flatten(self.run.state.hypotheses)[0])
-
-        play(run_config("synthetic", **CONFIG | config), nodes=nodes, observers=[Watch()])
-        steps = np.diff(found[:30], axis=0)
-        deviation = 2.0 * 10.0 / 60
-        assert steps.size == 60 - 2
-        assert abs(steps.std() / deviation - 1) < 5 / np.sqrt(2 * steps.size)
-
-
-def test_the_same_seed_gives_the_same_result() -> None:
-    assert np.array_equal(moved(played(rounds=2)), moved(played(rounds=2)))
-
-
 def test_a_hundred_clients_at_four_sites_find_both_models() -> None:
     run = played(rounds=30, clients_per_round=80, clipping="public norm=10 decay=0.9")
     first, last = run.state.history[0], run.state.history[-1]
@@ -100,14 +63,6 @@ def test_a_hundred_clients_at_four_sites_find_both_models() -> None:
     assert last.loss is not None
     assert last.loss < 0.4 * first.loss
     assert run.setup.release.kind is Kind.SECURE
-
-
-def test_sites_without_clients_in_a_round_add_noise_and_masks() -> None:
-    """One client takes part in a round, so two of three sites have none. No other client is charged."""
-    run = played(nodes=3, clients_per_round=1, rounds=4)
-    assert [entry.releases for entry in run.state.history if entry.asked] == [1] * 4
-    assert run.fleet.participations.sum() == 4
-    assert not any(entry.lost_nodes for entry in run.state.history)
 
 
 def test_fewer_sites_than_a_sum_needs_are_told_before_any_client_trains() -> None:
@@ -123,6 +78,39 @@ def test_fewer_sites_than_a_sum_needs_are_told_before_any_client_trains() -> Non
 def test_settings_that_cannot_be_added_securely_are_refused(changes: dict[str, Any], code: str) -> None:
     with raises(ConfigError, code):
         played(**changes)
+
+
+# --- what travels
+
+
+def meddling(monkeypatch: pytest.MonkeyPatch, meddle: Callable[[Message, int, Message], Message | None]) -> None:
+    """Have replies changed, or lost where `meddle` returns None; it gets a message, its node's number and the reply."""
+
+    class Grid(InProcessGrid):
+        def _answer(self, message: Message) -> Message:
+            place = sorted(self.contexts).index(message.metadata.dst_node_id)
+            reply = meddle(message, place, super()._answer(message))
+            if reply is None:
+                reply = Message(Error(ErrorCode.CLIENT_APP_CRASHED, "gone"), reply_to=message)
+                self.numbered(reply)
+            return reply
+
+    monkeypatch.setattr(in_process, "InProcessGrid", Grid)
+
+
+def dropping(monkeypatch: pytest.MonkeyPatch, drops: Callable[[Message, int], bool]) -> None:
+    """Let messages come to nothing, which `drops` chooses by message and number of the node, from 0."""
+    meddling(monkeypatch, lambda message, place, reply: None if drops(message, place) else reply)
+
+
+def stage_of(message: Message) -> str:
+    record = message.content.get("secure")
+    return "" if record is None else str(record["stage"])
+
+
+def trained(run: Run) -> list[Any]:
+    """Return the rounds that trained."""
+    return [entry for entry in run.state.history if entry.asked]
 
 
 # --- reports
@@ -149,14 +137,7 @@ def test_losses_are_added_up_with_noise_as_much_as_said(monkeypatch: pytest.Monk
 def test_the_server_reads_no_report_of_a_single_site(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every reply has one record of masked numbers, and flags; none has scores."""
     seen: list[set[str]] = []
-
-    class Grid(InProcessGrid):
-        def _answer(self, message: Message) -> Message:
-            reply = super()._answer(message)
-            seen.append({*reply.content})
-            return reply
-
-    monkeypatch.setattr(in_process, "InProcessGrid", Grid)
+    meddling(monkeypatch, lambda message, place, reply: seen.append({*reply.content}) or reply)
     run = played(**REPORTS)
     assert len([entry for entry in run.state.history if entry.loss is not None]) == 7
     assert {name for names in seen for name in names} == {"hosting", "secure", "released"}
@@ -177,27 +158,22 @@ def test_each_client_that_reports_in_a_sum_is_charged() -> None:
     assert {(release.mechanism, release.noise_multiplier) for release, _ in reports} == {("discrete-gaussian", 10.0)}
 
 
-@pytest.mark.parametrize("stage", ["mask", "agree", "open"])
-def test_reports_survive_a_third_of_the_sites(monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
+@pytest.mark.parametrize("stage", ["announce", "mask", "agree", "open"])
+def test_a_round_and_its_reports_survive_a_third_of_the_sites_at_any_stage(
+    monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    """Ten sites, of which seven have to answer; three fall silent in round 1, or never say who they are."""
     dropping(monkeypatch, lambda message, place: stage_of(message) == stage and place < 3)
     run = play(run_config("synthetic", **CONFIG | REPORTS | {"rounds": 1}), nodes=10, strict=False)
-    start, first = run.state.history
+    start, first = run.state.history[:2]
     assert first.moved
     assert start.loss is not None
-
-
-def test_a_validation_without_training_is_a_sum_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the last round clients report once more; too few sites answer, so there is no loss, and the run ends."""
-    last: list[bool] = []
-
-    def drops(message: Message, place: int) -> bool:
-        last.append("training" not in message.content and "evaluation" in message.content)
-        return stage_of(message) == "mask" and last[-1] and place < 3
-
-    dropping(monkeypatch, drops)
-    run = play(run_config("synthetic", **CONFIG | REPORTS | {"rounds": 2}), nodes=4, strict=False)
-    assert [entry.loss is not None for entry in run.state.history] == [True, True, False]
-    assert any(last)
+    there = [client for client in range(100) if client % 10 >= 3]
+    taken = run.fleet.participations.nonzero()[0].tolist()
+    if stage in ("agree", "open"):
+        assert first.releases == 60
+    else:
+        assert first.releases == sum(client in there for client in taken) < 60
 
 
 @pytest.mark.parametrize("changes", [{"restarts": 2}, {"validation": "by=median"}, {"noise_multiplier": 0.0}], ids=str)
@@ -228,55 +204,7 @@ def test_moments_cost_no_privacy_and_their_noise_is_in_the_counts() -> None:
     assert noises[1] == pytest.approx(np.sqrt(2) * noises[0])
 
 
-def test_clients_personalise_by_the_prior_from_sums() -> None:
-    """Through a whole run: moments, reports, and models made each client's own by Bayes."""
-    run = played(
-        rounds=3, noise_multiplier=1.0, strategy="secure-average moments=true report_noise=10 report_bound=400"
-    )
-    prior = prior_of(run.strategy.state, 2)
-    assert prior is not None
-    dataset = open_dataset(find_dataset("synthetic"))
-    own = personalised(run.setup.model, dataset, run.state.hypotheses, run.setup.config, Personal.BAYES, prior=prior)
-    assert np.isfinite(own["mean"])
-
-
 # --- sites that fall silent
-
-
-def dropping(monkeypatch: pytest.MonkeyPatch, drops: Callable[[Message, int], bool]) -> None:
-    """Let messages come to nothing, which `drops` chooses by message and number of the node, from 0."""
-
-    class Grid(InProcessGrid):
-        def _answer(self, message: Message) -> Message:
-            place = sorted(self.contexts).index(message.metadata.dst_node_id)
-            reply = super()._answer(message)
-            if not drops(message, place):
-                return reply
-            reply = Message(Error(ErrorCode.CLIENT_APP_CRASHED, "gone"), reply_to=message)
-            self.numbered(reply)
-            return reply
-
-    monkeypatch.setattr(in_process, "InProcessGrid", Grid)
-
-
-def stage_of(message: Message) -> str:
-    record = message.content.get("secure")
-    return "" if record is None else str(record["stage"])
-
-
-@pytest.mark.parametrize("stage", ["announce", "mask", "agree", "open"])
-def test_a_round_survives_a_third_of_its_sites_at_any_stage(monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
-    """Ten sites, of which seven have to answer; three fall silent in round 1, or never say who they are."""
-    dropping(monkeypatch, lambda message, place: stage_of(message) == stage and place < 3)
-    run = play(run_config("synthetic", **CONFIG | {"rounds": 1}), nodes=10, strict=False)
-    entry = run.state.history[1]
-    assert entry.moved
-    there = [client for client in range(100) if client % 10 >= 3]
-    taken = run.fleet.participations.nonzero()[0].tolist()
-    if stage in ("agree", "open"):
-        assert entry.releases == 60
-    else:
-        assert entry.releases == sum(client in there for client in taken) < 60
 
 
 @pytest.mark.parametrize("stage", ["mask", "agree", "open"])
@@ -340,9 +268,7 @@ def at_sites(nodes: list[dict[str, Any]], **changes: Any) -> Run:
 
 def test_sites_that_list_each_other_add_their_sums(umbel_home: Path) -> None:
     run = at_sites(sites(umbel_home))
-    trained = [entry for entry in run.state.history if entry.asked]
-    assert [entry.releases for entry in trained] == [60] * 3
-    assert all(entry.moved for entry in trained)
+    assert [(entry.releases, entry.moved) for entry in trained(run)] == [(60, True)] * 3
     accounts = [Journal(umbel_home / "0.jsonl").account(client) for client in range(0, 100, 3)]
     assert {release.kind for account in accounts for release in account} == {Kind.SECURE}
 
@@ -367,71 +293,49 @@ def test_a_site_that_is_not_in_the_others_lists_stops_no_sum(umbel_home: Path) -
     *three, _ = nodes[0]["parties"].split()
     nodes[3] |= {"parties": " ".join([*three, listed]), "party-key": paths["west"]}
     run = at_sites(nodes, rounds=2, wait="nodes=4")
-    assert [entry.moved for entry in run.state.history if entry.asked] == [True] * 2
+    assert [entry.moved for entry in trained(run)] == [True] * 2
     assert not any(Journal(umbel_home / "3.jsonl").account(client) for client in range(100))
-
-
-def changing(monkeypatch: pytest.MonkeyPatch, change: Callable[[Message, int, ConfigRecord], None]) -> None:
-    """Change records of secure sums in replies; `change` gets the message, the number of the node, and the record."""
-
-    class Grid(InProcessGrid):
-        def _answer(self, message: Message) -> Message:
-            place = sorted(self.contexts).index(message.metadata.dst_node_id)
-            reply = super()._answer(message)
-            if not reply.has_error() and stage_of(message):
-                change(message, place, reply.content["secure"])
-            return reply
-
-    monkeypatch.setattr(in_process, "InProcessGrid", Grid)
-
-
-@pytest.mark.parametrize(
-    "said",
-    [{"key": "nonsense"}, {"key": "ssh-ed25519 AAAA"}, {"public": bytes(32)}, {"public": b""}, {"signature": b""},
-     {"name": "node 3"}, {"name": "stranger"}, {"name": ""}, {"listed": []}, {"listed-names": ["node 0"] * 5}],
-    ids=str,
-)  # fmt: skip
-def test_a_site_that_is_not_who_it_says_stops_no_sum(monkeypatch: pytest.MonkeyPatch, said: dict[str, Any]) -> None:
-    """The first of five sites introduces itself with a name or a key that others refuse, or that are none."""
-
-    def change(message: Message, place: int, record: ConfigRecord) -> None:
-        if stage_of(message) == "announce" and place == 0:
-            for name, value in said.items():
-                record[name] = value
-
-    changing(monkeypatch, change)
-    run = play(run_config("synthetic", **CONFIG | {"rounds": 2}), nodes=5, strict=False)
-    assert [entry.moved for entry in run.state.history if entry.asked] == [True] * 2
 
 
 @pytest.mark.parametrize(
     ("stage", "said"),
-    [("mask", {"numbers": b""}), ("mask", {"layers": []}), ("mask", {"proofs": [], "proofs-of": []}),
-     ("mask", {"boxes": [b"none"] * 4}), ("agree", {"signature": b""}), ("open", {"layers": [bytes(16)]}),
-     ("open", {"shares": [], "of": [], "with": []}), ("open", {"seeds": [], "seeds-of": []})],
+    [
+        # a name or a key that others refuse, or that are none
+        *(("announce", said) for said in (
+            {"key": "nonsense"}, {"key": "ssh-ed25519 AAAA"}, {"public": bytes(32)}, {"public": b""},
+            {"signature": b""}, {"name": "node 3"}, {"name": "stranger"}, {"name": ""}, {"listed": []},
+            {"listed-names": ["node 0"] * 5},
+        )),
+        # what is none of a sum
+        ("mask", {"numbers": b""}), ("mask", {"layers": []}), ("mask", {"proofs": [], "proofs-of": []}),
+        ("mask", {"boxes": [b"none"] * 4}), ("agree", {"signature": b""}), ("open", {"layers": [bytes(16)]}),
+        ("open", {"shares": [], "of": [], "with": []}), ("open", {"seeds": [], "seeds-of": []}),
+    ],
     ids=str,
 )  # fmt: skip
-def test_a_site_that_sends_what_is_none_stops_no_sum(
+def test_a_site_that_is_not_who_it_says_or_sends_what_is_none_stops_no_sum(
     monkeypatch: pytest.MonkeyPatch, stage: str, said: dict[str, Any]
 ) -> None:
-    def change(message: Message, place: int, record: ConfigRecord) -> None:
-        if stage_of(message) == stage and place == 0:
-            for name, value in said.items():
-                record[name] = value
+    """The first of five."""
 
-    changing(monkeypatch, change)
+    def meddle(message: Message, place: int, reply: Message) -> Message:
+        if stage_of(message) == stage and place == 0 and not reply.has_error():
+            reply.content["secure"].update(said)
+        return reply
+
+    meddling(monkeypatch, meddle)
     run = play(run_config("synthetic", **CONFIG | {"rounds": 2}), nodes=5, strict=False)
-    assert [entry.moved for entry in run.state.history if entry.asked] == [True] * 2
+    assert [entry.moved for entry in trained(run)] == [True] * 2
 
 
 def test_a_site_that_forgets_everything_comes_back_with_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first of five sites is started again after round 1: it misses a round, and the others add without it."""
-    dropping(monkeypatch, lambda message, place: False)
     asked: list[int] = []
 
-    class Grid(in_process.InProcessGrid):  # type: ignore[name-defined]
+    class Grid(InProcessGrid):
         def _answer(self, message: Message) -> Message:
-            if stage_of(message) == "mask" and message.metadata.dst_node_id == min(self.contexts):
+            first = message.metadata.dst_node_id == min(self.contexts)
+            if stage_of(message) == "mask" and first:
                 asked.append(1)
                 if len(asked) == 2:
                     self.contexts[message.metadata.dst_node_id].state.pop("umbel.secure")
@@ -439,6 +343,5 @@ def test_a_site_that_forgets_everything_comes_back_with_another_key(monkeypatch:
 
     monkeypatch.setattr(in_process, "InProcessGrid", Grid)
     run = play(run_config("synthetic", **CONFIG | {"rounds": 3}), nodes=5, strict=False)
-    entries = [entry for entry in run.state.history if entry.asked]
-    assert all(entry.moved for entry in entries)
+    assert [entry.moved for entry in trained(run)] == [True] * 3
     assert len(asked) == 3

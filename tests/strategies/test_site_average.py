@@ -229,19 +229,6 @@ def away(run: Run) -> NDArray[np.float64]:
     return nearest
 
 
-def test_one_hypothesis_finds_the_model_between_them(umbel_home: Path) -> None:
-    """The mean of the training clients' models, by least squares over all of them."""
-    run = play(run_config("synthetic", **CONFIG | NOISE["laplace"], hypotheses=1), nodes=4)
-    data = run.setup.open_dataset()
-    assert data is not None
-    clients = [data.client(client) for client in range(100)]
-    rows, targets = (np.concatenate([part[i] for part in clients]) for i in (0, 1))
-    best = np.linalg.lstsq(rows, targets.ravel(), rcond=None)[0]
-    assert np.linalg.norm(flatten(run.state.hypotheses)[0] - best) < 1.0
-    entry = run.state.history[1]
-    assert entry.groups == [entry.releases]
-
-
 @pytest.mark.parametrize("mechanism", NOISE)
 def test_two_hypotheses_find_the_two_models(mechanism: str, umbel_home: Path) -> None:
     """The synthetic dataset at four sites of 25 training clients; the models lie 10.5 apart."""

@@ -5,25 +5,22 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.serverapp import strategy as flower
 from numpy.typing import NDArray
 
-import umbel.client.app
 from tests.helpers.errors import raises
-from tests.helpers.runs import AppRun, run_app
-from tests.helpers.scripted import on, sends
+from tests.helpers.scripted import on
 from tests.strategies.conftest import one_round
-from umbel import models, strategies
+from umbel import strategies
 from umbel.nodes.fleet import Fleet
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.run_config import RunConfig
 from umbel.server.setup import Setup
-from umbel.simulation.grid import InProcessGrid
 from umbel.strategies import Stock
 
 SENT = [(0, 0, 0), (10, 10, 10)]
@@ -69,12 +66,6 @@ FIRST, SECOND = np.array(NEAR, float), np.array([RELEASE[i] for i in range(5, 10
 )
 def test_each_cluster_is_aggregated_by_itself(name: str, options: str, expected: Any) -> None:
     np.testing.assert_allclose(rounds(made(f"flower:{name}", options), 1), expected, rtol=1e-6)
-
-
-def test_with_one_hypothesis_it_is_plain() -> None:
-    everyone = np.concatenate([FIRST, SECOND])
-    found = rounds(made("flower:FedMedian", hypotheses=1), 1, sent=[(0, 0, 0)])
-    np.testing.assert_allclose(found, [np.median(everyone, 0)], rtol=1e-6)
 
 
 def test_adam_steps_as_flowers_does() -> None:
@@ -135,22 +126,20 @@ def test_what_does_not_work_is_named(name: str, code: str, parts: tuple[str, ...
         strategies.load(f"flower:{name}")
 
 
-@pytest.mark.parametrize(("name", "options"), [*STATEFUL[1:3], ("Krum", ""), ("FedTrimmedAvg", "")])
-def test_stock_strategies_pass_a_trial_before_the_run(name: str, options: str) -> None:
-    Setup.parse(RunConfig(strategy=f"flower:{name} {options}".strip()).entries())
-
-
 @pytest.mark.parametrize(
-    ("options", "reason"),
+    ("name", "options", "part"),
     [
-        ("FedTrimmedAvg beta=0.7", (ConfigError, "config.flower-strategy")),
-        ("Bulyan num-malicious-nodes=9", (ConfigError, "config.flower-strategy", "options", "16")),
+        *((*one, None) for one in STATEFUL[1:3]),
+        ("Krum", "", None),
+        ("FedTrimmedAvg", "", None),
+        ("FedTrimmedAvg", "beta=0.7", "FedTrimmedAvg"),
+        ("Bulyan", "num-malicious-nodes=9", "16"),
     ],
 )
-def test_options_that_a_strategy_does_not_take_end_the_run_before_it_starts(options: str, reason: Any) -> None:
-    name, _, options = options.partition(" ")
-    with raises(*reason, name):
-        Setup.parse(RunConfig(strategy=f"flower:{name} {options}".strip()).entries())
+def test_stock_strategies_pass_a_trial_before_the_run_or_end_it(name: str, options: str, part: str | None) -> None:
+    run = RunConfig(strategy=f"flower:{name} {options}".strip()).entries()
+    with raises(ConfigError, "config.flower-strategy", name, part) if part else nullcontext():
+        Setup.parse(run)
 
 
 OWN = '''
@@ -236,35 +225,3 @@ class Typed(FedTrimmedAvg):
     np.testing.assert_allclose(found, rounds(made("flower:FedTrimmedAvg", "beta=0.2"), 1))
     with raises(ConfigError, "config.unknown-option", "beta"):
         made("flower:umbel_test_typed:Typed", "told=1")
-
-
-# --- whole runs
-
-
-@pytest.mark.usefixtures("blank_figures")
-def test_a_run_that_was_stopped_goes_on_bit_for_bit(run_config: dict[str, Any]) -> None:
-    run_config |= {
-        "strategy": "flower:FedAdam eta=1.0", "rounds": 4, "restarts": 1, "hypotheses": 1,
-        "validation": "clients=5", "noise-multiplier": 1.0,
-    }  # fmt: skip
-
-    def play(config: dict[str, Any]) -> AppRun:
-        return run_app(config, InProcessGrid(umbel.client.app.app, config))
-
-    whole, stopped = play(run_config), play(run_config | {"rounds": 2})
-    resumed = play(run_config | {"resume": stopped.folder.name})
-    for name, value in whole.arrays("latest").items():
-        assert resumed.arrays("latest")[name].tobytes() == value.tobytes(), name
-    assert whole.history[-1]["loss"] < whole.history[0]["loss"]
-
-
-def test_a_large_model_is_no_other(run_config: dict[str, Any]) -> None:
-    """With several layers, each of its own shape."""
-    model = models.load("mlp")
-    rng = np.random.default_rng(1)
-    strategy = made("flower:FedAvg", hypotheses=1)
-    sends(strategy, {name: np.zeros((1, *shape), np.float32) for name, shape in model.shapes.items()})
-    group = rng.normal(size=(3, model.num_parameters))
-    found = strategy.combine(group, np.zeros(model.num_parameters), 0)
-    np.testing.assert_allclose(found, group.mean(0), rtol=1e-5, atol=1e-6)
-    assert flower.FedAvg is strategy.stock
