@@ -224,32 +224,23 @@ class Deployment:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        host: str = "127.0.0.1",
-        server_path: Sequence[Path] = (),
-        database: bool = False,
-        python: Path = Path(sys.executable),
-        soon: bool = False,
-    ) -> None:
-        self.folder = folder
+        self, folder: Path, host: str = "127.0.0.1", server_path: Sequence[Path] = (), database: bool = False,
+        python: Path = Path(sys.executable), soon: bool = False,
+    ) -> None:  # fmt: skip
+        self.folder, self._home, self._certs = folder, folder / "user", folder / "certs"
+        self._secret = self._certs / "control.secret"
+        self._host, self._port, self._database, self._python = host, free_port(), database, python
         self._beats = {"HEARTBEAT_S": "15"} if soon else {}
-        self._python = python
         self.nodes: dict[str, Member] = {}
         self._removed: list[Member] = []
         self.runs: list[Run] = []
-        self._home = folder / "user"
-        self._certs = folder / "certs"
         self._app: Path | None = None
-        self._secret = self._certs / "control.secret"
-        self._host, self._port = host, free_port()
-        self._database = database
         places = [*server_path, *([TAMPERED] if soon else [])]
         self._server_environment = {"PYTHONPATH": os.pathsep.join(map(str, places))} if places else {}
         self._superlink: Member | None = None
 
     def __enter__(self) -> Self:
-        certs.make(self._certs, [self._host], [], os.getuid())
+        self.write_certificate()
         self._write_user(self._home)
         keep_secret(self._home, self.address, self._secret.read_text(encoding="utf-8"))
         try:
@@ -287,22 +278,14 @@ class Deployment:
 
         Its certificate must be valid, unless it is not to be `verified`.
         """
-        folder = self.folder / "superlink"
-        # What lies in its working directory would be imported ahead of the app.
-        (folder / "empty").mkdir(parents=True, exist_ok=True)
-        command = [
-            str(self._python),
-            *(SERVER if verified else LONG_RUNNING),
-            "--host",
-            self._host,
-            "--port",
-            str(self._port),
-        ]
-        command += ["--control-secret", str(self._secret)]
-        command += ["--database", str(folder / "state.db")] if self._database else []
-        command += ["--enable-supernode-auth"]
-        command += ["--ssl-ca-certfile", str(self.ca)]
-        command += ["--ssl-certfile", str(self._certs / "server.crt"), "--ssl-keyfile", str(self._certs / "server.key")]
+        options = {
+            "host": self._host, "port": self._port, "control-secret": self._secret, "ssl-ca-certfile": self.ca,
+            "ssl-certfile": self._certs / "server.crt", "ssl-keyfile": self._certs / "server.key",
+        }  # fmt: skip
+        if self._database:
+            options["database"] = self.folder / "superlink" / "state.db"
+        command = [str(self._python), *(SERVER if verified else LONG_RUNNING), "--enable-supernode-auth"]
+        command += [word for name, value in options.items() for word in (f"--{name}", str(value))]
         self._superlink = self._start("superlink", command, self._server_environment)
         trusted = ssl.create_default_context(cafile=self.ca)
         if not verified:
@@ -318,14 +301,9 @@ class Deployment:
         wait_until("SuperLink", healthy, START_S)
 
     def start_node(
-        self,
-        name: str,
-        tampered: bool = False,
-        within: Sequence[str] = (),
-        flowers_own: bool = False,
-        ahead: float = 0.0,
-        **node_config: Any,
-    ) -> Member:
+        self, name: str, tampered: bool = False, within: Sequence[str] = (), flowers_own: bool = False,
+        ahead: float = 0.0, **node_config: Any,
+    ) -> Member:  # fmt: skip
         """Start a SuperNode with a key that the SuperLink knows; its ledger lies in its folder.
 
         The client processes of a `tampered` one do as `Member.tamper` says, and else as the app says. `within` is a
@@ -373,13 +351,13 @@ class Deployment:
         options += ["--auth-supernode-private-key", str(key)] if key else []
         return self._start_node(name, options, {}, [SUPERNODE])
 
-    def write_certificate(self) -> None:
-        """Have `umbel certs` renew the server's certificate if it is about to expire."""
-        certs.make(self._certs, [self._host], [], os.getuid())
+    def write_certificate(self, *nodes: str) -> None:
+        """Have `umbel certs` make what is missing, and renew the server's certificate if it is about to expire."""
+        certs.make(self._certs, [self._host], [*nodes], os.getuid())
 
     def write_key(self, name: str) -> Path:
         """Make a key that the SuperLink does not know yet."""
-        certs.make(self._certs, [self._host], [name], os.getuid())
+        self.write_certificate(name)
         return self._certs / name
 
     def wait_until_online(self, *names: str) -> None:
@@ -467,9 +445,8 @@ class Deployment:
 
     def tails(self, lines: int = 40) -> str:
         """Return the ends of all logs, for whoever reads why a test failed."""
-        logs = sorted(self.folder.glob("*/log"))
-        ends = {log.parent.name: log.read_text(encoding="utf-8", errors="replace").splitlines() for log in logs}
-        return "\n".join(f"--- {name}\n" + "\n".join(text[-lines:]) for name, text in ends.items())
+        logs = {log: log.read_text(encoding="utf-8", errors="replace") for log in sorted(self.folder.glob("*/log"))}
+        return "\n".join("\n".join([f"--- {log.parent.name}", *logs[log].splitlines()[-lines:]]) for log in logs)
 
     def processes(self) -> list[psutil.Process]:
         """Return all living processes of the deployment, whoever started them: Flower's own homes tell them."""
@@ -500,13 +477,9 @@ class Deployment:
         return ["--root-certificates", str(self.ca)]
 
     def _start_node(
-        self,
-        name: str,
-        options: Sequence[str],
-        node_config: dict[str, Any],
-        program: Sequence[str],
+        self, name: str, options: Sequence[str], node_config: dict[str, Any], program: Sequence[str],
         environment: Mapping[str, str] | None = None,
-    ) -> Member:
+    ) -> Member:  # fmt: skip
         node_config = {"ledger-path": str(self.folder / name / "ledger.jsonl")} | node_config
         pairs = " ".join(line.replace(" = ", "=", 1) for line in tomli_w.dumps(node_config).splitlines())
         command = [*program, "--superlink", self.address, *options]
@@ -514,17 +487,14 @@ class Deployment:
 
     def _start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> Member:
         folder = self.folder / name
+        # What lies in its working directory would be imported ahead of the app.
         (folder / "empty").mkdir(parents=True, exist_ok=True)
         # A home of its own: bundles are not installed in one step, and two nodes could load half of one.
         with (folder / "log").open("ab") as log:
             process = subprocess.Popen(
-                command,
-                cwd=folder / "empty",
-                env=self._environment(folder) | environment,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+                command, cwd=folder / "empty", env={**self._environment(folder), **environment}, stdout=log,
+                stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
         return Member(name, process, folder, command, environment)
 
     def _environment(self, home: Path) -> dict[str, str]:

@@ -38,6 +38,7 @@ def part(name: str) -> Any:
 nested = part("flwr.supercore.inflatable.inflatable_object:get_all_nested_objects")
 tree_of = part("flwr.supercore.inflatable.inflatable_object:get_object_tree")
 to_proto = part("flwr.common.serde:message_to_proto")
+bare = part("flwr.app.message:remove_content_from_message")
 
 
 class Server:
@@ -82,10 +83,6 @@ class Server:
         session = self.state.start_session(run)
         assert self.state.store_message_and_object_tree(bare(message), tree_of(message), session)[0]
         return message
-
-
-def bare(message: Message) -> Message:
-    return part("flwr.app.message:remove_content_from_message")(message)
 
 
 class Site:
@@ -198,15 +195,11 @@ def test_runs_at_once_have_their_own_bounds_and_so_have_nodes(server: Server) ->
     # A node that says its answer is for another's message, or another run's, has begun none.
     reply = two.reply(kilobytes, training_reply(arrays(2, 10), [1, 1]))
     begun = two.begin(reply, src_node_id=server.nodes[1])
-    assert not begun.objects_to_push
-    assert not begun.session_id
-
-
-def test_no_message_says_more_than_the_operator(server: Server) -> None:
-    run, site = server.run(), Site(server)
+    assert (list(begun.objects_to_push), begun.session_id) == ([], "")
+    # And no message says more than the operator.
     server.restart(most=MIB)
     with pytest.raises(HTTPException):
-        site.answer(server.ask(run, order(MIB)), training_reply(arrays(2, MIB), [1, 1]))
+        one.answer(server.ask(large, order(MIB)), training_reply(arrays(2, MIB + 3), [1, 1]))
 
 
 def test_an_answer_is_one_message_and_one_tree(server: Server, tmp_path: Path) -> None:
@@ -266,23 +259,15 @@ def test_a_bound_is_no_more_than_the_answer_and_some_room(clients: int) -> None:
     answer = {**training_reply(model, [1] * clients, [9] * clients), **evaluation_reply(*random)}
     reply = Message(RecordDict(answer), reply_to=message)
     size = sum(len(one.deflate()) for one in nested(reply).values()) + tree_of(reply).ByteSize()
-    assert size < largest_answer(content) < 1.01 * size + 2 * flower_room(clients)
-
-
-def flower_room(clients: int) -> int:
-    return (1 << 16) + 32 * clients
-
-
-def test_messages_of_another_kind_have_room_for_an_answer_of_words() -> None:
+    room = (1 << 16) + 32 * clients
+    assert size < largest_answer(content) < 1.01 * size + 2 * room
+    # Messages of another kind have room for an answer of words.
     for content in (query(), RecordDict(), RecordDict({"training": MetricRecord(), "evaluation": ConfigRecord()})):
         assert largest_answer(content) == 1 << 16
-
-
-def test_a_reply_bears_the_group_of_its_message_again() -> None:
-    flower.identify()
-    message = Message(RecordDict(), 5, "train", group_id="restart-3")
-    flower.limit_answer(message, 4711)
-    reply = Message(RecordDict(), reply_to=message)
-    assert "4711" in reply.metadata.group_id
-    flower.drop_limit(reply)
-    assert reply.metadata.group_id == "restart-3"
+    # The bound travels in the group of the message, and a reply bears that of the server again.
+    limited = Message(RecordDict(), 5, "train", group_id="restart-3")
+    flower.limit_answer(limited, 4711)
+    answered = Message(RecordDict(), reply_to=limited)
+    assert "4711" in answered.metadata.group_id
+    flower.drop_limit(answered)
+    assert answered.metadata.group_id == "restart-3"

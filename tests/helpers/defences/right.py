@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 import umbel
 from umbel.privacy.accounting.accountant import compose
+from umbel.privacy.mechanisms import Laplace
+from umbel.privacy.mechanisms.base import clip
 from umbel.privacy.mechanisms.gaussian import GaussianLoss, calibrate
 from umbel.protocol.simulated import in_process
 
@@ -121,6 +123,18 @@ def gate() -> Any:
 
     mod.epsilon, mod.delta, mod.clip_norm = 2.0, 1e-5, 1.0  # type: ignore[attr-defined]
     return mod
+
+
+def vector_noise() -> Callable[[Matrix], Matrix]:
+    """umbel's Laplace noise, which depends on the norm of all values, on one flat array."""
+
+    def release(update: Matrix) -> Matrix:
+        clipped = clip(np.asarray(update, np.float64)[None], 1.0)
+        found: Matrix = (clipped + Laplace(8.0).noise([clipped.shape[1]], np.ones((1, 1)), iter([entropy()])))[0]
+        return found
+
+    release.epsilon, release.clip_norm = 2.0, 1.0  # type: ignore[attr-defined]
+    return release
 
 
 class Wrapper:
