@@ -25,6 +25,8 @@ def test_clients_that_train_by_themselves_have_no_rounds() -> None:
     assert finished.state is None
     # Ten rows, of which five are for training, leave more than the irreducible .577.
     assert 0.577 < finished.measures["last"]["held_out"]["mean"] < 2
+    with raises(ConfigError, "config.no-dataset"):
+        finish(run_config("synthetic", strategy=LOCAL_ONLY, dataset="", model="linear"))
 
 
 @pytest.mark.parametrize("how", [FINE_TUNE, INTERPOLATE])
@@ -40,11 +42,6 @@ def test_clients_that_make_a_hypothesis_their_own_start_from_what_the_run_found(
         expected = personalised(setup.model, dataset, hypotheses, setup.config, Personal(how))
         assert own.measures.pop(state) == {"held_out": expected}
     assert not own.measures
-
-
-def test_without_a_dataset_there_is_nobody_to_measure_on() -> None:
-    with raises(ConfigError, "config.no-dataset"):
-        finish(run_config("synthetic", strategy=LOCAL_ONLY, dataset="", model="linear"))
 
 
 # Client c has c % 3 + 1 rows, which all say c.
@@ -68,19 +65,15 @@ def clients(dataset: Dataset) -> list[int]:
     return found
 
 
-def test_clients_change_places_and_nothing_else() -> None:
+def test_clients_change_places_by_seed_and_nothing_else(tmp_path: Path) -> None:
     one, other = (shuffled(TWELVE, seed) for seed in (1, 2))
     assert sorted(clients(one)) == sorted(clients(other)) == list(range(12))
     assert set(clients(one)[:8]) != set(clients(other)[:8]), "others train"
     assert one.manifest.split == MANIFEST.split
-    assert one.manifest.provenance == "Clients put in random order with seed 1."
     assert clients(shuffled(TWELVE, 1)) == clients(one)
-
-
-def test_there_is_a_dataset_for_each_seed(tmp_path: Path) -> None:
     source = tmp_path / "source"
     write_dataset(source, TWELVE.manifest, TWELVE.features, TWELVE.targets, TWELVE.offsets, TWELVE.names)
-    written = {seed: split_by_seed(str(source), tmp_path, seed) for seed in (2000, 2001)}
-    assert written == {seed: str(tmp_path / "data" / f"twelve-{seed}") for seed in (2000, 2001)}
-    for seed, path in written.items():
+    for seed in (2000, 2001):
+        path = split_by_seed(str(source), tmp_path, seed)
+        assert path == str(tmp_path / "data" / f"twelve-{seed}")
         assert clients(open_dataset(Path(path))) == clients(shuffled(TWELVE, seed))
