@@ -63,24 +63,38 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(hospital, name, lambda *_: None)
 
 
-# --- hospital
-
-
-def test_the_hospital_grid_is_the_papers_for_either_loss(hospitals: Path, tmp_path: Path) -> None:
-    specs = specs_of(hospital, tmp_path)
-    grid = [spec.config for spec in specs if spec.config["strategy"].startswith("group-privacy")]
-    keys = ("loss", "strategy", "hypotheses", "noise-multiplier", "seed")
-    found = {tuple(config[key] for key in keys) for config in grid}
+def test_the_grids_are_the_papers(hospitals: Path, tmp_path: Path) -> None:
+    """Each run has a name of its own; those of FEMNIST with and without rebirth have fresh seeds, and come first."""
+    of = {module: specs_of(module, tmp_path) for module in (hospital, synthetic, handwriting)}
+    assert all(len({spec.name for spec in specs}) == len(specs) for specs in of.values())
+    configs = {module: [spec.config for spec in specs] for module, specs in of.items()}
+    found = {
+        (c["loss"], c["strategy"], c["hypotheses"], c["noise-multiplier"], c["seed"])
+        for c in configs[hospital]
+        if c["strategy"].startswith("group-privacy")
+    }
     nus, seeds = (0, 0.1, 1, 2, 3, 5), range(2000, 2010)
     relocated = product([""], ["group-privacy empty=relocate"], (3, 5, 7), nus, seeds)
     assert found == {*product(("", "mse"), ["group-privacy"], (1, 3, 5, 7), nus, seeds), *relocated}
-    assert len(grid) == len(found) == 660
-    sizes = ("clients-per-round", "validation", "patience")
-    assert {tuple(config[name] for name in sizes) for config in grid} == {(100, "clients=200", 30)}
-    assert len({spec.name for spec in specs}) == len(specs)
-    assert {(c["seed"], c["dataset"]) for c in grid} == {
-        (seed, str(tmp_path / "data" / f"hospital-{seed}")) for seed in range(2000, 2010)
+    for c in configs[hospital]:
+        assert c["dataset"] == str(tmp_path / "data" / f"hospital-{c['seed']}"), "split anew by each seed"
+    keys = ("strategy", "hypotheses", "noise-multiplier", "restarts")
+    assert {tuple(c[key] for key in keys) for c in configs[synthetic] if c["patience"] == 6} == {
+        ("fedavg", 1, 0, 1), ("ifca", 2, 0, 1), ("group-privacy", 2, 5, 1), ("group-privacy empty=relocate", 2, 5, 1),
+    }  # fmt: skip
+    table_2 = [c for c in configs[handwriting] if (c["strategy"], c["hypotheses"]) == ("group-privacy", 2)]
+    nus = (0, 0.001, 0.01, 0.1, 1, 3, 5, 10, 15)
+    assert {(c["loss"], c["noise-multiplier"], c["seed"]) for c in table_2} == {
+        *product(("cross-entropy", "rmse"), nus, range(2000, 2003))
     }
+    femnist = shortened(specs_of(handwriting, tmp_path, of="femnist"), 40)
+    assert {(s.config["dataset"], s.config["rounds"]) for s in femnist} == {("femnist", 40)}
+    first = [(s.config["seed"], s.config["strategy"]) for s in femnist if s.arm == handwriting.COLLAPSE]
+    assert first == [(seed, "group-privacy respawn=3") for seed in range(2000, 2008)]
+    assert [(s.config["seed"], s.config["strategy"]) for s in femnist[:8]] == first
+
+
+# --- hospital
 
 
 def test_a_budget_is_compared_with_the_printed_one(hospitals: Path, undrawn: None, tmp_path: Path) -> None:
@@ -202,21 +216,6 @@ def test_without_data_or_results_there_is_no_table(umbel_home: Path, monkeypatch
 # --- synthetic
 
 
-def test_the_synthetic_runs_are_the_papers_and_their_cures(tmp_path: Path) -> None:
-    specs = specs_of(synthetic, tmp_path, seeds=2)
-    assert len(specs) == 2 * (12 + 7)
-    assert len({spec.name for spec in specs}) == len(specs)
-    paper = [spec.config for spec in specs if spec.config["patience"] == 6]
-    keys = ("strategy", "hypotheses", "noise-multiplier", "restarts")
-    assert {tuple(config[key] for key in keys) for config in paper} == {
-        ("fedavg", 1, 0, 1), ("ifca", 2, 0, 1), ("group-privacy", 2, 5, 1),
-        ("group-privacy empty=relocate", 2, 5, 1),
-    }  # fmt: skip
-    for seed in (2000, 2001):
-        datasets = {spec.config["dataset"] for spec in specs if spec.config["seed"] == seed}
-        assert datasets == {str(tmp_path / "data" / f"synthetic-{seed}.json")}
-
-
 def test_success_collapse_and_the_printed_picture_are_counted(tmp_path: Path) -> None:
     def measures(config: dict[str, Any]) -> dict[str, Any]:
         seed = config["seed"]
@@ -272,24 +271,6 @@ def test_the_synthetic_tables_and_figures_leave_bad_runs_out(tmp_path: Path, mon
 
 
 # --- handwriting
-
-
-def test_table_2s_grid_and_femnists_fresh_seeds_with_and_without_rebirth(tmp_path: Path) -> None:
-    specs = specs_of(handwriting, tmp_path)
-    grid = [s.config for s in specs if s.config["strategy"] == "group-privacy" and s.config["hypotheses"] == 2]
-    nus = 0, 0.001, 0.01, 0.1, 1, 3, 5, 10, 15
-    found = {(c["loss"], c["noise-multiplier"], c["seed"]) for c in grid}
-    assert found == {*product(("cross-entropy", "rmse"), nus, range(2000, 2003))}
-    assert len({spec.name for spec in specs}) == len(specs)
-    femnist = shortened(specs_of(handwriting, tmp_path, of="femnist"), 40)
-    assert {(s.config["dataset"], s.config["rounds"]) for s in femnist} == {("femnist", 40)}
-    reborn = [s.config for s in femnist if s.arm == handwriting.COLLAPSE]
-    plain = [s.config for s in femnist if s.arm == handwriting.AS_PRINTED]
-    for configs, options in ((reborn, "group-privacy respawn=3"), (plain, "group-privacy")):
-        assert [config["seed"] for config in configs] == [*range(2000, 2008)]
-        assert {config["strategy"] for config in configs} == {options}
-    assert [s.config for s in femnist[:8]] == reborn, "they come first"
-    assert {s.config["rounds"] for s in shortened(specs, 1000)} == {100}, "as configured"
 
 
 def test_collapse_is_told_seed_by_seed_and_an_accuracy_compared_with_the_printed_one(tmp_path: Path) -> None:

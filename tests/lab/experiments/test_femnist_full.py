@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,9 @@ import umbel.simulation.sweep
 from tests.helpers.datasets import manifest
 from tests.lab.experiments.conftest import read_csv
 from umbel.data import offsets_of, write_dataset
-from umbel.server.run import Run
-from umbel.simulation.in_process import run_config
 from umbel.simulation.sweep import Result
 from umbel_lab.experiments import femnist_full
 from umbel_lab.experiments.__main__ import app
-from umbel_lab.experiments.scaffold import resumable
 
 pytestmark = pytest.mark.rest
 
@@ -105,37 +101,3 @@ def test_the_command_and_runs_that_are_packed_and_put_back(
         again = CliRunner().invoke(app, [*command, *place])
         assert again.exit_code == 0, again.output
         assert (umbel_home / "experiments" / "femnist-full" / "table.md").read_bytes() == table
-
-
-@pytest.mark.slow
-def test_a_run_that_is_killed_goes_on_and_ends_as_if_it_had_not_been(
-    umbel_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = run_config("synthetic", rounds=60, patience=0, seed=3)
-    whole = resumable(config)
-    assert whole.saved_in is not None
-    shutil.rmtree(whole.saved_in)
-
-    class Killed(BaseException):
-        pass
-
-    plain, times = Run.before_round, []
-
-    def before_round(self: Run, round: int, arrays: Any) -> None:
-        times.append(round)
-        if round == 40 and times.count(40) == 1:
-            raise Killed
-        plain(self, round, arrays)
-
-    monkeypatch.setattr(Run, "before_round", before_round)
-    with pytest.raises(Killed):
-        resumable(config)
-    resumed = resumable(config)
-    assert times[39:42] == [40, 40, 41], "after the last round that was saved"
-    assert resumed.measures == whole.measures
-    assert whole.state is not None
-    assert resumed.state is not None
-    for name, value in whole.state.hypotheses.items():
-        np.testing.assert_array_equal(resumed.state.hypotheses[name], value)
-    assert [one.loss for one in resumed.state.history] == [one.loss for one in whole.state.history]
-    np.testing.assert_array_equal(resumed.participations, whole.participations)

@@ -103,18 +103,6 @@ def test_seeds_are_compared_one_by_one() -> None:
     assert not [*frontier.better({(ONE, "epsilon 4"): arms[ONE, "epsilon 4"]})]
 
 
-@pytest.mark.parametrize("name", TASKS)
-def test_every_run_has_a_name_and_a_configuration_of_its_own(name: str, hospitals: Path, tmp_path: Path) -> None:
-    specs = scaffold.specs(frontier, tmp_path, [2000, 2001], of=name)
-    assert len({spec.name for spec in specs}) == len(specs)
-    assert {spec.config["seed"] for spec in specs} == {2000, 2001}
-    # Hospitals are split anew by each seed.
-    datasets = {"hospital": 2, "hospital-services": 4}
-    assert len({spec.config["dataset"] for spec in specs}) == datasets[name]
-    assert len({spec.arm for spec in specs}) == len(specs) / 2
-    assert {arm for _, arm, _ in (spec.arm for spec in specs)} >= {SITE, ONE, CENTRAL, PLAIN}
-
-
 def test_the_table_tells_guarantees_and_none_where_there_is_none(hospitals: Path, tmp_path: Path) -> None:
     short = {"rounds": 2, "clients-per-round": 60}
     specs = scaffold.specs(frontier, tmp_path, [2000], True, "hospital")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from unittest.mock import Mock
 
 import numpy as np
@@ -23,6 +24,7 @@ import umbel_lab.experiments.synthetic
 from tests.helpers.errors import raises
 from umbel.data import find_dataset
 from umbel.protocol.errors import DiskError, SweepError
+from umbel.server.run import Run
 from umbel.simulation.in_process import run_config
 from umbel.simulation.sweep import Finished, Result, Spec, _digest, finish, made_by, sweep
 from umbel_lab.experiments import frontier, synthetic
@@ -34,6 +36,10 @@ pytestmark = pytest.mark.rest
 # As they are before tests put others in their place.
 EACH, SAVE = umbel.simulation.sweep._each, umbel.simulation.sweep._save
 SPECS = [Spec(f"seed{seed}", run_config("synthetic", rounds=2, seed=seed)) for seed in range(3)]
+
+
+def _kill() -> NoReturn:
+    raise KeyboardInterrupt
 
 
 def test_each_run_leaves_what_a_run_of_the_app_leaves_and_is_not_done_again(
@@ -61,11 +67,22 @@ def test_a_long_run_could_resume_until_its_result_is_saved(
     umbel_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or a full disk would cost the hours that it took."""
-    spec = Spec("long", run_config("synthetic", rounds=1))
+    spec = Spec("long", run_config("synthetic", rounds=3, patience=0))
     finished = resumable(spec.config)
     assert finished.saved_in is not None
     with FileLock(finished.saved_in / ".lock"), raises(SweepError, "sweep.running", finished.saved_in):
         resumable(spec.config)  # of another sweep, which would write to the same folder
+    whole, before = finished.state, Run.before_round
+    shutil.rmtree(finished.saved_in)
+    with monkeypatch.context() as patched:  # killed before its last round
+        patched.setattr(Run, "before_round", lambda run, r, arrays: _kill() if r == 3 else before(run, r, arrays))
+        with pytest.raises(KeyboardInterrupt):
+            resumable(spec.config)
+    finished = resumable(spec.config)
+    assert (finished.state and whole) is not None
+    assert [one.loss for one in finished.state.history] == [one.loss for one in whole.history]
+    for name, value in whole.hypotheses.items():
+        np.testing.assert_array_equal(finished.state.hypotheses[name], value)
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
         with raises(DiskError, "disk.full", tmp_path):
@@ -83,7 +100,7 @@ def test_what_is_torn_or_made_in_another_way_is_done_again(
     """Runs of earlier code are kept when asked, also where a setting is new that has its default; the tables tell."""
     data = tmp_path / "data.json"
     data.write_bytes(find_dataset("synthetic").read_bytes())
-    spec = Spec("seed0", SPECS[0].config | {"dataset": str(data)})
+    spec, new = (Spec(one.name, one.config | {"dataset": str(data)}) for one in SPECS[:2])
     (first,) = sweep([spec], tmp_path)
     file = first.folder / "result.json"
     document = json.loads(file.read_text())
@@ -96,9 +113,9 @@ def test_what_is_torn_or_made_in_another_way_is_done_again(
     elif other == "result":
         file.write_text(file.read_text()[: file.stat().st_size // 2])
     changes = {"noise-multiplier": 1.0} if other == "configuration" else {}
-    again = sweep([Spec("seed0", spec.config | changes)], tmp_path, keep=keep)
+    again = sweep([Spec("seed0", spec.config | changes), new], tmp_path, keep=keep)
     kept = keep and other in ("code", "new setting")
-    assert in_process == ["seed0"] * (1 if kept else 2)
+    assert in_process == ["seed0"] * (1 if kept else 2) + ["seed1"]
     said = [section.title for section in page("Runs", [], [], again).sections]
     assert ("Code" in said) == kept
 
