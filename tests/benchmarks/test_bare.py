@@ -67,9 +67,7 @@ def test_without_noise_the_bare_loop_has_the_losses_of_umbel(task: str, request:
         assert np.linalg.norm(two) > 1.2 * np.linalg.norm(one), "minibatches are steps of their own"
 
 
-def test_all_three_take_turns_in_tasks_that_are_known(
-    hospital: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_three_take_turns_in_known_tasks(hospital: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert named("cnn, hospital") == ["cnn", "hospital"]
     with raises(ConfigError, "config.bad-option", "'foo'", "hospital, cnn"):
         named("cnn,foo")

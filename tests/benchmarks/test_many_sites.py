@@ -48,7 +48,7 @@ def test_a_real_site_serves_a_model_of_as_many_parameters(tmp_path: Path) -> Non
     assert dataset.manifest.split == {"train": 1, "validation": 1}
 
 
-def test_what_is_no_number_of_nodes_and_a_run_that_did_not_end_are_failures(
+def test_no_number_of_nodes_and_a_run_without_an_end_are_failures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What failed is counted by its words."""

@@ -57,7 +57,7 @@ def test_what_is_printed_goes_to_the_file_with_the_command_also_of_a_benchmark_t
     ("name", "reason"),
     [("gone/out.txt", "its folder is missing"), ("", "is a folder"), ("out.txt", "Error: there are no data\n")],
 )
-def test_what_goes_wrong_is_one_line_and_no_file(
+def test_a_failure_is_one_line_no_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, reason: str
 ) -> None:
     """A file that cannot be is told before anything is measured."""

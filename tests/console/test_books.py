@@ -72,9 +72,7 @@ def test_the_part_of_a_budget_that_is_used_is_what_the_gate_counts(tmp_path: Pat
     assert used[0] == pytest.approx(1.1 / 8, rel=1e-4), "the first is covered by its pure epsilon"
 
 
-def test_of_many_clients_those_near_their_budget_come_first_and_the_page_stays_small(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_many_clients_those_near_their_budget_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 300 the first 50 have three releases of 1.8 each, the next 100 two, and the others one."""
     ledger = Journal.create(tmp_path / "crowd.jsonl")
     charge = Charge("7", 1, Release(Kind.TRAIN, 2, 5.0, Clipping.PUBLIC, hypotheses=2, choice_epsilon=1.0))
@@ -143,9 +141,7 @@ WAITING = "price of a participation"
 
 @pytest.mark.parametrize("release", ["client", "site"])
 @pytest.mark.parametrize("mechanism", ["laplace", "gaussian", "discrete-gaussian"])
-def test_no_settings_of_a_request_hide_the_others(
-    site: Site, run_config: dict[str, Any], release: str, mechanism: str
-) -> None:
+def test_no_settings_hide_other_requests(site: Site, run_config: dict[str, Any], release: str, mechanism: str) -> None:
     for noise, choice in product([1e-300, 5.0, 1e300], [1e-300, 30.0]):
         entries = {"mechanism": mechanism, "noise-multiplier": noise, "choice-epsilon": choice, "rounds": 10**18}
         asks = {"config": run_config | RUN | entries, "n": 10**7, "differs": {}, "release": release}

@@ -90,9 +90,7 @@ def test_a_server_cannot_make_series_with_other_types_of_messages(site: Site) ->
     assert {message for message, _ in found} == {"approval", "other", "query", "train"}
 
 
-def test_a_full_disk_a_damaged_log_and_a_policy_that_cannot_be_read_make_the_site_not_ready(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_and_unreadable_files_make_the_site_not_ready(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("os.posix_fallocate", Mock(side_effect=OSError(28, "No space left on device")))
         found = of(site)
@@ -115,7 +113,7 @@ def test_a_full_disk_a_damaged_log_and_a_policy_that_cannot_be_read_make_the_sit
     assert of(site)["umbel_site_ready"] == {(): 0}
 
 
-def test_the_command_prints_them_and_a_look_at_a_new_site_writes_nothing(
+def test_the_command_prints_them_and_writes_nothing(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An empty log would make the site refuse: its ledger would count as lost."""

@@ -111,9 +111,7 @@ def test_a_client_is_a_writer_and_is_turned_as_a_whole(
 
 
 @pytest.mark.parametrize("options", [[], ["--rows", "2"]])
-def test_order_and_form_of_the_files_play_no_part(
-    leaf: Path, parquet: Path, tmp_path: Path, options: list[str]
-) -> None:
+def test_order_and_form_of_files_play_no_part(leaf: Path, parquet: Path, tmp_path: Path, options: list[str]) -> None:
     one = made(tmp_path / "out", "--leaf", leaf, *options)
     assert_same_rows(made(tmp_path / "b", "--parquet", parquet, *options), one)
     swapped = write_leaf(tmp_path / "swapped", ("b.json", "a.json"))
@@ -133,7 +131,7 @@ def test_every_grey_value_survives_leafs_division_and_a_user_without_images_is_l
     assert "Writers left out, without images: 1\n" in run(tmp_path / "out", "--leaf", folder).stderr
 
 
-def test_rows_of_a_later_batch_count_and_are_named_by_their_place_in_the_file(
+def test_rows_of_a_later_batch_count_and_are_named(
     parquet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = made(tmp_path / "one", "--parquet", parquet)
@@ -188,7 +186,7 @@ def test_of_leafs_tree_writers_split_as_a_whole_count_and_what_cannot_be_told_ap
     assert_refused(refused, out, f"{tree} has train, but LEAF's other half is missing", f"--leaf {tree / 'train'}")
 
 
-def test_without_a_folder_the_hubs_parquet_files_are_downloaded(
+def test_without_a_folder_the_hubs_are_downloaded(
     parquet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[dict[str, Any]] = []
@@ -243,9 +241,7 @@ X, GREY, LABELS = "x must be lists of 784 numbers", "grey values must be from 0 
         (ROW | {"y": [[0]]}, f"{LABELS}numbers, got int64 of shape (1, 1)"),
     ],
 )  # fmt: skip
-def test_json_that_cannot_be_used_is_named(
-    leaf: Path, tmp_path: Path, content: str | dict[str, Any], reason: str
-) -> None:
+def test_json_of_no_use_is_named(leaf: Path, tmp_path: Path, content: str | dict[str, Any], reason: str) -> None:
     file = leaf / "all_data_1.json"
     if isinstance(content, dict):
         content, reason = json.dumps({"users": ["f7"], "user_data": {"f7": content}}), f", user 'f7': {reason}"
@@ -268,9 +264,7 @@ def test_json_that_cannot_be_used_is_named(
         ("", slice(-9), " cannot be read as Parquet"),
     ],
 )
-def test_a_parquet_file_that_cannot_be_used_is_named(
-    parquet: Path, tmp_path: Path, column: str, value: Any, reason: str
-) -> None:
+def test_a_parquet_file_of_no_use_is_named(parquet: Path, tmp_path: Path, column: str, value: Any, reason: str) -> None:
     table, file = frame(PARTS[1]), parquet / "data" / "train-1.parquet"
     if column:
         values = list(table[column])

@@ -136,9 +136,7 @@ def test_the_manifest_tells_model_source_and_licence(ratings: Path, tmp_path: Pa
     assert "no redistribution" in manifest.licence
 
 
-def test_a_users_last_rating_of_an_item_counts_once_and_users_of_few_are_left_out(
-    ratings: Path, tmp_path: Path
-) -> None:
+def test_a_users_last_rating_of_an_item_counts_and_users_of_few_do_not(ratings: Path, tmp_path: Path) -> None:
     ratings.write_text(text("\t", [*ROWS, (3, 1193, 1, 1), (20, 50, 1, 1)]))
     # User 7 has three ratings, of two items.
     dataset = made(tmp_path / "out", "--ratings", ratings, "--min-ratings", "3")
@@ -165,7 +163,7 @@ def test_the_seed_decides_who_trains_and_the_order_of_lines_plays_no_part(rating
     assert_same(made(tmp_path / "b", "--ratings", ratings, "--seed", "3", *LEAST), one)
 
 
-def test_without_a_file_ml_100k_is_downloaded_once(
+def test_ml_100k_is_downloaded_once(
     ratings: Path, tmp_path: Path, umbel_home: Path, connect: Callable[[Any], list[str]]
 ) -> None:
     archive = zipped(tmp_path / "sent.zip", {"ml-100k/u.data": FORMS["u.data"]})

@@ -62,14 +62,6 @@ def test_the_seed_decides_and_a_client_is_the_same_however_many_there_are() -> N
     assert len(np.unique(one[3], axis=0)) == 100, "clients differ"
 
 
-def test_vectors_are_normal() -> None:
-    _, _, _, users, vectors = draw(clients=1000, items=1000, factors=8)
-    # Of 8000 draws: the mean has a standard error of sigma / sqrt(8000), the square's of sqrt(2) times sigma^2 by it.
-    for array, variance in ((users, 1 / 8), (vectors, 1.0)):
-        assert abs(array.mean()) < 4 * np.sqrt(variance / 8000)
-        assert abs((array**2).mean() - variance) < 4 * variance * np.sqrt(2 / 8000)
-
-
 def test_items_are_drawn_uniformly_or_by_rank() -> None:
     # Three of four items each: which one is left out tells how they are drawn.
     def left_out(skew: float) -> NDArray[np.float64]:

@@ -65,17 +65,6 @@ def test_least_squares_recovers_the_optima_and_the_mean_of_the_noise() -> None:
         assert abs(rmse - np.sqrt(1 / 3)) < 0.03
 
 
-def test_inputs_fill_the_square() -> None:
-    _, clients = synthetic.make()
-    x = np.concatenate([x for x, _ in clients.values()])
-    assert np.all(np.abs(x) <= 1)
-    # 2000 values a column: the mean has standard error sqrt(1/3/2000) = .013, and a gap of .02 at an
-    # edge has probability (1 - .01)^2000 = 2e-9.
-    assert np.all(np.abs(x.mean(axis=0)) < 4 * 0.013)
-    assert np.all(x.min(axis=0) < -0.98)
-    assert np.all(x.max(axis=0) > 0.98)
-
-
 def test_seed_and_sizes_are_as_asked(tmp_path: Path) -> None:
     out = tmp_path / "few.json"
     options = ["--out", str(out), "--seed", "3", "--clients", "2", "--validation-clients", "1", "--samples", "4"]

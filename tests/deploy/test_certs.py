@@ -101,7 +101,7 @@ def test_what_is_there_is_kept_and_another_name_makes_another_certificate_of_the
     shake_hands(folder, "new.example.org")
 
 
-def test_a_certificate_about_to_expire_is_made_anew_for_the_names_by_which_sites_call_the_server(
+def test_a_certificate_about_to_expire_is_made_anew_for_its_names(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where somebody only makes another node's key in its last month."""
@@ -114,9 +114,7 @@ def test_a_certificate_about_to_expire_is_made_anew_for_the_names_by_which_sites
             shake_hands(folder, name)
 
 
-def test_a_site_needs_the_operators_certificate_alone_and_the_operator_the_key_of_the_ca_only_to_sign(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_the_key_of_the_ca_is_needed_only_to_sign_and_never_by_a_site(folder: Path, tmp_path: Path) -> None:
     (folder / "ca.key").rename(folder.parent / "ca.key")
     assert make(folder, ["umbel.example.org"], ["site-1"]) == []
     assert names(make(folder, [], ["site-2"])) == ["site-2", "site-2.pub"]
@@ -149,9 +147,7 @@ def test_names_that_nothing_can_be_made_from(tmp_path: Path, server: list[str], 
     assert not (tmp_path / "certs").exists()
 
 
-def test_a_node_whose_key_was_made_just_before_a_crash_gets_its_public_half(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_that_a_crash_left_alone_gets_its_public_half(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = certs._write
 
     def killed(file: Path, *rest: Any) -> None:
@@ -169,9 +165,7 @@ def test_a_node_whose_key_was_made_just_before_a_crash_gets_its_public_half(
     assert line_of(public_key("site-2", (folder / "site-2.pub").read_text())) == line_of(public_half(folder / "site-2"))
 
 
-def test_a_file_is_on_the_disk_before_it_has_its_name_and_a_killed_process_leaves_nothing_in_its_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or a power cut could leave an empty ca.key, and sites that trust no other authority."""
     file, scratch, synced, fsync = tmp_path / "ca.key", tmp_path / f".ca.key.{os.getpid()}", [], os.fsync
 

@@ -231,9 +231,7 @@ def test_without_its_warm_process_the_executor_ends(monkeypatch: pytest.MonkeyPa
     assert end.value.code == 1
 
 
-def test_its_health_tells_whether_the_ledger_beside_it_can_be_used(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_its_health_tells_whether_its_ledger_can_be_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """In a separate container, where the SuperNode cannot look."""
     served: list[Any] = []
     given: list[Any] = []

@@ -175,10 +175,10 @@ def test_a_site_whose_cable_is_pulled_out_is_left_out_and_takes_part_again_once_
             island.tamper({2: HOLD})
             run = three.submit(**SHORT, rounds=5, clients_per_round=3 * CLIENTS, round_timeout=NOTICE_S)
             wait_until("charge of round 2", lambda: 2 in island.rounds_paid(run), RUN_S)
-            network.unplug()
+            network.plug("down")
             island.tamper({})
             wait_until("round 3", lambda: north.has_heard_of(3, run), RUN_S)
-            network.plug_in()
+            network.plug("up")
             three.wait_until_online("island")
             assert run.rounds == 2
             north.tamper({})

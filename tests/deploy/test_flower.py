@@ -50,9 +50,7 @@ print(*(one.__kwdefaults__["initial_backoff"] for one in (whole, parts)))
     assert done.stdout == "0.05 0.05\n", "a second, if nobody says otherwise"
 
 
-def test_a_superlink_looks_for_dead_processes_once_a_second_and_not_with_each_request(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_superlink_looks_for_dead_processes_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is asked for the state of a run in almost every request; to look, it writes to its database."""
     state = importlib.import_module("flwr.supercore.corestate.sql_corestate").SqlCoreState
     linkstate = importlib.import_module("flwr.server.superlink.linkstate.sql_linkstate").SqlLinkState

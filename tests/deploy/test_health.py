@@ -51,7 +51,7 @@ def http_server(certs: Path | None = None) -> Iterator[int]:
         server.shutdown()
 
 
-def test_a_check_passes_by_the_organisations_proxy_and_prints_why_a_process_is_not_ready(
+def test_a_check_uses_no_proxy_and_prints_why(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Docker keeps what it prints: docker inspect."""
@@ -116,9 +116,7 @@ def test_the_code_of_a_fault_is_told_beside_whether_the_process_is_alive(
     assert asyncio.run(ask("/health")).status_code == 200
 
 
-def test_a_ledger_that_is_gone_after_the_first_message_is_a_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ledger_gone_after_the_first_message_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UMBEL_HOME", str(tmp_path))
     readiness = Readiness.of({"data-path": str(tmp_path)})
     assert readiness

@@ -93,9 +93,7 @@ def test_the_guard_admits_the_secret_and_the_pods_own_executor() -> None:
     assert address.endswith("=localhost:8000"), "a name of every certificate"
 
 
-def test_a_site_has_the_policy_of_a_file_alone_and_a_ledger_that_the_chart_never_makes(
-    services: dict[str, Any],
-) -> None:
+def test_a_site_has_the_policy_of_a_file_and_a_ledger_that_no_chart_makes(services: dict[str, Any]) -> None:
     """An empty one would hide that the old one was lost."""
     command, own = container("supernode")["command"], container("clientapp")["env"]
     [entries] = [word.partition("=")[2] for word in command if word.startswith("--node-config=")]

@@ -79,7 +79,7 @@ def refused(path: str, status: int, content: dict[str, Any] | None = None, behin
         (refused("activate-node", 401, behind=60), "site.key-refused", "operator"),
     ],
 )
-def test_a_node_ends_at_once_where_time_does_not_help(
+def test_a_node_ends_where_time_does_not_help(
     link: Link, time: Time, error: httpx.HTTPError, code: str, part: str
 ) -> None:
     with pytest.raises(SystemExit) as end:
@@ -88,9 +88,7 @@ def test_a_node_ends_at_once_where_time_does_not_help(
     assert part in end.value.code.text
 
 
-def test_a_killed_nodes_session_is_waited_for_with_growing_pauses_and_not_for_ever(
-    link: Link, time: Time, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_killed_nodes_session_is_waited_for_a_while(link: Link, time: Time, caplog: pytest.LogCaptureFixture) -> None:
     not_admitted = refused("activate-node", 412, {"code": 2009, "detail": "Failed to activate SuperNode."})
     for _ in range(6):
         assert link.fails(not_admitted)
@@ -111,9 +109,7 @@ def test_a_killed_nodes_session_is_waited_for_with_growing_pauses_and_not_for_ev
     assert end.value.code.code == "site.key-refused"
 
 
-def test_a_server_that_is_not_there_is_told_once_and_again_after_it_was_there(
-    link: Link, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_server_that_is_not_there_is_told_once_each_time(link: Link, caplog: pytest.LogCaptureFixture) -> None:
     """Flower itself waits and tries again."""
     assert (link.lost(), fault_of(link)) == (None, "site.connecting")
     for _ in range(2):
@@ -151,9 +147,7 @@ def test_a_certificate_that_expires_while_a_site_is_connected_is_waited_for(link
 @pytest.mark.parametrize(
     ("path", "again"), [("pull-messages", True), ("send-node-heartbeat", True), ("push-messages", False)]
 )
-def test_a_fault_of_the_servers_stops_neither_looks_for_messages_nor_heartbeats(
-    link: Link, path: str, again: bool
-) -> None:
+def test_a_fault_of_the_servers_stops_neither_looks_nor_heartbeats(link: Link, path: str, again: bool) -> None:
     """Flower's node would make no more of them, and stay in memory."""
     assert link.fails(refused(path, 500)) is again
     assert fault_of(link) == "site.server-fault"
@@ -171,7 +165,7 @@ def exit_code() -> int:
     return int(end.value.code or 0)
 
 
-def test_a_node_waits_at_umbels_pace_and_says_at_its_end_which_call_failed_last(
+def test_a_node_says_at_its_end_which_call_failed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     calls: list[httpx.HTTPError] = []
@@ -220,7 +214,7 @@ NO_KEY = ["--auth-supernode-private-key", "/nowhere/key"]
         ("supernode", ["--isolation=subprocess"], "site.own-option", "server's code"),
     ],
 )
-def test_what_a_site_lacks_is_told_in_one_line_before_anything_starts(
+def test_what_a_site_lacks_is_told_before_anything_starts(
     command: str, options: list[str], code: str, part: str
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -257,7 +251,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_the_executor_knows_server_and_policy_from_who_starts_it_and_writes_for_its_user_alone(
+def test_the_executor_knows_server_and_policy_from_who_starts_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For which server runs are signed, a site knows from its connection."""
@@ -286,7 +280,7 @@ def test_the_executor_knows_server_and_policy_from_who_starts_it_and_writes_for_
         ("trap '' TERM; exec sleep infinity", True, -signal.SIGKILL),
     ],
 )
-def test_an_executor_gets_a_signal_only_where_it_stays_when_its_supernode_is_gone(
+def test_only_an_executor_that_stays_is_ended(
     command: str, gone: bool, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if status:
@@ -302,9 +296,7 @@ def test_a_node_whose_executor_breaks_down_does_not_end_gracefully() -> None:
     assert (end.value.code.code, end.value.code.exit_code) == ("site.executor", 2)
 
 
-def test_the_executor_imports_nothing_from_a_working_folder_that_hides_what_is_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_executor_imports_nothing_from_its_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A site may be started in a folder that somebody has sent, with data and more in it."""
     (tmp_path / "umbel").mkdir()
     for name in ("umbel/__init__", "umbel/__main__", "fractions", "numpy"):

@@ -108,9 +108,7 @@ def attacked(deployment: Deployment, liar: Path, thief: Path) -> Attack:
     return replace(done, careless=deployment.remove_node("careless"))
 
 
-def test_a_bundle_that_was_not_reviewed_is_refused_and_told_what_the_site_runs(
-    deployment: Deployment, attacked: Attack, thief: Path
-) -> None:
+def test_a_bundle_that_was_not_reviewed_is_refused(deployment: Deployment, attacked: Attack, thief: Path) -> None:
     """Flower's own executor hands over the data; else this would hold for a harmless thief as well."""
     assert attacked.status == "finished:completed"
     assert attacked.got[attacked.careless] == ["arrays"]
@@ -266,9 +264,7 @@ def test_a_stranger_is_refused_and_the_run_goes_on_undisturbed(deployment: Deplo
         httpx.get(f"http://{deployment.address}/health")
 
 
-def test_a_site_starts_no_run_registers_nothing_and_takes_no_task_of_the_servers(
-    deployment: Deployment, episode: Episode
-) -> None:
+def test_a_site_starts_no_run_registers_nothing_and_takes_no_task(deployment: Deployment, episode: Episode) -> None:
     """With the server's certificate and keys of its own, from where others are let in, and from elsewhere."""
     for command, answer in episode.answers.items():
         assert "forbidden by this server's guard" in answer, f"{command}: {answer}"

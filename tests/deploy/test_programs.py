@@ -152,7 +152,7 @@ def test_a_run_that_no_process_could_begin_says_why(lines: Any) -> None:
         ({"runtime_dependency_install": True}, ["--insecure", "--allow-runtime-dependency-installation"]),
     ],
 )
-def test_a_process_gets_the_options_that_flower_gives_it(
+def test_a_process_gets_flowers_options(
     differs: dict[str, Any], ends: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     theirs: list[list[str]] = []

@@ -12,7 +12,7 @@ from tests.deploy.processes import RETURN_S, Deployment, Member, wait_until
 from umbel.deploy import certs
 
 pytestmark = [
-    pytest.mark.rest(twin="tests/deploy/test_node.py::test_a_node_ends_at_once_where_time_does_not_help"),
+    pytest.mark.rest(twin="tests/deploy/test_node.py::test_a_node_ends_where_time_does_not_help"),
     pytest.mark.timeout(5400),
 ]
 

@@ -26,7 +26,7 @@ from flwr.proto.fleet_pb2 import (
     PushMessagesResponse,
     RegisterNodeFleetRequest,
     UnregisterNodeFleetRequest,
-)
+)  # fmt: skip
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.message_pb2 import Metadata, ObjectTree
 from flwr.proto.node_pb2 import Node
@@ -104,9 +104,7 @@ def ask(app: Any, method: str, path: str, client: str, token: str = "") -> int:
     return asyncio.run(send())
 
 
-def test_of_all_that_flower_serves_a_site_gets_to_the_fleet_alone(
-    served: dict[str, Any], secret: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_site_gets_to_the_fleet_alone(served: dict[str, Any], secret: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
     monkeypatch.setattr(guard, "_is_this_user", lambda scope: True)  # no socket is open here
     for door in DOORS:
@@ -194,23 +192,19 @@ FORGED = "x\n\x1b[92mINFO \x1b[0m:      [Fleet.ActivateNode] Activated node_id=7
 @pytest.mark.parametrize(
     ("logger", "message", "values"),
     [
-        (logging.getLogger("flwr"), "[Fleet.GetFab] Requesting FAB for fab_hash=%s", (FORGED,)),
-        (logging.getLogger("flwr"), f"[/v1/fleet/get-fab][ApiError:2009] SuperNode 7, run_id=5, fab_hash={FORGED}", ()),
-        (logging.getLogger("flwr"), "Failed to store object %s: %s", ("ab", ValueError(FORGED))),
-        (
-            logging.getLogger("uvicorn.access"),
-            '%s - "%s %s HTTP/%s" %d',
-            ("192.0.2.7:5000", "GET", "/" + FORGED, "1", 403),
-        ),
+        ("flwr", "[Fleet.GetFab] Requesting FAB for fab_hash=%s", (FORGED,)),
+        ("flwr", f"[/v1/fleet/get-fab][ApiError:2009] SuperNode 7, run_id=5, fab_hash={FORGED}", ()),
+        ("flwr", "Failed to store object %s: %s", ("ab", ValueError(FORGED))),
+        ("uvicorn.access", '%s - "%s %s HTTP/%s" %d', ("192.0.2.7:5000", "GET", "/" + FORGED, "1", 403)),
     ],
 )
-def test_no_request_writes_lines_of_its_own_into_the_log(
-    served: dict[str, Any], logger: logging.Logger, message: str, values: tuple[Any, ...]
+def test_no_request_writes_its_own_lines(
+    served: dict[str, Any], logger: str, message: str, values: tuple[Any, ...]
 ) -> None:
     """Flower writes what a site names into its log, a megabyte or more, and with it lines that look like Flower's."""
     start()
-    record = logger.makeRecord(logger.name, logging.INFO, "file", 1, message, values, None)
-    assert logger.filter(record)
+    record = logging.makeLogRecord({"name": logger, "level": logging.INFO, "msg": message, "args": values})
+    assert logging.getLogger(logger).filter(record)
     assert record.getMessage().isprintable()
     assert len(record.getMessage()) < 500
     assert record.getMessage().startswith((message % values)[:20])
@@ -225,9 +219,7 @@ def test_what_a_server_writes_is_its_users_alone(served: dict[str, Any], tmp_pat
     assert file.stat().st_mode & 0o777 == 0o600
 
 
-def test_without_a_secret_it_is_this_machine_or_the_addresses_that_are_named_and_a_simulation_admits_no_site(
-    served: dict[str, Any],
-) -> None:
+def test_without_a_secret_it_is_this_machine_or_named_addresses_that_control(served: dict[str, Any]) -> None:
     """It has none, and another user of its machine could register one."""
 
     def refused(path: str) -> list[bool]:
@@ -242,7 +234,7 @@ def test_without_a_secret_it_is_this_machine_or_the_addresses_that_are_named_and
     assert refused("/v1/fleet/register-node") == [True, True]
 
 
-def test_flwr_sends_the_secret_to_the_server_and_to_no_other(
+def test_flwr_sends_the_secret_to_no_other_server(
     secret: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a user with one connection."""
@@ -388,12 +380,7 @@ def test_a_full_database_is_told_in_a_line_and_sites_try_again_until_there_is_ro
     ],
 )
 def test_what_the_server_lacks_is_told_in_one_line(
-    served: dict[str, Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    options: list[str],
-    code: str,
-    part: str,
+    served: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], code: str, part: str
 ) -> None:
     monkeypatch.setattr(certs, "SERVER_DAYS", -0.01)
     certs.make(tmp_path, [], [])
@@ -426,7 +413,7 @@ def test_a_server_whose_user_has_no_home_does_not_start(
 # --- the disk of its database
 
 
-def test_a_disk_counts_as_full_for_a_minute_after_a_write_that_failed(
+def test_a_disk_is_full_for_a_minute_after_a_write_that_failed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A quota does not show in its free space."""
@@ -443,9 +430,7 @@ def test_a_disk_counts_as_full_for_a_minute_after_a_write_that_failed(
     database._failing(SimpleNamespace(original_exception=ValueError("another")))
 
 
-def test_a_disk_that_becomes_read_only_or_has_little_room_left_is_a_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_is_read_only_or_almost_full_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk with a fault becomes read-only. Sites then keep their replies, and try again."""
     database = Database(tmp_path / "state.db")
     tmp_path.joinpath("state.db").touch()

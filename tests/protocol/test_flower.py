@@ -240,9 +240,7 @@ assert all((read[name].numpy() == sent[name].numpy()).all() for name in sent)
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_this_machine_is_reached_without_a_proxy_and_the_grid_of_a_simulation_is_known(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_this_machine_needs_no_proxy_and_the_grid_of_a_simulation_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     assert without_proxy() == dict.fromkeys(("no_proxy", "NO_PROXY"), "127.0.0.1,localhost")

@@ -30,9 +30,7 @@ def test_home_is_where_the_user_says(umbel_home: Path, tmp_path: Path, monkeypat
     assert home_of() == tmp_path / "umbel"
 
 
-def test_a_file_is_replaced_and_a_write_that_fails_leaves_the_old_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_replaced_or_after_a_failure_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, lines = tmp_path / "file", tmp_path / "lines"
     for content in (b"one", b"another", b""):
         write_atomically(file, content)
@@ -63,9 +61,7 @@ def test_what_is_appended_is_on_the_disk_behind_what_there_was(tmp_path: Path, m
     assert synced == [b"one\n", b"one\ntwo\n"]
 
 
-def test_other_users_do_not_see_into_the_home_and_a_folder_elsewhere_has_the_users_rights(
-    umbel_home: Path, tmp_path: Path
-) -> None:
+def test_other_users_do_not_see_into_the_home_but_maybe_into_other_folders(umbel_home: Path, tmp_path: Path) -> None:
     os.umask(0)
     for below in ("runs/today", "data", "."):
         make_folder(umbel_home / below)

@@ -61,9 +61,7 @@ def test_they_are_served_at_an_address(host: str) -> None:
 
 
 @pytest.mark.parametrize("listen", ["{port}", ":{port}"])
-def test_a_port_alone_is_one_of_this_machine_and_a_silent_connection_is_closed(
-    listen: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_port_is_of_this_machine_and_a_silent_connection_closed(listen: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("umbel.protocol.metrics._IDLE_S", 0.2)
     port = free_port()
     served(listen.format(port=port))

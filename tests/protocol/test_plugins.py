@@ -125,7 +125,7 @@ def test_an_option_that_cannot_be_used_is_named(kind: type, text: str, code: str
         parse_options(kind, text, "strategy")
 
 
-def test_a_users_module_is_found_before_an_installed_one_of_its_name_and_then_after(
+def test_a_users_module_is_found_before_an_installed_one_of_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for place in ("own", "installed"):

@@ -24,9 +24,7 @@ def pace(now: list[float]) -> Pace:
 
 
 @pytest.mark.parametrize(("since", "seconds"), [(0, 0.5), (10, 0.5), (20, 1.0), (40, 2.0), (60, 3.0), (3600, 3.0)])
-def test_a_supernode_looks_more_seldom_the_longer_no_message_has_come(
-    now: list[float], pace: Pace, since: float, seconds: float
-) -> None:
+def test_without_messages_it_looks_more_seldom(now: list[float], pace: Pace, since: float, seconds: float) -> None:
     now[0] += since
     assert pace.seconds(3.0) == pytest.approx(seconds)
     assert pace.seconds(0.5) == 0.1, "the reply is waited for"

@@ -48,9 +48,7 @@ def of_one_run(canaries: int, guesses: int, right: int, epsilon: float, delta: f
 @pytest.mark.parametrize(
     ("counts", "delta", "printed"), [((1000, 100, 75), 1e-4, 0.673), ((100_000, 1510, 1439), 1e-5, 2.675)]
 )
-def test_bounds_are_a_little_above_those_that_the_paper_prints(
-    counts: tuple[int, int, int], delta: float, printed: float
-) -> None:
+def test_bounds_are_a_little_above_the_papers(counts: tuple[int, int, int], delta: float, printed: float) -> None:
     """Appendix D and section 7; at delta = 0, where the theorems are one, nothing is above."""
     assert of_one_run(*counts, printed, delta) == pytest.approx(0.05, abs=5e-4)
     assert printed - 1e-3 < lower_bound(*counts, delta) < printed + 0.15

@@ -47,9 +47,7 @@ def replace_noise(monkeypatch: pytest.MonkeyPatch, sources: Callable[..., Iterat
             monkeypatch.setattr(module, "noise_sources", sources)
 
 
-def test_a_deployed_site_answers_by_its_executor_with_a_ledger_and_noise_without_a_seed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_deployed_site_answers_by_its_executor_with_noise_without_a_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is audited is what is deployed."""
     answers: list[RecordDict] = []
     kinds, seeds, sites = [], [], []

@@ -75,16 +75,6 @@ def test_the_strongest_attack_steals_most_and_of_these_the_fastest() -> None:
     assert [(found.nu, found.attack) for found in strongest(attacks)] == [(1.0, "b"), (3.0, "c")]
 
 
-def test_an_audit_leaves_a_page_and_a_row_a_client_and_attack(tmp_path: Path) -> None:
-    done = audit("preferences", (0.0, 1.0), FEW)
-    done.page().write(tmp_path)
-    page = (tmp_path / "table.md").read_text()
-    assert "| 0 | Protocol 2 | 6 of 6 | 6 | " in page
-    assert "| 1 | spectral | 6 of 6 | " in page
-    assert "by Theorem 1" in page
-    assert len((tmp_path / "clients.csv").read_text().splitlines()) == 1 + 2 * 3 * 6
-
-
 @pytest.mark.rest
 def test_who_likes_most_items_is_stolen_too(tmp_path: Path) -> None:
     """Against Assumption 1: everybody's labels turned round are the same theft with the other sign."""

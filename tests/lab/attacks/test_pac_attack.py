@@ -153,9 +153,7 @@ def test_what_people_agree_on_tells_the_signs_together_or_which_labels_are_more_
 
 @attacks
 @pytest.mark.parametrize("unit", [{}, {"local-steps": 0, "local-epochs": 1}], ids=["steps", "epochs"])
-def test_without_noise_all_local_parameters_are_stolen_in_a_few_interactions(
-    attack_config: Config, attack: str, unit: Config
-) -> None:
+def test_without_noise_all_are_stolen_in_a_few_interactions(attack_config: Config, attack: str, unit: Config) -> None:
     played = Attacked(attack_config | unit | options(attack=attack))
     assert len(played.victims) == 5
     for row in map(played.last, played.victims):
@@ -221,9 +219,7 @@ def test_a_budget_caps_the_interactions(attack_config: Config, policy: Config, r
     assert len(played.state.history) == maximum + 3, "round 0, a round without an answer, and one to restore the items"
 
 
-def test_a_run_leaves_a_table_and_of_nodes_elsewhere_nobody_knows_what_was_stolen(
-    attack_config: Config, tmp_path: Path
-) -> None:
+def test_a_run_leaves_a_table_and_does_not_know_nodes_elsewhere(attack_config: Config, tmp_path: Path) -> None:
     config = attack_config | {"noise-multiplier": 2.0}
     here, played = Attacked(config, folder=RunFolder(tmp_path / "run")), Attacked(config, relayed=True)
     table = pd.read_csv(tmp_path / "run" / "findings.csv")

@@ -76,9 +76,7 @@ def test_an_image_is_read_with_its_contrast_and_layers_before_are_inverted(
 
 
 @pytest.mark.parametrize(("network", "paper", "share"), [("lenet10", 0, 0), ("lenet10", 1, 0), ("cnn10", 0, 3)])
-def test_a_network_is_inverted_whatever_the_paper_and_with_noise_as_large_as_the_gradient(
-    network: str, paper: int, share: float
-) -> None:
+def test_a_network_is_inverted_whatever_the_paper_and_with_noise(network: str, paper: int, share: float) -> None:
     """From a light grey the one on black would have 10 dB so soon, from a dark one the one on white 8. With noise, at
     nu = 3, a made-up image on the paper's ReLU network stays to be seen, which plain DLG cannot do."""
     model = models.load(network)
@@ -135,9 +133,7 @@ NO_BIAS = (nn.Flatten(), nn.Linear(16, 3, bias=False))
         (NO_BIAS, "attack.no-bias", "chain"),
     ],
 )
-def test_networks_of_which_a_gradient_does_not_tell_are_refused(
-    layers: tuple[nn.Module, ...], code: str, part: str
-) -> None:
+def test_networks_whose_gradient_does_not_tell_are_refused(layers: tuple[nn.Module, ...], code: str, part: str) -> None:
     model = chain(*layers)
     start = drawn(model)
     with raises(NotApplicableError, code, part):

@@ -74,9 +74,7 @@ def without_rank_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("short_dlg", "without_rank_one")
-def test_what_is_attacked_is_the_gradient_of_a_clients_image_with_noise_of_nu_times_the_norm_of_each_layer(
-    blobs: Setting, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_attacked_is_a_clients_gradient_with_its_noise(blobs: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Parameters] = []
     monkeypatch.setattr(reconstruct, "bias_label", lambda _model, _start, gradient, _shape: seen.append(gradient) or 0)
     secret = audit(replace(blobs, noise_multipliers=(0.0, 2.0), images=4)).secret

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.datasets.conftest import DATA, LAB, Recipe, assert_same, experiment, image, needs, rows_of
-from tests.helpers.datasets import manifest
+from tests.datasets.conftest import DATA, LAB, Recipe, assert_same, image, needs, rows_of
 from umbel.data import Dataset, open_dataset
 
 pytestmark = pytest.mark.rest
@@ -89,9 +88,7 @@ def test_a_client_is_a_writer_and_is_turned_as_a_whole(files: tuple[Path, Path],
     assert_same(made((packed[0], packed[1]), tmp_path / "packed", "--seed", "5"), dataset)
 
 
-def test_rows_are_in_random_order_and_kept_at_random_up_to_the_number_asked_for(
-    files: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_rows_are_in_random_order_and_kept_up_to_the_number_asked(files: tuple[Path, Path], tmp_path: Path) -> None:
     whole, dataset = made(files, tmp_path / "whole"), made(files, tmp_path / "out", "--rows", "2")
     assert dataset.offsets.tolist() == [0, 1, 3, 5, 7]
     assert dataset.manifest.groups == whole.manifest.groups
@@ -143,24 +140,6 @@ def test_a_file_that_cannot_be_used_is_named_in_one_line(
     result = run((path, files[1]) if which == 0 else (files[0], path), tmp_path / "out")
     recipe.assert_refused(result, tmp_path / "out", str(path), *reasons)
     assert len(result.stderr.splitlines()) == 1, "this recipe shows no progress"
-
-
-# --- the experiments of both data sets of handwriting
-
-
-@pytest.mark.parametrize(
-    ("name", "train", "validation", "model", "rounds"),
-    [("qmnist", 485, 54, "cnn10", 100), ("femnist", 3150, 350, "cnn", 500)],
-)
-def test_the_experiment_is_a_run_config(
-    name: str, train: int, validation: int, model: str, rounds: int, umbel_home: Path
-) -> None:
-    own = manifest(train, validation, name=name, model=model, loss="cross-entropy")
-    setup = experiment(name, umbel_home, own, 28, 28)
-    run = setup.config
-    assert (setup.model.name, setup.strategy.hypotheses) == (model, 2)
-    assert (run.rounds, run.patience, run.validation.every, run.restarts) == (rounds, 5, 5, 1)
-    assert name == "femnist" or setup.task().noise_multiplier == 3.0
 
 
 # --- the real files

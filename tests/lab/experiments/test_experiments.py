@@ -176,7 +176,7 @@ def test_a_claim_of_figure_3_is_true_false_or_open() -> None:
     assert [*hospital.until(losses[3:], 2)] == [4, 5, 6]
 
 
-def test_the_papers_claims_are_judged_by_the_best_round_and_by_the_last_ten(
+def test_claims_are_judged_by_the_best_round_and_by_the_last_ten(
     hospitals: Path, undrawn: None, tmp_path: Path
 ) -> None:
     def measures(config: dict[str, Any]) -> dict[str, Any]:

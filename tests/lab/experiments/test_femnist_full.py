@@ -78,9 +78,7 @@ def test_the_table_has_the_figure_of_a_whole_run_and_that_of_one_which_stops_wit
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
-def test_the_command_and_runs_that_are_packed_and_put_back(
-    umbel_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_are_packed_and_put_back(umbel_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = manifest(6, 2, name="femnist", model="cnn", feature_scale=1 / 255, groups=[0, 1] * 4)
     images = np.random.default_rng(0).integers(0, 256, (32, 28, 28), np.uint8)
     write_dataset(umbel_home / "data" / "femnist", own, images, np.arange(32) % 62, offsets_of([4] * 8))

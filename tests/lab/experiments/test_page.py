@@ -185,9 +185,7 @@ def test_a_result_names_the_commit_of_a_tree_without_changes(tree: Path, tmp_pat
 @pytest.mark.parametrize(
     ("file", "added"), [("umbel/core.py", False), ("umbel/new.py", False), ("configs/a.toml", True)]
 )
-def test_no_result_comes_from_a_modified_tree(
-    tree: Path, file: str, added: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_result_is_of_a_modified_tree(tree: Path, file: str, added: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     (tree / file).write_text("rounds = 4\n")
     if added:
         git(tree, "add", ".")

@@ -42,9 +42,7 @@ def _kill() -> NoReturn:
     raise KeyboardInterrupt
 
 
-def test_each_run_leaves_what_a_run_of_the_app_leaves_and_is_not_done_again(
-    in_process: list[str], tmp_path: Path
-) -> None:
+def test_each_run_leaves_what_the_apps_leave_and_is_not_done_again(in_process: list[str], tmp_path: Path) -> None:
     (result,) = sweep(SPECS[:1], tmp_path)
     assert {file.name for file in result.folder.iterdir()} == {
         "config.toml", "history.jsonl", "hypotheses.safetensors", "latest.safetensors", "ledger.csv", "outcome.json",
@@ -63,7 +61,7 @@ def test_each_run_leaves_what_a_run_of_the_app_leaves_and_is_not_done_again(
     assert again[0].measures == result.measures
 
 
-def test_a_long_run_could_resume_until_its_result_is_saved(
+def test_a_long_run_resumes_until_it_is_saved(
     umbel_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or a full disk would cost the hours that it took."""
@@ -151,7 +149,7 @@ def test_packed_runs_of_somebody_else_stay_in_the_folder(line: str, tmp_path: Pa
         ("observers", "umbel_lab.attacks.pac_attack:PacAttack; {}:Watch"),
     ],
 )
-def test_what_is_the_users_own_is_part_of_the_code(
+def test_the_users_own_is_part_of_the_code(
     key: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As is the module that does the runs."""
