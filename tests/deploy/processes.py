@@ -93,17 +93,15 @@ class Member:
 
     @property
     def node_id(self) -> str:
-        """Its number at the SuperLink; empty before it has one."""
         return next(iter(self.node_ids), "")
 
     @property
     def ledger(self) -> Path:
-        """Where the site keeps its charges."""
         return self.folder / "ledger.jsonl"
 
     @property
     def charges(self) -> list[dict[str, object]]:
-        """Every row of the site's ledger, oldest first; empty where there is none yet."""
+        """Every row of the site's ledger, oldest first."""
         return list(Journal(self.ledger).rows()) if self.ledger.exists() else []
 
     @property
@@ -137,12 +135,7 @@ class Member:
 
     def ready(self) -> tuple[int, str]:
         """Return the status of ``/ready`` at a node, and the code of the reason."""
-        port = self.command[self.command.index("--port") + 1]
-        try:
-            answer = httpx.get(f"http://127.0.0.1:{port}/ready", timeout=30, trust_env=False)
-        except httpx.HTTPError:
-            return 0, ""
-        return answer.status_code, answer.json().get("code", "")
+        return ready(f"http://127.0.0.1:{self.command[self.command.index('--port') + 1]}")
 
     def fill_disk(self, full: bool = True) -> None:
         """Let no file of its processes grow, as on a full disk, until `full` is False."""
@@ -172,7 +165,6 @@ class Run:
 
     @property
     def id(self) -> str:
-        """Flower's number of the run now."""
         return self.ids[-1]
 
     @property
@@ -207,7 +199,6 @@ class Run:
 
     @property
     def releases(self) -> int:
-        """How many releases the server has used."""
         return sum(self.participations.values())
 
     def hypotheses(self, name: str = "latest") -> dict[str, NDArray[Any]]:
@@ -421,20 +412,17 @@ class Deployment:
 
         return wait_until(f"end of run {run.id}", finished, seconds, pause=0.5)
 
-    def flwr(self, *arguments: str) -> str:
-        """Return what a command of Flower prints."""
-        done = flwr(arguments, self._environment(self._home), self._home, START_S)
-        assert done.returncode == 0, f"flwr {' '.join(arguments)}:\n{done.stdout}{done.stderr}"
-        return done.stdout
+    def flwr(self, *arguments: str, home: Path | None = None) -> str:
+        """Return what a command of Flower prints for the operator, or for another user says as it fails."""
+        done = flwr(arguments, self._environment(home or self._home), home or self._home, START_S)
+        assert (done.returncode == 0) is (home is None), f"flwr {' '.join(arguments)}:\n{done.stdout}{done.stderr}"
+        return done.stdout + (done.stderr if home else "")
 
     def flwr_of_somebody(self, *arguments: str) -> str:
         """Return what a command of Flower says as it fails for somebody who has ``ca.crt`` and no secret."""
-        home = self.folder / "somebody"
-        if not home.exists():
+        if not (home := self.folder / "somebody").exists():
             self._write_user(home)
-        done = flwr(arguments, self._environment(home), home, START_S)
-        assert done.returncode != 0, f"flwr {' '.join(arguments)}:\n{done.stdout}{done.stderr}"
-        return done.stdout + done.stderr
+        return self.flwr(*arguments, home=home)
 
     def _write_user(self, home: Path) -> None:
         """Write where `flwr` of a user finds the SuperLink."""
@@ -463,9 +451,7 @@ class Deployment:
 
     def ready(self) -> tuple[int, str]:
         """Return the status of ``/ready`` at the SuperLink, and the code of the reason."""
-        trusted = ssl.create_default_context(cafile=self.ca)
-        answer = httpx.get(f"https://{self.address}/ready", verify=trusted, timeout=30)
-        return answer.status_code, answer.json().get("code", "")
+        return ready(f"https://{self.address}", ssl.create_default_context(cafile=self.ca))
 
     @property
     def address(self) -> str:
@@ -527,6 +513,15 @@ def limit_files(processes: Sequence[psutil.Process], full: bool) -> None:
     """Let no file of some processes, and of those that they start, grow, or let files grow again."""
     for process in processes:
         process.rlimit(psutil.RLIMIT_FSIZE, (0 if full else -1, -1))
+
+
+def ready(address: str, trusted: ssl.SSLContext | bool = True) -> tuple[int, str]:
+    """Return the status of ``/ready``, 0 where nothing answers, and the code of the reason."""
+    try:
+        answer = httpx.get(f"{address}/ready", verify=trusted, timeout=30, trust_env=False)
+    except httpx.HTTPError:
+        return 0, ""
+    return answer.status_code, answer.json().get("code", "")
 
 
 def _kill(processes: list[psutil.Process]) -> None:

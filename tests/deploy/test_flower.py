@@ -37,19 +37,6 @@ def test_parts_of_flower_are_replaced_only_where_it_uses_them(caplog: pytest.Log
     assert not hasattr(module, "another")
 
 
-@pytest.mark.parametrize("process", ["umbel.deploy.executor", "umbel.deploy.node", "umbel.deploy.programs"])
-def test_parts_of_a_message_that_are_missing_are_looked_for_soon(process: str) -> None:
-    code = f"""
-import {process}
-from umbel.protocol.flower import pull_soon
-pull_soon()
-from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree as whole, pull_objects as parts
-print(*(one.__kwdefaults__["initial_backoff"] for one in (whole, parts)))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "0.05 0.05\n", "a second, if nobody says otherwise"
-
-
 def test_a_superlink_looks_for_dead_processes_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is asked for the state of a run in almost every request; to look, it writes to its database."""
     state = importlib.import_module("flwr.supercore.corestate.sql_corestate").SqlCoreState

@@ -18,11 +18,11 @@ from umbel import models
 from umbel.data import offsets_of, write_dataset
 from umbel.data.find import load_recipe
 from umbel.models.model import Parameters
-from umbel.protocol.errors import DatasetError, FleetError, ModelError, UmbelError
+from umbel.protocol.errors import FleetError, UmbelError
 from umbel_lab.attacks import reconstruct
 from umbel_lab.attacks.__main__ import app
 from umbel_lab.attacks.quality import psnr, verdict
-from umbel_lab.attacks.reconstruct import DLG, LAST_BIAS, RANK_ONE, Audit, Setting, audit, notes
+from umbel_lab.attacks.reconstruct import DLG, LAST_BIAS, RANK_ONE, Setting, audit
 
 from .conftest import gradient_of
 
@@ -116,46 +116,39 @@ def test_a_seed_gives_the_same_audit_and_an_attack_that_cannot_be_made_says_why(
         assert "has no fully connected layer" in why
 
 
-@pytest.mark.parametrize(
-    ("changes", "part"),
-    [
-        ({"dataset": "roses"}, "'roses'"),
-        ({"model": "rose"}, "'rose'"),
-        ({"model": "linear"}, "does not take (28, 28) images"),
-        ({"images": 5}, "there are 4 training clients"),
-        ({"images": 0}, "images must be at least 1"),
-        ({"restarts": 0}, "restarts must be at least 1"),
-        ({"noise_multipliers": (1.0, float("nan"))}, "got nan"),
-        ({"noise_multipliers": (-1.0,)}, "got -1"),
-    ],
-)
-def test_what_cannot_be_is_told_before_any_work(
-    blobs: Setting, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], part: str
-) -> None:
-    monkeypatch.setattr(reconstruct, "_write_victims", lambda *_: pytest.fail("work was begun"))
-    with pytest.raises(UmbelError) as told:
-        audit(replace(blobs, **changes))
-    assert part in told.value.text
-
-
 IMAGES, ZEROS = np.zeros((4, 28, 28), np.float32), np.zeros(4, int)
 
 
 @pytest.mark.parametrize(
-    ("features", "targets", "error", "code", "parts"),
+    ("changes", "features", "targets", "parts"),
     [
-        (np.zeros((4, 3)), ZEROS, DatasetError, "data.not-images", [(3,), (28, 28)]),
-        (IMAGES, ZEROS.astype(np.float32), DatasetError, "data.not-classes", ["float32"]),
-        (IMAGES, np.array([0, 1, 2, 10]), ModelError, "model.too-few-classes", ["house:dense", "0 to 9", "0 to 10"]),
-        (IMAGES + 255, ZEROS, DatasetError, "data.pixel-range", ["feature_scale"]),
+        *((changes, None, None, [part]) for changes, part in (
+            ({"dataset": "roses"}, "'roses'"),
+            ({"model": "rose"}, "'rose'"),
+            ({"model": "linear"}, "does not take (28, 28) images"),
+            ({"images": 5}, "there are 4 training clients"),
+            ({"images": 0}, "images must be at least 1"),
+            ({"restarts": 0}, "restarts must be at least 1"),
+            ({"noise_multipliers": (1.0, float("nan"))}, "got nan"),
+            ({"noise_multipliers": (-1.0,)}, "got -1"),
+        )),
+        ({}, np.zeros((4, 3)), ZEROS, ["(3,)", "(28, 28)"]),
+        ({}, IMAGES, ZEROS.astype(np.float32), ["float32"]),
+        ({}, IMAGES, np.array([0, 1, 2, 10]), ["house:dense", "0 to 9", "0 to 10"]),
+        ({}, IMAGES + 255, ZEROS, ["feature_scale"]),
     ],
-)
-def test_data_that_are_no_images_of_classes_are_told(
-    blobs: Setting, tmp_path: Path, features: Any, targets: Any, error: Any, code: str, parts: list[Any]
-) -> None:
-    write_dataset(tmp_path / "other", manifest(4), features, targets, offsets_of([1] * 4))
-    with raises(error, code, *parts):
-        audit(replace(blobs, dataset=str(tmp_path / "other")))
+)  # fmt: skip
+def test_what_cannot_be_is_told_before_any_work(
+    blobs: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], features: Any,
+    targets: Any, parts: list[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(reconstruct, "_write_victims", lambda *_: pytest.fail("work was begun"))
+    if features is not None:
+        write_dataset(tmp_path / "other", manifest(4), features, targets, offsets_of([1] * 4))
+        changes = {"dataset": str(tmp_path / "other")}
+    with pytest.raises(UmbelError) as told:
+        audit(replace(blobs, **changes))
+    assert not [part for part in parts if part not in told.value.text]
 
 
 def test_the_command_prints_the_table_and_writes_what_it_says(
@@ -214,23 +207,3 @@ def test_where_plain_dlg_fails_the_rank_one_attack_still_shows_the_image(digits:
     done = audit(Setting(digits, "cnn10", (3.0, 5.0), images=1))
     for nu, least in ((3.0, 20), (5.0, 14)):
         assert psnr(done.shown[RANK_ONE, nu][0], done.secret.images[0]) > least
-
-
-def test_rows_are_the_baseline_and_every_attempt_and_words_never_take_a_failure_for_safety(tmp_path: Path) -> None:
-    originals = np.random.default_rng(0).random((2, 28, 28))
-    # 20 dB or more counts as full; a tenth off everywhere is 20 dB, half of that 26.
-    close, grey, negative = originals + 0.05, np.full((2, 28, 28), 0.5), 1 - originals
-    done = Audit(Setting("made-up", "cnn10", (0.0, 3.0)), reconstruct.Secret(originals, np.array([3, 7]), grey[0]))
-    for attempt in (
-        (DLG, 0.0, close, (3, 7)), (LAST_BIAS, 0.0, (None, None), (3, 7)), (DLG, 3.0, negative, (3, 0)),
-        (RANK_ONE, 3.0, (), ()),
-    ):  # fmt: skip
-        done.add(*attempt)
-    baseline, *rows = reconstruct.page(done).sections[0].rows
-    assert (baseline[:2], baseline[5:]) == (["", "mean image"], ["", "0", "0", "2"])
-    assert rows[0] == ["0", "DLG", "26.0", rows[0][3], "1.00", "1.00", "2", "0", "0"]
-    assert rows[1] == ["0", "last bias", "", "", "", "1.00", "", "", ""]
-    assert rows[2][4:] == ["-1.00", "0.50", "0", "0", "2"]
-    assert rows[3] == ["3", "rank one", "not applicable", *[""] * 6], "which is not one that failed"
-    words = " ".join(notes(done.rows)).lower()
-    assert not any(word in words for word in ("safe", "secure", "protect", "private"))

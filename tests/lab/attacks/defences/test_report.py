@@ -29,8 +29,8 @@ from umbel_lab.attacks.defences.report import Options, audit
 pytestmark = pytest.mark.rest
 
 FEW = Options(rounds=2, canaries=300)
-RIGHT = "tests.helpers.defences.right"
 TOLD = {"epsilon": None, "delta": None, "clip_norm": None, "box": None, "order": None}
+RIGHT = "tests.helpers.defences.right"
 
 
 @pytest.fixture(autouse=True)
@@ -156,12 +156,3 @@ def renames(msg: Any, context: Any, call_next: Any) -> Any:
 def test_a_target_of_which_nothing_is_seen_is_told(name: str, code: str, part: str) -> None:
     with raises(NotApplicableError, code, part):
         audit(Target(f"{__name__}:{name}"), FEW)
-
-
-def test_noise_on_the_norm_of_all_values_has_a_formula(monkeypatch: pytest.MonkeyPatch) -> None:
-    """umbel's Laplace noise: 2 n / nu = 2 between two updates. The formula takes the least scale that fits."""
-    monkeypatch.setattr(right, "seeds", np.random.default_rng(3))
-    found = audit(Target.parse("tests.helpers.defences.right:vector_noise()"), replace(FEW, canaries=1500))
-    assert found.law == VECTOR
-    assert found.figures[0].formula == pytest.approx(2.0, rel=0.15)
-    assert not {"no-pure-epsilon", "too-little-noise"} & {fault.code for fault in found.faults}
