@@ -131,18 +131,6 @@ def test_every_grey_value_survives_leafs_division_and_a_user_without_images_is_l
     assert "Writers left out, without images: 1\n" in run(tmp_path / "out", "--leaf", folder).stderr
 
 
-def test_rows_of_a_later_batch_count_and_are_named(
-    parquet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one = made(tmp_path / "one", "--parquet", parquet)
-    monkeypatch.setattr(femnist, "_BATCH_ROWS", 2)
-    assert_same_rows(made(tmp_path / "out", "--parquet", parquet), one)
-    table = frame(PARTS[1], len(PARTS[0]))
-    table.at[2, "image"] = {"bytes": b"none", "path": None}
-    table.to_parquet(file := parquet / "data" / "train-1.parquet")
-    assert_refused(run(tmp_path / "new", "--parquet", parquet), tmp_path / "new", f"{file}: the image of row 2 cannot")
-
-
 def write_tree(folder: Path) -> Path:
     """Write `PARTS` as LEAF's train and test, beside all of them again: f2 alone has rows in both."""
     folder.mkdir()

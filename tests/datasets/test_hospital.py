@@ -14,11 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.datasets.conftest import DATA, Recipe, assert_same, needs
-from tests.helpers.errors import raises
 from umbel.data import BUNDLED, Dataset, open_dataset
 from umbel.data.table import encode
 from umbel.models import load
-from umbel.protocol.errors import DatasetError
 
 pytestmark = pytest.mark.rest
 
@@ -167,14 +165,6 @@ def test_what_plays_no_part_in_any_file(lines: list[str], csv: Path, geonames: P
     for ending in ("", ".gz"):
         dataset = made(Path(f"{csv}{ending}"), Path(f"{geonames}{ending}"), tmp_path / "out", "--zip", "padded")
         assert_holds(dataset, [20002, 30003, 10001])
-
-
-def test_rows_of_a_later_chunk_count_and_are_named_by_their_place(csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hospital, "_CHUNK_ROWS", 2)
-    assert hospital.read_charges(csv)["Provider Id"].tolist() == [10001, 20002, 30003, 40004, 10001]
-    csv.write_text(CSV.replace("6000.5", "none"))
-    with raises(DatasetError, "data.bad-value", "row 6", "'none'"):
-        hospital.read_charges(csv)
 
 
 def test_pgeocode_gives_the_same_places_and_a_download_that_fails_names_the_way_around(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import tomllib
+import xml.etree.ElementTree as ET
 from functools import partial
 from pathlib import Path
 
@@ -230,3 +232,24 @@ def test_all_that_is_on_the_page_says_its_command_a_commit_of_this_history_and_s
         if subprocess.run([*ancestor, commit, "HEAD"], cwd=ROOT, capture_output=True).returncode
     ]
     assert unknown == [], "these cite commits that are not there: run them again"
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.mark.rest
+def test_the_picture_in_readme_has_bars_to_scale_that_are_told_in_words() -> None:
+    """And nothing that loads or runs."""
+    text = (page.DOCS / "pictures" / "hospital.svg").read_text(encoding="utf-8")
+    drawn = ET.fromstring(text)
+    widths = {
+        kind: float(rect.get("width", "")) for rect in drawn.iter(f"{SVG}rect") for kind in [rect.get("class", "")]
+    }
+    told = drawn.findtext(f"{SVG}desc") or ""
+    numbers = [int(number.replace(",", "")) for number in re.findall(r" ([\d,]+\d)(?=[;,.])", told)]
+    for kind, mean, worst in zip(("alone", "open", "kept"), numbers[::2], numbers[1::2], strict=True):
+        assert widths[f"{kind} pale"] / worst == pytest.approx(430 / max(numbers), rel=1e-3)
+        assert widths[kind] / mean == pytest.approx(430 / max(numbers), rel=2e-3)
+    assert not re.search(r"<script|<image|href|url\(|@import|\bon\w+=", text)
+    width = float(drawn.get("viewBox", "").split()[2])
+    assert all(float(rect.get("x", 0)) + float(rect.get("width", "")) <= width for rect in drawn.iter(f"{SVG}rect"))
