@@ -134,9 +134,3 @@ def test_numbers_that_make_no_data_are_refused(tmp_path: Path, options: list[str
         assert (result.exit_code, options[0] in result.stderr) == (2, True)
         with raises(DatasetError, "data.options"):
             draw(**{options[0].removeprefix("--"): 0})
-
-
-def test_a_folder_or_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    assert_refused(run(tmp_path), tmp_path, str(tmp_path), "[data.exists]")
-    assert_refused(run(out := tmp_path / "file" / "out.json"), out, str(tmp_path / "file"))

@@ -18,13 +18,10 @@ import httpx
 import pytest
 
 from tests.helpers.ports import free_port
-from umbel.client.readiness import Readiness
 from umbel.deploy import flower
 from umbel.deploy.certs import make
 from umbel.deploy.health import healthy
 from umbel.deploy.ready import serve_health
-from umbel.privacy.site.entry import Entry
-from umbel.privacy.site.journal import Journal
 from umbel.protocol.errors import DiskError, SiteError
 
 
@@ -114,17 +111,3 @@ def test_the_code_of_a_fault_is_told_beside_whether_the_process_is_alive(
     ready = asyncio.run(ask("/ready"))
     assert (ready.status_code, ready.json()) == (status, content)
     assert asyncio.run(ask("/health")).status_code == 200
-
-
-def test_a_ledger_gone_after_the_first_message_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UMBEL_HOME", str(tmp_path))
-    readiness = Readiness.of({"data-path": str(tmp_path)})
-    assert readiness
-    assert readiness.fault() is None
-    ledger = Journal.create(tmp_path / "ledger.jsonl").path
-    Journal(ledger).record(Entry("7", "train"), True)
-    assert readiness.fault() is None
-    ledger.unlink()
-    fault = readiness.fault()
-    assert fault
-    assert fault.code == "ledger.behind"

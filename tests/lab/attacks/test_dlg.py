@@ -28,14 +28,6 @@ def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
 
-def test_image_and_label_are_found(smooth: Model, image: Tensor) -> None:
-    start = start_of(smooth)
-    match = deep_leakage(smooth, start, gradient_of(smooth, start, image, 2), SHAPE, generator(), 2, 150)
-    assert match.distance < 1e-5
-    assert int(match.label.argmax()) == 2
-    assert psnr(match.image.numpy(), image.numpy()) > 30
-
-
 def test_a_gradient_of_unknown_length_is_matched_by_its_direction(smooth: Model, image: Tensor) -> None:
     """As of an update that was clipped: the squared distance finds nothing, the cosine does."""
     start = start_of(smooth)
@@ -43,6 +35,7 @@ def test_a_gradient_of_unknown_length_is_matched_by_its_direction(smooth: Model,
     once, twice = (deep_leakage(smooth, start, clipped, SHAPE, generator(), starts, 150) for starts in (1, 2))
     assert once.distance > 1e-3 > 1e-5 > twice.distance
     assert psnr(twice.image.numpy(), image.numpy()) > 30 > psnr(once.image.numpy(), image.numpy())
+    assert int(twice.label.argmax()) == 1
 
 
 def test_the_same_starts_give_the_same_image_and_any_gradient_some(smooth: Model, image: Tensor) -> None:
