@@ -231,6 +231,16 @@ def test_without_its_warm_process_the_executor_ends(monkeypatch: pytest.MonkeyPa
     assert end.value.code == 1
 
 
+def test_the_options_are_those_of_flowers_own_executor(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(executor, "WarmProcess", lambda: SimpleNamespace(launch=None))
+    with pytest.raises(SystemExit):
+        executor.run(["--help"])
+    assert "--runtime-api-address" in capsys.readouterr().out
+
+
 def test_its_health_tells_whether_its_ledger_can_be_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """In a separate container, where the SuperNode cannot look."""
     served: list[Any] = []
