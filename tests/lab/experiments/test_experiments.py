@@ -284,3 +284,22 @@ def test_the_qmnist_command(umbel_home: Path) -> None:
     folder = umbel_home / "experiments" / "qmnist-quick"
     assert [(row["k"], row["nu"]) for row in read_csv(folder)] == [("2", "0"), ("1", "0")]
     assert "Rand index" in (folder / "table.md").read_text()
+
+
+def test_collapse_is_told_seed_by_seed_and_an_accuracy_compared_with_the_printed_one(tmp_path: Path) -> None:
+    def measures(config: dict[str, Any]) -> dict[str, Any]:
+        index = 0.0 if "respawn" not in config["strategy"] else 1.0 if config["seed"] < 2007 else 0.3
+        return {"best": OWN | {"mean": 0.9}, "last": OWN | {"rand_index": index}}
+
+    specs = specs_of(handwriting, tmp_path, of="femnist", seeds=1)
+    handwriting.page(list(made_up(specs, tmp_path, measures))).write(tmp_path)
+    text = (tmp_path / "table.md").read_text()
+    assert "| reborn | 7 of 8 | 1.00 1.00 1.00 1.00 1.00 1.00 1.00 0.30 | 0.50 0.50" in text
+    assert "| paper's algorithm | 0 of 8 | 0.00 0.00" in text
+    rows = [row for row in read_csv(tmp_path) if (row["loss"], row["k"], row["nu"]) == ("cross-entropy", "2", "3")]
+    assert [row["runs"] for row in rows] == ["8"], "the paper's algorithm is no part of the grid"
+    handwriting.page([*made_up(specs_of(handwriting, tmp_path, seeds=2), tmp_path, measures)]).write(tmp_path)
+    by_cell = {(row["loss"], row["k"], row["nu"]): row for row in read_csv(tmp_path)}
+    assert by_cell["cross-entropy", "2", "15"]["printed"] == "0.561"
+    assert float(by_cell["cross-entropy", "2", "15"]["difference"]) == pytest.approx(0.339)
+    assert (by_cell["rmse", "2", "0.001"]["printed"], by_cell["rmse", "1", "0"]["printed"]) == ("0.813", "")
