@@ -28,14 +28,9 @@ pytestmark = [pytest.mark.rest, pytest.mark.usefixtures("one_thread")]
 def hospital(tmp_path: Path) -> dict[str, Any]:
     """Rounds of the hospital experiment on made-up charges."""
     return run_config(
-        "hospital",
-        dataset=write_charges(tmp_path, [1, 2, 3, 4] * 10, 30),
-        hypotheses=3,
-        clients_per_round=8,
-        validation="clients=5",
-        patience=0,
-        rounds=4,
-    )
+        "hospital", dataset=write_charges(tmp_path, [1, 2, 3, 4] * 10, 30), hypotheses=3, clients_per_round=8,
+        validation="clients=5", patience=0, rounds=4,
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -43,12 +38,6 @@ def cnn(tmp_path: Path) -> dict[str, Any]:
     """Two rounds of made-up images, all of a client's at once, so that their order plays no part."""
     few = {"clients-per-round": 2, "validation": "clients=2", "rounds": 2, "batch-size": 0}
     return TASKS["cnn"](tmp_path) | few
-
-
-def test_tasks_are_named_with_commas_and_a_wrong_one_is_refused_before_any_is_done() -> None:
-    assert named("cnn, hospital") == ["cnn", "hospital"]
-    with raises(ConfigError, "config.bad-option", "'foo'", "hospital, cnn"):
-        named("cnn,foo")
 
 
 @pytest.mark.parametrize("task", ["hospital", "cnn"])
@@ -78,20 +67,20 @@ def test_without_noise_the_bare_loop_has_the_losses_of_umbel(task: str, request:
         assert np.linalg.norm(two) > 1.2 * np.linalg.norm(one), "minibatches are steps of their own"
 
 
-def test_all_three_take_turns(hospital: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_three_take_turns_in_known_tasks(hospital: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert named("cnn, hospital") == ["cnn", "hospital"]
+    with raises(ConfigError, "config.bad-option", "'foo'", "hospital, cnn"):
+        named("cnn,foo")
     assert bare.compare("hospital", hospital, times=1, by_client=True).median > 0
     printed = capsys.readouterr().out
     assert all(f"{name}, no noise" in printed for name in ("bare loop", "umbel", "algorithm.py"))
 
 
-def test_a_part_does_not_count_the_parts_inside_it() -> None:
-    # The outer part runs from 1 to 10, the inner one inside it from 3 to 7.
+def test_every_part_of_a_round_is_found_and_nothing_stays_changed(hospital: dict[str, Any]) -> None:
+    # A part does not count those inside it: the outer one runs from 1 to 10, the inner one from 3 to 7.
     watch = Stopwatch(iter([1.0, 3.0, 7.0, 10.0]).__next__)
     watch.around("outer", watch.around("inner", lambda: None))()
     assert watch.seconds == {"inner": 4.0, "outer": 5.0}
-
-
-def test_every_part_of_a_round_is_found_and_nothing_stays_changed(hospital: dict[str, Any]) -> None:
     before = Learner.score, ClientSanitiser.sanitised
     whole, parts, _ = by_parts(hospital)
     assert set(parts) == set(PARTS)

@@ -26,34 +26,19 @@ TRAINING = TrainingSpec(round=1, clients=(0,), local_epochs=1, step_size=0.1, ba
 EVALUATION = EvaluationSpec(round=1, clients=(0,))
 
 
-@pytest.fixture
-def source() -> np.random.Generator:
-    return np.random.default_rng(0)
-
-
-def test_a_light_node_hosts_a_client_of_each_kind(source: np.random.Generator) -> None:
+def test_a_light_node_answers_what_it_is_asked_as_umbels_do() -> None:
+    source = np.random.default_rng(0)
     hosting = admitted(answer(query(), source), max_clients=2, together=False)
     assert (hosting.train, hosting.validation, hosting.simulated) == (1, 1, False)
-
-
-def test_it_answers_a_round_with_a_release_beside_the_first_hypothesis(source: np.random.Generator) -> None:
     reply = answer(round_request(HYPOTHESES, TRAINING, EVALUATION), source)
     arrays, released, choices = released_in(reply, asked=1)
-    assert released.tolist() == [True]
-    assert choices is None
-    assert arrays["weight"].shape == (1, 1, 3)
-    assert 0 < np.abs(arrays["weight"] - 1).max() < 1
+    assert (released.tolist(), choices, arrays["weight"].shape) == ([True], None, (1, 1, 3))
+    assert 0 < np.abs(arrays["weight"] - 1).max() < 1, "a release beside the first hypothesis"
     scores = scores_in(reply, asked=1)
     assert scores is not None
     assert np.isfinite(scores).all()
-
-
-def test_it_answers_only_what_it_is_asked(source: np.random.Generator) -> None:
-    scored, kept = (
-        answer(one, source) for one in (round_request(HYPOTHESES, None, EVALUATION), keep_request(HYPOTHESES))
-    )
-    assert set(scored) == {"scores"}
-    assert set(kept) == {"hosting"}
+    assert set(answer(round_request(HYPOTHESES, None, EVALUATION), source)) == {"scores"}
+    assert set(answer(keep_request(HYPOTHESES), source)) == {"hosting"}
 
 
 def test_a_real_site_serves_a_model_of_as_many_parameters(tmp_path: Path) -> None:
@@ -63,21 +48,17 @@ def test_a_real_site_serves_a_model_of_as_many_parameters(tmp_path: Path) -> Non
     assert dataset.manifest.split == {"train": 1, "validation": 1}
 
 
-@pytest.mark.parametrize("options", [["--nodes", "abc"], ["--nodes", "5,0"], ["--nodes=-5"], ["--nodes", ""]])
-def test_what_is_no_number_of_nodes_is_refused_at_once(options: list[str]) -> None:
-    result = invoked(many_sites.main, *options, "--real", "")
-    assert result.exit_code == 2
-    assert "number of nodes" in result.output
-
-
-def test_a_run_that_did_not_end_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_number_of_nodes_and_a_run_without_an_end_are_failures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What failed is counted by its words."""
+    for options in (["--nodes", "abc"], ["--nodes", "5,0"], ["--nodes=-5"], ["--nodes", ""]):
+        result = invoked(many_sites.main, *options, "--real", "")
+        assert (result.exit_code, "number of nodes" in result.output) == (2, True)
     for rounds, code in (([1.0, 2.0], 0), ([1.0], 1), ([], 1)):
         monkeypatch.setattr(many_sites, "measure", lambda *_, rounds=rounds: many_sites.Reading("5", rounds=rounds))
         assert invoked(many_sites.main, "--nodes", "5", "--real", "", "--rounds", "3").exit_code == code
-
-
-def test_what_failed_is_counted_by_its_words(tmp_path: Path) -> None:
-    (tmp_path / "site-0.log").write_text(f"{FAILED}ReadTimeout: timed out\n{FAILED}ReadTimeout: timed out\n")
+    (tmp_path / "site-0.log").write_text(f"{FAILED}ReadTimeout: timed out\n" * 2)
     (tmp_path / "superlink.log").write_text(
         "\x1b[91mERROR\x1b[0m:     Failed to store object 0123456789abcdef: locked\nINFO:  all is well\n"
     )

@@ -34,7 +34,7 @@ def test_a_ratio_is_of_readings_in_the_same_turn() -> None:
     assert ratio.turned == Ratio(1 / 3, 1 / 4, 1 / 2)
 
 
-def test_what_is_printed_goes_to_the_file_with_the_command(tmp_path: Path) -> None:
+def test_what_is_printed_goes_to_the_file_with_the_command_also_of_a_benchmark_that_is_stopped(tmp_path: Path) -> None:
     console.print("of another benchmark")
     with benchmark(tmp_path / "out.txt", threads=3):
         console.print("12 ms")
@@ -43,8 +43,6 @@ def test_what_is_printed_goes_to_the_file_with_the_command(tmp_path: Path) -> No
     assert (empty, line) == ("", "12 ms")
     assert "3 threads of PyTorch" in " ".join(where)
 
-
-def test_a_benchmark_that_is_stopped_keeps_what_it_measured(tmp_path: Path) -> None:
     def stopped() -> None:
         with benchmark(tmp_path / "out.txt"):
             console.print("12 ms")
@@ -55,20 +53,26 @@ def test_a_benchmark_that_is_stopped_keeps_what_it_measured(tmp_path: Path) -> N
     assert (tmp_path / "out.txt").read_text(encoding="utf-8").splitlines()[-2:] == ["12 ms", "stopped before its end"]
 
 
-def test_what_goes_wrong_is_one_line_and_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(typer.Exit), benchmark(tmp_path / "out.txt"):
-        raise ConfigError("there are no data")
-    assert capsys.readouterr().err == "Error: there are no data\n"
-    assert not (tmp_path / "out.txt").exists()
-
-
-@pytest.mark.parametrize(("name", "reason"), [("gone/out.txt", "its folder is missing"), ("", "is a folder")])
-def test_a_file_that_cannot_be_is_told_before_anything_is_measured(
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("gone/out.txt", "its folder is missing"), ("", "is a folder"), ("out.txt", "Error: there are no data\n")],
+)
+def test_a_failure_is_one_line_no_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, reason: str
 ) -> None:
-    with pytest.raises(typer.Exit), benchmark(tmp_path / name):
-        pytest.fail("it began")
+    """A file that cannot be is told before anything is measured."""
+    began = []
+
+    def works() -> None:
+        with benchmark(tmp_path / name):
+            began.append(name)
+            raise ConfigError("there are no data")
+
+    with pytest.raises(typer.Exit):
+        works()
+    assert began == ["out.txt"] * (name == "out.txt")
     assert reason in capsys.readouterr().err
+    assert not (tmp_path / "out.txt").exists()
 
 
 def test_a_signal_to_end_lets_what_was_started_be_ended() -> None:
@@ -85,9 +89,6 @@ def test_a_signal_to_end_lets_what_was_started_be_ended() -> None:
         works()
     assert ended
     assert signal.getsignal(signal.SIGTERM) == before
-
-
-# --- what was saved
 
 
 NOW = {"hospital": Ratio(2, 1.9, 2.1), "CNN": Ratio(0.5, 0.4, 0.6)}
@@ -108,14 +109,9 @@ def test_ratios_are_saved_and_compared_with_the_next_time(
     assert "2 (1.9 to 2.1)" in printed
     assert "Slower than it was: hospital." in printed
     assert bench.read(tmp_path / "ratios.json") == NOW, "only --save writes"
-
-
-def test_slower_is_what_even_its_best_turn_shows() -> None:
+    # Slower is what even its best turn shows.
     assert bench.worse({}, NOW) == []
-    assert bench.worse(NOW, NOW | {"hospital": Ratio(3, 2.4, 4)}) == []
-    assert bench.worse(NOW, NOW | {"hospital": Ratio(3, 2.6, 4)}) == ["hospital"]
-    assert bench.worse(NOW, NOW | {"hospital": Ratio(1, 0.9, 1.1)}) == []
-
-
-def test_there_are_saved_ratios_of_all_that_is_measured() -> None:
+    for now, slower in ((Ratio(3, 2.4, 4), []), (Ratio(3, 2.6, 4), ["hospital"]), (Ratio(1, 0.9, 1.1), [])):
+        assert bench.worse(NOW, NOW | {"hospital": now}) == slower
+    monkeypatch.undo()
     assert set(bench.read(bench.SAVED)) == {*bench.BARE, bench.FLOWER, bench.MANY, bench.LATE, bench.SITE}

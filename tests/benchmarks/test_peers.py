@@ -27,13 +27,9 @@ pytestmark = pytest.mark.rest
 def config(tmp_path: Path) -> dict[str, Any]:
     """The hospital experiment in small, on made-up rows."""
     return run_config(
-        "hospital",
-        dataset=write_charges(tmp_path, [1, 2, 3, 4] * 4, 10),
-        rounds=3,
-        patience=0,
-        clients_per_round=4,
+        "hospital", dataset=write_charges(tmp_path, [1, 2, 3, 4] * 4, 10), rounds=3, patience=0, clients_per_round=4,
         validation="clients=3",
-    )
+    )  # fmt: skip
 
 
 def test_peers_get_the_clients_and_the_start_of_umbels_own_run(config: dict[str, Any], tmp_path: Path) -> None:
@@ -72,16 +68,9 @@ def test_a_peer_that_does_not_run_gets_a_line_and_the_others_go_on(
     version = rivals.PEERS["blazefl"].version
     assert f"{version}: not measured: does not run: ModuleNotFoundError: No module named 'blazefl'" in said
     assert "umbel, FedAvg" in said
-
-
-def test_a_peer_without_its_python_says_which() -> None:
-    peer = replace(rivals.PEERS["blazefl"], pythons=("1.5",))
     with raises(rivals.Absent, "peer.no-python", "1.5"):
-        rivals.environment(peer)
-
-
-def test_what_this_environment_has_needs_no_other() -> None:
-    assert rivals.environment(plain_flower.PEER) == Path(sys.executable)
+        rivals.environment(replace(rivals.PEERS["blazefl"], pythons=("1.5",)))
+    assert rivals.environment(plain_flower.PEER) == Path(sys.executable), "what this environment has needs no other"
 
 
 @pytest.mark.parametrize("peer", [*rivals.PEERS.values(), plain_flower.PEER], ids=lambda peer: peer.name)

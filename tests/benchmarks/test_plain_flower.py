@@ -37,6 +37,9 @@ def test_the_whole_of_it_runs_and_learns(tmp_path: Path) -> None:
     assert len(rounds) == 20
     assert rounds[-1]["loss"] < rounds[0]["loss"]
     assert plain_flower.reading(rounds).loss == min(one["loss"] for one in rounds)
+    # An empty cluster keeps its centroid.
+    found = kmeans(np.array([[0.0, 0.0], [0.0, 2.0], [9.0, 0.0]]), np.array([[1.0, 1.0], [8.0, 0.0], [99.0, 99.0]]))
+    np.testing.assert_array_equal(found, [[0, 1], [9, 0], [99, 99]])
 
 
 def test_a_step_descends_the_root_of_the_mean_square() -> None:
@@ -59,15 +62,3 @@ def test_noise_is_laplaces_of_the_updates_norm() -> None:
     assert float(noise.norm(dim=1).mean()) == pytest.approx(2 * 5, rel=0.03)
     # The variance of a component is (n + 1) / epsilon^2 (Lemma 4.3).
     assert float(noise.var(dim=0).mean()) == pytest.approx(4 / (3 / 10) ** 2, rel=0.1)
-
-
-def test_an_empty_cluster_keeps_its_centroid() -> None:
-    points = np.array([[0.0, 0.0], [0.0, 2.0], [9.0, 0.0]])
-    found = kmeans(points, np.array([[1.0, 1.0], [8.0, 0.0], [99.0, 99.0]]))
-    np.testing.assert_array_equal(found, [[0, 1], [9, 0], [99, 99]])
-
-
-def test_only_rounds_that_trained_are_timed() -> None:
-    """umbel's history begins before the first."""
-    history = [{"seconds": 0.0, "loss": 3.0, "asked": 0}, {"seconds": 1.0, "loss": 2.0, "asked": 5}]
-    assert plain_flower.reading(history) == plain_flower.Reading(1.0, 2.0)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -37,12 +39,21 @@ from umbel.protocol.run_config import RunConfig
 pytestmark = pytest.mark.rest
 
 
-def test_a_client_is_shown_with_what_it_spent(site: Site) -> None:
+def test_clients_are_shown_with_what_they_spent_and_runs_with_who_allowed_them(site: Site) -> None:
     first, second = books(site).clients
     assert (first.number, first.releases, first.epsilon) == (0, 2, f"{2 * EPSILON:g}")
     assert (second.number, second.releases, second.epsilon) == (1, 1, f"{EPSILON:g}")
     assert first.used == pytest.approx(2 * EPSILON / 8, abs=1e-5)
     assert Books(site.ledger).clients[0].used is None, "nothing is known about limits"
+    one, other = books(site).runs
+    [request, _] = books(site).requests
+    assert (one.run, one.releases, one.clients) == ("1", 3, 2)
+    assert one.messages == {"refused": 1, "answered": 2}
+    assert one.requests == (request.digest[:32],)
+    assert (other.run, other.releases, other.clients, other.requests) == ("2", 0, 0, ())
+    assert f"<td>Dr. Day ({request.digest[:8]})" in render(books(site))
+    site.run("refuse", request.digest, "--by", "Dr. Night")
+    assert f"<td>then approved, since refused by Dr. Night ({request.digest[:8]})" in render(books(site))
 
 
 def test_the_part_of_a_budget_that_is_used_is_what_the_gate_counts(tmp_path: Path) -> None:
@@ -61,46 +72,23 @@ def test_the_part_of_a_budget_that_is_used_is_what_the_gate_counts(tmp_path: Pat
     assert used[0] == pytest.approx(1.1 / 8, rel=1e-4), "the first is covered by its pure epsilon"
 
 
-@pytest.fixture
-def crowd(tmp_path: Path) -> Path:
-    """A ledger of 300 clients: the first 50 have three releases of 1.8 each, the next 100 two, and the others one."""
+def test_of_many_clients_those_near_their_budget_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 300 the first 50 have three releases of 1.8 each, the next 100 two, and the others one."""
     ledger = Journal.create(tmp_path / "crowd.jsonl")
     charge = Charge("7", 1, Release(Kind.TRAIN, 2, 5.0, Clipping.PUBLIC, hypotheses=2, choice_epsilon=1.0))
     for clients in (300, 150, 50):
         assert all(ledger.charge(charge, [ClientInDataset(number) for number in range(clients)]))
-    return ledger.path
-
-
-def test_of_many_clients_those_near_their_budget_come_first_and_the_page_stays_small(
-    crowd: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     asked: list[Any] = []
     monkeypatch.setattr("umbel.console.books.guarantee", lambda *given: asked.append(given) or guarantee(*given))
     # Of a budget of 8 they have used .675, .45 and .225.
-    found = Books(crowd, GateSite.of({"data-path": "/data", "ledger-path": str(crowd), "budget": 8.0}))
+    found = Books(ledger.path, GateSite.of({"data-path": "/data", "ledger-path": str(ledger.path), "budget": 8.0}))
     assert [(one.number, one.releases) for one in found.clients[:51:25]] == [(0, 3), (25, 3), (50, 2)]
     assert len(asked) == 3, "alike clients are looked at once"
     html = render(found)
     assert html.count("% of the budget") == 100
-    assert "300 clients took part" in html
-    assert "200 other clients have used no more" in html
+    for words in ("300 clients took part", "200 other clients have used no more"):
+        assert words in html
     assert len(found.as_json()["clients"]) == 300
-
-
-def test_a_run_is_shown_with_who_allowed_it(site: Site) -> None:
-    first, second = books(site).runs
-    assert (first.run, first.releases, first.clients) == ("1", 3, 2)
-    assert first.messages == {"refused": 1, "answered": 2}
-    [request, _] = books(site).requests
-    assert first.requests == (request.digest[:32],)
-    assert (second.run, second.releases, second.clients, second.requests) == ("2", 0, 0, ())
-
-
-def test_who_refuses_a_request_later_did_not_allow_its_runs(site: Site) -> None:
-    [request, _] = books(site).requests
-    assert f"<td>Dr. Day ({request.digest[:8]})" in render(books(site))
-    site.run("refuse", request.digest, "--by", "Dr. Night")
-    assert f"<td>then approved, since refused by Dr. Night ({request.digest[:8]})" in render(books(site))
 
 
 @pytest.mark.parametrize(
@@ -135,15 +123,6 @@ def test_what_a_message_costs_is_the_price_that_people_saw(
     assert spent in price
 
 
-def test_a_message_by_other_code_than_the_run_config_names_has_no_price(
-    tmp_path: Path, run_config: dict[str, Any]
-) -> None:
-    own = Site(tmp_path, run_config | RUN)
-    own.train(clients=(0,), **PUBLIC, mechanism="os:system")
-    [request] = books(own).requests
-    assert "mechanism 'os:system' is other code" in prices(request)[0][1]
-
-
 def test_a_runs_releases_are_its_charges(tmp_path: Path) -> None:
     ledger = Journal.create(tmp_path / "ledger.jsonl")
     charge = Charge("7", 1, Release(Kind.TRAIN, 2, 5.0, Clipping.PUBLIC, 1.0))
@@ -157,75 +136,73 @@ def test_a_runs_releases_are_its_charges(tmp_path: Path) -> None:
         ledger.record(Entry("7", "train", charges=1, paid=2100), True)
 
 
+WAITING = "price of a participation"
+
+
 @pytest.mark.parametrize("release", ["client", "site"])
 @pytest.mark.parametrize("mechanism", ["laplace", "gaussian", "discrete-gaussian"])
-@pytest.mark.parametrize("noise", [1e-300, 5.0, 1e300])
-def test_no_settings_of_a_request_hide_the_others(
-    site: Site, run_config: dict[str, Any], release: str, mechanism: str, noise: float
-) -> None:
-    for choice in (1e-300, 30.0):
+def test_no_settings_hide_other_requests(site: Site, run_config: dict[str, Any], release: str, mechanism: str) -> None:
+    for noise, choice in product([1e-300, 5.0, 1e300], [1e-300, 30.0]):
         entries = {"mechanism": mechanism, "noise-multiplier": noise, "choice-epsilon": choice, "rounds": 10**18}
         asks = {"config": run_config | RUN | entries, "n": 10**7, "differs": {}, "release": release}
         with raises(Refused, "refused.waits"):
             Runs(site.ledger).check_approved("3", asks, "")
-    assert render(books(site)).count("price of a participation") == 3
-    assert site.run("requests").count("price of a participation") == 3
+    assert render(books(site)).count(WAITING) == site.run("requests").count(WAITING) == 7
 
 
-def test_a_message_without_numbers_leaves_no_request_that_hides_the_others(site: Site) -> None:
-    """It has no price, and people could decide on nothing any more."""
+def test_no_request_without_a_price_hides_the_others(site: Site, run_config: dict[str, Any]) -> None:
+    """A message without numbers, and a request that another umbel kept."""
     assert refused(ask(site.grid, asked({"weight": np.zeros((2, 0), np.float32)}, replace(AS_SAID, **PUBLIC))))
-    assert "price of a participation" in render(books(site))
-    assert "price of a participation" in site.run("requests", "--all")
-
-
-def test_a_price_is_computed_once_for_requests_that_ask_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = RunConfig(noise_multiplier=12.3)
-    request = Request("d" * 64, "", "7", Status.WAITING, {"config": config.unsigned(), "n": 3, "differs": {}})
-    first = prices(request)
-
-    def again(*_: object) -> None:
-        raise AssertionError
-
-    monkeypatch.setattr("umbel.console.books.guarantee", again)
-    assert prices(request) == first
-
-
-def test_a_damaged_log_is_told_and_not_hidden(site: Site, tmp_path: Path) -> None:
-    site.ledger.write_bytes(site.ledger.read_bytes().replace(b"refused", b"granted"))
-    page = tmp_path / "report.html"
-    done = CliRunner().invoke(app, ["site", "journal", str(site.ledger), "--html", str(page)])
-    assert (done.exit_code, "[ledger.damaged]" in done.output) == (1, True)
-    assert not page.exists()
-
-
-def test_a_request_for_endless_training_hides_no_other() -> None:
-    """Its price would take hours, and any memory."""
-    config = RunConfig(
-        protect="rows", noise_multiplier=0, rows="clip=1 noise=5 rate=0.01 batch=1",
-        local_steps=1000, hypotheses=1, max_participations=2,
-    )  # fmt: skip
-    for differs, name in (({}, "price of a participation"), ({"local_steps": str(2**31)}, "price")):
-        asks = {"config": config.unsigned(), "n": 3, "differs": differs}
-        assert name in dict(prices(Request("d" * 64, "", "7", Status.WAITING, asks)))
-
-
-def test_a_request_that_another_umbel_kept_hides_no_other(site: Site, run_config: dict[str, Any]) -> None:
     entries = {name: value for name, value in run_config.items() if name != "local-steps"}
     with raises(Refused, "refused.waits"):
         Runs(site.ledger).check_approved("3", {"config": entries | {"older": 1}, "n": 2, "differs": {}}, "")
-    for told in (render(books(site)), site.run("requests")):
+    for told in (render(books(site)), site.run("requests", "--all")):
         assert "unknown: the run config: there is no older" in told
-        assert "price of a participation" in told
+        assert WAITING in told
 
 
-def test_the_report_answers_on_one_page_without_forms(site: Site, tmp_path: Path) -> None:
+def test_what_a_server_wrote_is_text_and_other_code_has_no_price(tmp_path: Path, run_config: dict[str, Any]) -> None:
+    evil = {"strategy": "<script>alert(1)</script>\x1b[2J", "mechanism": "os:system", "clipping": "public"}
+    Journal.create(tmp_path / "ledger.jsonl")
+    site = Site(tmp_path, run_config | evil)
+    assert "No run waits" in render(Books(site.ledger)), "it was asked nothing yet"
+    site.query()
+    html = render(Books(site.ledger))
+    assert not any(text in html for text in ("<script", "\x1b"))
+    assert "unknown: mechanism" in html
+    site.train(clients=(0,), **PUBLIC, mechanism="os:system")
+    assert "mechanism 'os:system' is other code" in prices(books(site).requests[-1])[0][1]
+
+
+def request_of(config: RunConfig, n: int, differs: dict[str, str]) -> Request:
+    asks = {"config": config.unsigned(), "n": n, "differs": differs}
+    return Request("d" * 64, "", "7", Status.WAITING, asks)
+
+
+def test_a_price_is_computed_once_and_of_endless_training_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That would take hours, and any memory."""
+    endless = RunConfig(
+        protect="rows", noise_multiplier=0, rows="clip=1 noise=5 rate=0.01 batch=1", local_steps=1000, hypotheses=1,
+        max_participations=2,
+    )  # fmt: skip
+    for differs, name in (({}, WAITING), ({"local_steps": str(2**31)}, "price")):
+        assert name in dict(prices(request_of(endless, 3, differs)))
+    request = request_of(RunConfig(noise_multiplier=12.3), 3, {})
+    first = prices(request)
+    monkeypatch.setattr("umbel.console.books.guarantee", Mock(side_effect=AssertionError))
+    assert prices(request) == first
+
+
+def test_the_report_answers_on_one_page_without_forms_and_as_json(site: Site, tmp_path: Path) -> None:
+    """What a damaged journal has, or an older copy that has forgotten what clients spent, is told and no report."""
     [config] = [context.node_config for context in site.grid.contexts.values()]
-    words = " ".join(
-        f'{name}="{value}"' if isinstance(value, str) else f"{name}={value}" for name, value in config.items()
-    )
+    words = " ".join(f"{name}={json.dumps(value)}" for name, value in config.items())
     page = tmp_path / "report.html"
-    done = CliRunner().invoke(app, ["site", "journal", str(site.ledger), "--html", str(page), "--node-config", words])
+
+    def journal(*options: str) -> Any:
+        return CliRunner().invoke(app, ["site", "journal", str(site.ledger), *options])
+
+    done = journal("--html", str(page), "--node-config", words)
     assert done.exit_code == 0, done.output
     html = page.read_text()
     for part in ("Dr. Day", "trial 7", "1 request waits", "45 % of the budget", '<h2 id="policy">'):
@@ -234,48 +211,23 @@ def test_the_report_answers_on_one_page_without_forms(site: Site, tmp_path: Path
     assert "default-src 'none'" in html
     assert "http" not in html.replace("http-equiv", ""), "it needs no other file"
     assert page.stat().st_mode & 0o077 == 0
-
-
-def test_everything_is_there_as_json(site: Site) -> None:
-    done = CliRunner().invoke(app, ["site", "journal", str(site.ledger), "--json"])
-    told = json.loads(done.output)
-    assert [one["releases"] for one in told["clients"]] == [2, 1]
-    assert [one["person"] for one in told["requests"]] == ["Dr. Day", ""]
-    assert "price of a participation" in told["requests"][1]["prices"]
-
-
-def test_an_older_copy_of_the_journal_is_no_report(site: Site, tmp_path: Path) -> None:
-    """It has forgotten what clients spent, and who allowed it."""
-    site.ledger.unlink()
-    forget()
-    done = CliRunner().invoke(app, ["site", "journal", str(site.ledger), "--json"])
-    assert (done.exit_code, "[ledger.behind]" in done.output) == (1, True)
-
-
-def test_a_request_lists_what_is_no_default_and_on_the_page_all(site: Site) -> None:
     request = books(site).requests[0]
     assert dict(plan(request)).items() >= {"rounds": 5, "clipping": "public norm=1.0 decay=0.85 floor=0.01"}.items()
-    assert "quorum" not in dict(plan(request))
+    assert "quorum" not in dict(plan(request)), "what is a default"
     assert dict(plan(request, whole=True)) == request.asks["config"]
-    assert '<th scope="row">quorum</th>' in render(books(site))
-    assert "5 lines of 5" in render(books(site))
-
-
-def test_what_a_server_wrote_is_text(tmp_path: Path, run_config: dict[str, Any]) -> None:
-    site = Site(
-        tmp_path,
-        run_config | {"strategy": "<script>alert(1)</script>\x1b[2J", "mechanism": "os:system", "clipping": "public"},
-    )
-    site.query()
-    html = render(Books(site.ledger))
-    assert "<script" not in html
-    assert "\x1b" not in html
-    assert "unknown: mechanism" in html
-
-
-def test_a_site_that_was_asked_nothing_has_a_page(tmp_path: Path) -> None:
-    Journal.create(tmp_path / "ledger.jsonl")
-    assert "No run waits" in render(Books(tmp_path / "ledger.jsonl"))
+    assert '<th scope="row">quorum</th>' in html
+    told = json.loads(journal("--json").output)
+    assert [one["releases"] for one in told["clients"]] == [2, 1]
+    assert [one["person"] for one in told["requests"]] == ["Dr. Day", ""]
+    assert WAITING in told["requests"][1]["prices"]
+    page.unlink()
+    site.ledger.write_bytes(site.ledger.read_bytes().replace(b"refused", b"granted"))
+    done = journal("--html", str(page))
+    assert (done.exit_code, "[ledger.damaged]" in done.output, page.exists()) == (1, True, False)
+    site.ledger.unlink()
+    forget()
+    done = journal("--json")
+    assert (done.exit_code, "[ledger.behind]" in done.output) == (1, True)
 
 
 def test_a_row_has_a_guarantee_and_a_budget_of_its_own(tmp_path: Path) -> None:
@@ -303,13 +255,12 @@ def test_a_row_has_a_guarantee_and_a_budget_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize("differs", [{}, {"row_rate": "0.5"}])
 def test_a_request_names_the_price_for_a_row(differs: dict[str, str]) -> None:
     config = RunConfig(
-        protect="rows", noise_multiplier=0, rows="clip=1 noise=1 rate=0.01 batch=5",
-        local_epochs=1, hypotheses=1, max_participations=2,
+        protect="rows", noise_multiplier=0, rows="clip=1 noise=1 rate=0.01 batch=5", local_epochs=1, hypotheses=1,
+        max_participations=2,
     )  # fmt: skip
-    asks = {"config": config.unsigned(), "n": 5, "differs": differs}
-    found = dict(prices(Request("d" * 64, "", "7", Status.WAITING, asks)))
-    assert "none" in found["price of a participation"]
-    steps = 2 if differs else 100
-    expected = row_guarantee({config.release(5, 1).trained_by(RowPrivacy(1, 1, 0.5 if differs else 0.01, 5, steps)): 1})
+    found = dict(prices(request_of(config, 5, differs)))
+    assert "none" in found[WAITING]
+    rate, steps = (0.5, 2) if differs else (0.01, 100)
+    expected = row_guarantee({config.release(5, 1).trained_by(RowPrivacy(1, 1, rate, 5, steps)): 1})
     assert expected is not None
     assert f"at delta 1e-05: {expected.epsilon:.4g}" in found["price of a participation, for a row"]

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -16,9 +15,7 @@ import pytest
 from numpy.typing import NDArray
 from typer.testing import CliRunner, Result
 
-from tests.helpers.paper import paper_run
-from umbel.data import Dataset, Manifest, open_dataset, write_dataset
-from umbel.server.setup import Setup
+from umbel.data import Dataset, open_dataset
 
 PROJECT = Path(__file__).resolve().parents[2]
 RECIPES = PROJECT / "umbel" / "datasets"
@@ -121,16 +118,3 @@ def rows_of(dataset: Dataset, client: int) -> dict[int, tuple[int, bool]]:
         found[row] = int(label), turned
     assert len(found) == len(dataset.client(client)[1])
     return found
-
-
-def experiment(name: str, home: Path, manifest: Manifest, *shape: int) -> Setup:
-    """Read a configuration of the project, with a dataset of that manifest, one row a client, in its place."""
-    clients = manifest.clients
-    rows = np.zeros((clients, *shape), np.uint8 if len(shape) > 1 else np.float32)
-    write_dataset(home / "data" / manifest.name, manifest, rows, np.zeros(clients, int), np.arange(clients + 1))
-    config = tomllib.loads((PROJECT / "configs" / f"{name}.toml").read_text(encoding="utf-8"))
-    entries = paper_run()
-    assert config.keys() <= entries.keys()
-    setup = Setup.parse(entries | config)
-    assert setup.manifest == manifest
-    return setup

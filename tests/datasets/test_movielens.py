@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.datasets.conftest import Recipe, assert_same, assert_same_rows
-from umbel.data import Dataset
+from umbel.data import Dataset, open_dataset
 
 pytestmark = pytest.mark.rest
 
@@ -24,15 +24,9 @@ movielens, run, made, assert_refused = recipe.module, recipe.run, recipe.made, r
 # User, item, rating, time. User 7 rated item 50 twice, and thought better of it the second time, which is the line that
 # comes first; user 9 rated one item alone, which nobody else rated.
 ROWS = [
-    (7, 50, 5, 300),
-    (20, 1193, 3, 100),
-    (3, 50, 4, 100),
-    (7, 50, 1, 200),
-    (20, 8, 5, 50),
-    (9, 9000, 5, 10),
-    (3, 8, 2, 70),
-    (7, 1193, 4, 30),
-]
+    (7, 50, 5, 300), (20, 1193, 3, 100), (3, 50, 4, 100), (7, 50, 1, 200), (20, 8, 5, 50), (9, 9000, 5, 10),
+    (3, 8, 2, 70), (7, 1193, 4, 30),
+]  # fmt: skip
 LEAST = ["--min-ratings", "2"]
 
 # By hand: items 8, 50, 1193 are 0, 1, 2; four stars and more are a like.
@@ -91,90 +85,72 @@ def assert_holds(dataset: Dataset, users: list[int]) -> None:
         assert (features.tolist(), targets.tolist()) == CLIENTS[user]
 
 
-# --- what is made
-
-
 @pytest.mark.parametrize("form", FORMS)
-def test_a_client_is_a_user_with_items_and_likes(form: str, tmp_path: Path) -> None:
-    (file := tmp_path / "any.name").write_text(FORMS[form])
-    dataset = made(tmp_path / "out", "--ratings", file, *LEAST)
-    # Seed 0 gives users 3, 7, 20 the places 2, 0, 1.
-    assert np.random.default_rng(0).permutation(3).tolist() == [2, 0, 1]
-    assert_holds(dataset, [7, 20, 3])
-    assert dataset.manifest.split == {"train": 2, "validation": 1}
-    assert (dataset.features.dtype, dataset.targets.dtype) == (np.int32, np.int8)
-    assert dataset.features.shape == (6, 1)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_an_archive_is_searched_for_its_ratings_and_lines_may_end_as_on_windows(form: str, tmp_path: Path) -> None:
+def test_a_client_is_a_user_with_items_and_likes(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In whatever form, also in an archive, with lines as on Windows, and read in several chunks."""
+    (file := tmp_path / form).write_text(FORMS[form])
     members = {"ml/README": "1,2", f"ml/{form}": FORMS[form].replace("\n", "\r\n"), "ml/u1.base": "1\t2\t3\t4\n"}
-    file = zipped(tmp_path / "ml.zip", members)
-    assert_holds(made(tmp_path / "out", "--ratings", file, *LEAST), [7, 20, 3])
+    for ratings, chunk in ((file, 1000), (zipped(tmp_path / "ml.zip", members), 1000), (file, 2)):
+        monkeypatch.setattr(movielens, "_CHUNK_ROWS", chunk)
+        dataset = made(tmp_path / f"out-{ratings.name}-{chunk}", "--ratings", ratings, *LEAST)
+        # Seed 0 gives users 3, 7, 20 the places 2, 0, 1.
+        assert np.random.default_rng(0).permutation(3).tolist() == [2, 0, 1]
+        assert_holds(dataset, [7, 20, 3])
+        assert dataset.manifest.split == {"train": 2, "validation": 1}
+        assert (dataset.features.dtype, dataset.targets.dtype, dataset.features.shape) == (np.int32, np.int8, (6, 1))
+    file.write_text(FORMS[form].replace("70\n", "x\n"))
+    line = 8 if form == "ratings.csv" else 7
+    refused = run(tmp_path / "new", "--ratings", file)
+    assert_refused(refused, tmp_path / "new", f"{file}, line {line}: the time is 'x', not a whole number")
 
 
-def test_what_counts_as_a_like_can_be_said(ratings: Path, tmp_path: Path) -> None:
+def test_what_counts_as_a_like_or_disliked_can_be_said(ratings: Path, tmp_path: Path) -> None:
     dataset = made(tmp_path / "out", "--ratings", ratings, "--liked", "3", *LEAST)
     assert dataset.targets.tolist() == [1, 1, 1, 1, -1, 1], "user 20's three stars are a like now"
     assert "latest rating is 3 or more." in dataset.manifest.provenance
-
-
-def test_items_that_a_user_did_not_rate_may_count_as_disliked(ratings: Path, tmp_path: Path) -> None:
-    """Each user rated two of three items, so that half an item for each rated one is all that there is."""
-    dataset = made(tmp_path / "out", "--ratings", ratings, "--unrated", "0.5", *LEAST)
+    # Each user rated two of three items, so that half an item for each rated one is all that there is.
+    dataset = made(tmp_path / "unrated", "--ratings", ratings, "--unrated", "0.5", *LEAST)
     for client, user in enumerate([7, 20, 3]):
         features, targets = dataset.client(client)
         assert features[:, 0].tolist() == [0, 1, 2]
         (left,) = {0, 1, 2} - {item for (item,) in CLIENTS[user][0]}
         assert targets[left] == -1
         assert np.delete(targets, left).tolist() == CLIENTS[user][1]
-    assert "for each that a user rated, 0.5 of the others, drawn alike, count as disliked" in (
-        dataset.manifest.provenance
-    )
-    more = made(tmp_path / "more", "--ratings", ratings, "--unrated", "9", *LEAST)
-    assert_same_rows(more, dataset)
+    assert_same_rows(made(tmp_path / "more", "--ratings", ratings, "--unrated", "9", *LEAST), dataset)
 
 
 def test_the_manifest_tells_model_source_and_licence(ratings: Path, tmp_path: Path) -> None:
-    manifest = made(tmp_path / "out", "--ratings", ratings, "--factors", "5", "--name", "films", *LEAST).manifest
-    assert (manifest.name, manifest.model, manifest.loss) == ("films", "factors items=3 size=5", "")
-    assert manifest.units == {"items": 3}
-    assert "read from u.data" in manifest.provenance
-    assert "at least 2 ratings" in manifest.provenance
-    assert "no redistribution" in manifest.licence
-    assert made(tmp_path / "out", "--ratings", ratings, *LEAST).manifest.model == "factors items=3 size=8"
-
-
-def test_the_output_counts_and_names_the_folder(ratings: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
     # Of the 6 rows 4 are likes. User 7 likes both items, users 3 and 20 one of two.
-    assert run(tmp_path / "out", "--ratings", ratings, *LEAST).stdout.splitlines() == [
+    assert run(out, "--ratings", ratings, "--factors", "5", "--name", "films", *LEAST).stdout.splitlines() == [
         "2 training and 1 validation clients, 3 items, 6 rows, 66.7% of them likes",
         "users left out, with fewer than 2 ratings: 1",
         "users who like half or more of their items: 3",
-        str(tmp_path / "out"),
+        str(out),
     ]
+    manifest = open_dataset(out).manifest
+    assert (manifest.name, manifest.model, manifest.loss) == ("films", "factors items=3 size=5", "")
+    assert manifest.units == {"items": 3}
+    for words in ("read from u.data", "at least 2 ratings"):
+        assert words in manifest.provenance
+    assert "no redistribution" in manifest.licence
 
 
-def test_a_second_rating_of_an_item_does_not_count_towards_the_least(ratings: Path, tmp_path: Path) -> None:
+def test_a_users_last_rating_of_an_item_counts_and_users_of_few_do_not(ratings: Path, tmp_path: Path) -> None:
     ratings.write_text(text("\t", [*ROWS, (3, 1193, 1, 1), (20, 50, 1, 1)]))
     # User 7 has three ratings, of two items.
     dataset = made(tmp_path / "out", "--ratings", ratings, "--min-ratings", "3")
     assert np.diff(dataset.offsets).tolist() == [3, 3]
-
-
-def test_of_equal_times_the_later_line_counts(ratings: Path, tmp_path: Path) -> None:
+    # Of equal times the later line counts.
     ratings.write_text(text("\t", [(1, 1, 5, 9), (1, 1, 1, 9), (2, 1, 1, 9), (2, 1, 5, 9)]))
-    dataset = made(tmp_path / "out", "--ratings", ratings, "--min-ratings", "1", "--seed", "3")
+    dataset = made(tmp_path / "equal", "--ratings", ratings, "--min-ratings", "1", "--seed", "3")
     assert np.random.default_rng(3).permutation(2).tolist() == [1, 0]
     assert dataset.targets.tolist() == [1, -1]
-
-
-def test_users_of_few_ratings_and_what_they_alone_rated_are_left_out_by_default(ratings: Path, tmp_path: Path) -> None:
+    # By default ten are the least, and what others alone rated is left out.
     many = [(user, item, 3.5, 0) for user in (1, 2) for item in range(user, user + 10)]
     ratings.write_text(text("\t", [*many, *((3, item, 5, 0) for item in range(100, 109))]))
-    dataset = made(tmp_path / "out", "--ratings", ratings)
-    assert dataset.manifest.clients == 2
-    assert dataset.manifest.units == {"items": 11}
+    dataset = made(tmp_path / "default", "--ratings", ratings)
+    assert (dataset.manifest.clients, dataset.manifest.units) == (2, {"items": 11})
     assert set(dataset.targets.tolist()) == {-1}
 
 
@@ -187,23 +163,7 @@ def test_the_seed_decides_who_trains_and_the_order_of_lines_plays_no_part(rating
     assert_same(made(tmp_path / "b", "--ratings", ratings, "--seed", "3", *LEAST), one)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_lines_of_a_later_chunk_count_and_are_named_by_their_place_in_the_file(
-    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(movielens, "_CHUNK_ROWS", 2)
-    (file := tmp_path / form).write_text(FORMS[form])
-    assert_holds(made(tmp_path / "out", "--ratings", file, *LEAST), [7, 20, 3])
-    file.write_text(FORMS[form].replace("70\n", "x\n"))
-    line = 8 if form == "ratings.csv" else 7
-    refused = run(tmp_path / "new", "--ratings", file)
-    assert_refused(refused, tmp_path / "new", f"{file}, line {line}: the time is 'x', not a whole number")
-
-
-# --- without a file
-
-
-def test_without_a_file_ml_100k_is_downloaded_once(
+def test_ml_100k_is_downloaded_once(
     ratings: Path, tmp_path: Path, umbel_home: Path, connect: Callable[[Any], list[str]]
 ) -> None:
     archive = zipped(tmp_path / "sent.zip", {"ml-100k/u.data": FORMS["u.data"]})
@@ -239,30 +199,70 @@ def test_a_download_that_fails_or_is_cut_short_names_the_way_around_and_keeps_no
 
 # --- what cannot be used
 
+WHOLE = "not a whole number"
+HEADER = "userId,movieId,rating,timestamp\n"
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    result = run(tmp_path / "out", "--ratings", tmp_path / "none")
-    assert_refused(result, tmp_path / "out", f"{tmp_path / 'none'} is not a file", "u.data, ratings.dat or ratings.csv")
+
+@pytest.mark.parametrize("form", ["u.data", "ratings.csv"])
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (("x" * 150, 8, 2, 70), f"the user is '{'x' * 40}…', {WHOLE}"),
+        ((1.5, 8, 2, 70), f"the user is '1.5', {WHOLE}"),
+        ((3, -8, 2, 70), f"the item is '-8', {WHOLE}"),
+        ((3, 10**16, 2, 70), f"the item is '10000000000000000', {WHOLE}"),
+        *(((3, 8, rating, 70), f"the rating is '{rating}', not a number from 0 to 5") for rating in (5.5, "nan", '"2')),
+        ((3, 8, 2), f"the time is '', {WHOLE}"),
+        ((), f"the user is '', {WHOLE}"),
+        ((3, 8, 2, 70, 5), ""),
+    ],
+)
+def test_a_line_that_is_no_rating_is_named(form: str, line: tuple[Any, ...], reason: str, tmp_path: Path) -> None:
+    good = FORMS[form].splitlines(keepends=True)
+    bad = text(movielens.SEPARATORS[form], [line])
+    (file := tmp_path / form).write_text("".join([*good[:3], bad, *good[3:]]))
+    reasons = [f"{file}, line 4: {reason}"] if reason else [f"{file} cannot be read: ", "line 4", "repair that line"]
+    assert_refused(run(tmp_path / "out", "--ratings", file), tmp_path / "out", *reasons)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, " is not a file"),
+        ("3,8,2\n", ", line 1 has 3 columns, not 4: user, item, rating, time"),
+        (f"{HEADER}3,8,2\n", ", line 2 has 3 columns"),
+        ("movieId,userId,rating,timestamp\n3,8,2,70\n", f", line 1: the user is 'movieId', {WHOLE}"),
+        (HEADER, " holds no ratings"),
+        *((content, " is not a file of ratings") for content in ("", "ratings\n", "\xff\xfe")),
+        ({"ml/README": ""}, " holds 0 files named u.data, ratings.dat or ratings.csv"),
+        (FORMS, " holds 3 files named u.data, ratings.dat or ratings.csv"),
+        ({"ml/u.data": "1\t2\t3\t4\n1\t2\t9\t4\n"}, ", ml/u.data, line 2: the rating is '9'"),
+        ({"ml/u.data": FORMS["u.data"], "": ""}, " cannot be read: Bad CRC-32"),
+    ],
+)
+def test_a_file_of_something_else_is_named(content: Any, reason: str, ratings: Path, tmp_path: Path) -> None:
+    if content is None:
+        ratings.unlink()
+    elif isinstance(content, str):
+        ratings.write_text(content, encoding="latin-1")
+    else:
+        zipped(ratings, {name: text for name, text in content.items() if name})
+        if "" in content:
+            ratings.write_bytes(ratings.read_bytes().replace(b"1193", b"1194"))
+    assert_refused(run(tmp_path / "out", "--ratings", ratings), tmp_path / "out", f"{ratings}{reason}")
 
 
 @pytest.mark.parametrize(("form", "block"), [("u.data", 7), ("ratings.dat", 2**20), ("ratings.csv", 7)])
-def test_a_line_that_is_too_long_is_refused_before_it_is_split(
+def test_a_line_that_is_too_long_is_refused_before_it_is_split_or_unpacked(
     form: str, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A wrong file, as JSON of one line, would be split into as many columns as it has commas."""
     monkeypatch.setattr(movielens, "_BLOCK", block)
-    separator, lines = movielens.SEPARATORS[form], FORMS[form].splitlines()
+    out, separator, lines = tmp_path / "out", movielens.SEPARATORS[form], FORMS[form].splitlines()
     (file := tmp_path / form).write_text("\n".join([*lines, separator.join("7" * 200), *lines]))
-    refused = run(tmp_path / "out", "--ratings", file)
     reason = f"{file}, line {len(lines) + 1} is longer than the 200 bytes"
-    assert_refused(refused, tmp_path / "out", reason, "give u.data, ratings.dat or ratings.csv of MovieLens")
-
-
-def test_an_archive_is_not_unpacked_beyond_a_line_that_is_too_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = zipped(tmp_path / "ml.zip", {"ml/u.data": "1\t" * 20_000_000})
-    read: list[int] = []
+    assert_refused(run(out, "--ratings", file), out, reason, "give u.data, ratings.dat or ratings.csv of MovieLens")
+    archive, read = zipped(tmp_path / "ml.zip", {"ml/u.data": "1\t" * 20_000_000}), list[int]()
 
     class Counted(movielens._ShortLines):  # type: ignore[misc, name-defined]
         def readinto(self, buffer: Any) -> int:
@@ -270,70 +270,7 @@ def test_an_archive_is_not_unpacked_beyond_a_line_that_is_too_long(
             return int(super().readinto(buffer))
 
     monkeypatch.setattr(movielens, "_ShortLines", Counted)
-    refused = run(tmp_path / "out", "--ratings", file)
-    assert_refused(refused, tmp_path / "out", f"{file}, ml/u.data, line 1 is longer than the 200 bytes")
-    assert sum(read) <= movielens._BLOCK
-
-
-@pytest.mark.parametrize("form", ["u.data", "ratings.csv"])
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        (("x" * 150, 8, 2, 70), f"the user is '{'x' * 40}…', not a whole number"),
-        ((1.5, 8, 2, 70), "the user is '1.5', not a whole number"),
-        ((3, -8, 2, 70), "the item is '-8', not a whole number"),
-        ((3, 10**16, 2, 70), "the item is '10000000000000000', not a whole number"),
-        ((3, 8, 5.5, 70), "the rating is '5.5', not a number from 0 to 5"),
-        ((3, 8, "nan", 70), "the rating is 'nan', not a number from 0 to 5"),
-        ((3, 8, '"2', 70), "the rating is '\"2', not a number from 0 to 5"),
-        ((3, 8, 2), "the time is '', not a whole number"),
-        ((), "the user is '', not a whole number"),
-    ],
-)
-def test_a_line_that_is_no_rating_is_named(form: str, line: tuple[Any, ...], reason: str, tmp_path: Path) -> None:
-    good = FORMS[form].splitlines(keepends=True)
-    bad = text(movielens.SEPARATORS[form], [line])
-    (file := tmp_path / form).write_text("".join([*good[:3], bad, *good[3:]]))
-    refused = run(tmp_path / "out", "--ratings", file)
-    assert_refused(refused, tmp_path / "out", f"{file}, line 4: {reason}")
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_a_line_with_more_columns_is_named(form: str, tmp_path: Path) -> None:
-    (file := tmp_path / form).write_text(FORMS[form] + text(movielens.SEPARATORS[form], [(3, 8, 2, 70, 5)]))
-    line = len(FORMS[form].splitlines()) + 1
-    refused = run(tmp_path / "out", "--ratings", file)
-    assert_refused(refused, tmp_path / "out", f"{file} cannot be read: ", f"line {line}", "repair that line")
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        ("3,8,2\n", ", line 1 has 3 columns, not 4: user, item, rating, time"),
-        ("userId,movieId,rating,timestamp\n3,8,2\n", ", line 2 has 3 columns"),
-        ("movieId,userId,rating,timestamp\n3,8,2,70\n", ", line 1: the user is 'movieId', not a whole number"),
-        ("userId,movieId,rating,timestamp\n", " holds no ratings"),
-        ("", " is not a file of ratings"),
-        ("ratings\n", " is not a file of ratings"),
-        ("\xff\xfe", " is not a file of ratings"),
-    ],
-)
-def test_a_file_of_something_else_is_named(content: str, reason: str, ratings: Path, tmp_path: Path) -> None:
-    ratings.write_text(content, encoding="latin-1")
-    assert_refused(run(tmp_path / "out", "--ratings", ratings), tmp_path / "out", f"{ratings}{reason}")
-
-
-@pytest.mark.parametrize(("members", "count"), [({"ml/README": ""}, 0), (FORMS, 3)])
-def test_an_archive_without_one_file_of_ratings_is_named(members: dict[str, str], count: int, tmp_path: Path) -> None:
-    file = zipped(tmp_path / "ml.zip", members)
-    refused = run(tmp_path / "out", "--ratings", file)
-    assert_refused(refused, tmp_path / "out", f"{file} holds {count} files named u.data, ratings.dat or ratings.csv")
-
-
-def test_what_is_wrong_within_an_archive_is_named_with_its_file(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    file = zipped(tmp_path / "ml.zip", {"ml/u.data": "1\t2\t3\t4\n1\t2\t9\t4\n"})
-    assert_refused(run(out, "--ratings", file), out, f"{file}, ml/u.data, line 2: the rating is '9'")
-    zipped(file, {"ml/u.data": FORMS["u.data"]})
-    file.write_bytes(file.read_bytes().replace(b"1193", b"1194"))
-    assert_refused(run(out, "--ratings", file), out, f"{file} cannot be read: Bad CRC-32", "download it again")
+    monkeypatch.setattr(movielens, "_BLOCK", 2**20)
+    refused = run(out, "--ratings", archive)
+    assert_refused(refused, out, f"{archive}, ml/u.data, line 1 is longer than the 200 bytes")
+    assert sum(read) <= 2**20

@@ -26,44 +26,27 @@ def explained_by(theta: tuple[float, float], x: NDArray[np.float64], y: NDArray[
     return bool(residual.min() > -1e-6 and residual.max() < 1 + 1e-6)
 
 
-def test_the_committed_file_is_what_the_script_writes(tmp_path: Path) -> None:
+def test_the_committed_file_is_what_the_script_writes_and_its_manifest_that_of_the_paper(tmp_path: Path) -> None:
     out = tmp_path / "new" / "again.json"
     result = CliRunner().invoke(synthetic.app, ["--out", str(out)])
-    assert result.exit_code == 0, result.output
     assert result.stdout.splitlines() == ["100 training and 100 validation clients, 10 rows each", str(out)]
     assert out.read_bytes() == COMMITTED.read_bytes()
     assert len(out.read_bytes()) < 100_000, "small enough to travel"
-
-
-def test_the_manifest_is_that_of_the_paper() -> None:
     dataset = open_dataset(COMMITTED)
     manifest = dataset.manifest
     assert (manifest.name, manifest.model, manifest.loss) == ("synthetic", "linear", "mse")
-    assert manifest.split == {"train": 100, "validation": 100}
-    assert manifest.truth == [[5, 6], [4, -4.5]]
-    assert "The paper does not state the distribution of x" in manifest.provenance
+    assert (manifest.split, manifest.truth) == ({"train": 100, "validation": 100}, [[5, 6], [4, -4.5]])
     assert manifest.licence.startswith("Apache-2.0")
-    assert dataset.features.shape == (2000, 2)
-    assert dataset.targets.shape == (2000,)
-    assert set(np.diff(dataset.offsets)) == {10}
+    assert (dataset.features.shape, set(np.diff(dataset.offsets))) == ((2000, 2), {10})
 
 
-def test_each_client_follows_one_equation_and_either_is_drawn() -> None:
-    _, clients = synthetic.make()
+def test_each_client_follows_one_equation_by_its_group_and_either_is_drawn() -> None:
+    manifest, clients = synthetic.make()
     follows = [[explained_by(theta, x, y) for theta in synthetic.OPTIMA] for x, y in clients.values()]
     assert all(sum(one) == 1 for one in follows)
+    assert [one.index(True) for one in follows] == [*manifest.groups]
     # Of 200 fair draws, 100 come up on average with standard deviation sqrt(200)/2 = 7.1.
-    first = sum(one[0] for one in follows)
-    assert abs(first - 100) < 4 * 7.1
-
-
-def test_the_groups_tell_which_equation_each_client_follows() -> None:
-    manifest, clients = synthetic.make(clients=30, validation_clients=20)
-    assert len(manifest.groups) == 50
-    assert set(manifest.groups) == {0, 1}
-    for group, (x, y) in zip(manifest.groups, clients.values(), strict=True):
-        assert explained_by(synthetic.OPTIMA[group], x, y)
-    assert open_dataset(COMMITTED).manifest.groups == synthetic.make()[0].groups
+    assert abs(sum(one[0] for one in follows) - 100) < 4 * 7.1
 
 
 def test_least_squares_recovers_the_optima_and_the_mean_of_the_noise() -> None:
@@ -82,26 +65,7 @@ def test_least_squares_recovers_the_optima_and_the_mean_of_the_noise() -> None:
         assert abs(rmse - np.sqrt(1 / 3)) < 0.03
 
 
-def test_inputs_fill_the_square() -> None:
-    _, clients = synthetic.make()
-    x = np.concatenate([x for x, _ in clients.values()])
-    assert np.all(np.abs(x) <= 1)
-    # 2000 values a column: the mean has standard error sqrt(1/3/2000) = .013, and a gap of .02 at an
-    # edge has probability (1 - .01)^2000 = 2e-9.
-    assert np.all(np.abs(x.mean(axis=0)) < 4 * 0.013)
-    assert np.all(x.min(axis=0) < -0.98)
-    assert np.all(x.max(axis=0) > 0.98)
-
-
-def test_the_seed_decides() -> None:
-    def rows(seed: int) -> list[list[float]]:
-        return [list(y) for _, y in synthetic.make(seed=seed)[1].values()]
-
-    assert rows(1) == rows(1)
-    assert rows(1) != rows(2)
-
-
-def test_sizes_are_as_asked(tmp_path: Path) -> None:
+def test_seed_and_sizes_are_as_asked(tmp_path: Path) -> None:
     out = tmp_path / "few.json"
     options = ["--out", str(out), "--seed", "3", "--clients", "2", "--validation-clients", "1", "--samples", "4"]
     assert CliRunner().invoke(synthetic.app, options).exit_code == 0
@@ -109,3 +73,5 @@ def test_sizes_are_as_asked(tmp_path: Path) -> None:
     assert dataset.manifest.split == {"train": 2, "validation": 1}
     assert dataset.offsets.tolist() == [0, 4, 8, 12]
     assert "seed 3" in dataset.manifest.provenance
+    one, again, other = ([list(y) for _, y in synthetic.make(seed=seed)[1].values()] for seed in (1, 1, 2))
+    assert one == again != other

@@ -1,16 +1,17 @@
-"""Sites with data of their own, and deployments whose logs a failed test shows."""
+"""Sites with data of their own, deployments of them, and the logs of those whose test fails."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.deploy.processes import Deployment
-from tests.helpers.paper import PAPER
+from tests.deploy.processes import Deployment, Member
+from tests.helpers.paper import ACCEPTED, PAPER
 from umbel.data import Manifest, offsets_of, write_dataset
 
 CLIENTS = 4
@@ -37,6 +38,24 @@ def write_site(folder: Path, slope: float, clients: int = CLIENTS) -> str:
     )
     write_dataset(folder, manifest, features, targets, offsets_of([10] * clients))
     return str(folder)
+
+
+def start_site(
+    deployment: Deployment, name: str, slope: float = 0.0, within: Sequence[str] = (), ahead: float = 0.0, **policy: Any
+) -> Member:
+    """Start a site with a dataset of its own, which accepts the paper's settings and may be told to tamper."""
+    data = {"data-path": write_site(deployment.folder / "data" / name, slope or len(name))}
+    return deployment.start_node(name, tampered=True, within=within, ahead=ahead, **ACCEPTED | data | policy)
+
+
+@contextmanager
+def deployed(folder: Path, *names: str, **options: Any) -> Iterator[Deployment]:
+    """Start a server and sites of these names; by default Flower notices soon that a process is gone."""
+    with Deployment(folder, **{"soon": True} | options) as deployment:
+        for name in names:
+            start_site(deployment, name)
+        deployment.wait_until_online()
+        yield deployment
 
 
 @pytest.hookimpl(wrapper=True)

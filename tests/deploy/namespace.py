@@ -15,25 +15,21 @@ class NamespaceError(RuntimeError):
 
 @dataclass(frozen=True)
 class Namespace:
-    """A network namespace and a pair of virtual devices, one end on either side."""
+    """A network namespace and a pair of virtual devices, one end on either side.
 
-    name: str  # of the namespace, and of the device in it
-    host: str  # the address of this machine as seen from within
+    `name` is that of the namespace and of the device in it, and `host` the address of this machine as seen from there.
+    """
+
+    name: str
+    host: str
 
     @property
     def within(self) -> list[str]:
         """A command that runs the command behind it in the namespace."""
         return ["ip", "netns", "exec", self.name]
 
-    def unplug(self) -> None:
-        """Cut the namespace off; whatever is sent from now on is lost."""
-        self._set("down")
-
-    def plug_in(self) -> None:
-        """Let it send again."""
-        self._set("up")
-
-    def _set(self, state: str) -> None:
+    def plug(self, state: str) -> None:
+        """Cut the namespace off ("down"), so that whatever is sent is lost, or let it send again ("up")."""
         _run(*self.within, "ip", "link", "set", self.name, state)
 
 
@@ -52,17 +48,14 @@ def namespace() -> Iterator[Namespace]:
         _run(*made.within, "ip", "address", "add", f"{subnet}.2/24", "dev", name)
         # The SuperNode and its client processes talk over it.
         _run(*made.within, "ip", "link", "set", "lo", "up")
-        made.plug_in()
+        made.plug("up")
         yield made
     finally:
-        # Takes both devices along.
-        _run("ip", "netns", "delete", name)
+        _run("ip", "netns", "delete", name)  # which takes both devices along
 
 
 def _run(*command: str) -> None:
     try:
         subprocess.run(command, check=True, capture_output=True, text=True)
-    except FileNotFoundError:
-        raise NamespaceError("there is no command ip; install iproute2") from None
-    except subprocess.CalledProcessError as error:
-        raise NamespaceError(f"{' '.join(command)}: {error.stderr.strip()}") from None
+    except (FileNotFoundError, subprocess.CalledProcessError) as error:
+        raise NamespaceError(f"{' '.join(command)}: {getattr(error, 'stderr', error)}") from None

@@ -93,17 +93,15 @@ class Member:
 
     @property
     def node_id(self) -> str:
-        """Its number at the SuperLink; empty before it has one."""
         return next(iter(self.node_ids), "")
 
     @property
     def ledger(self) -> Path:
-        """Where the site keeps its charges."""
         return self.folder / "ledger.jsonl"
 
     @property
     def charges(self) -> list[dict[str, object]]:
-        """Every row of the site's ledger, oldest first; empty where there is none yet."""
+        """Every row of the site's ledger, oldest first."""
         return list(Journal(self.ledger).rows()) if self.ledger.exists() else []
 
     @property
@@ -137,12 +135,7 @@ class Member:
 
     def ready(self) -> tuple[int, str]:
         """Return the status of ``/ready`` at a node, and the code of the reason."""
-        port = self.command[self.command.index("--port") + 1]
-        try:
-            answer = httpx.get(f"http://127.0.0.1:{port}/ready", timeout=30, trust_env=False)
-        except httpx.HTTPError:
-            return 0, ""
-        return answer.status_code, answer.json().get("code", "")
+        return ready(f"http://127.0.0.1:{self.command[self.command.index('--port') + 1]}")
 
     def fill_disk(self, full: bool = True) -> None:
         """Let no file of its processes grow, as on a full disk, until `full` is False."""
@@ -172,7 +165,6 @@ class Run:
 
     @property
     def id(self) -> str:
-        """Flower's number of the run now."""
         return self.ids[-1]
 
     @property
@@ -207,7 +199,6 @@ class Run:
 
     @property
     def releases(self) -> int:
-        """How many releases the server has used."""
         return sum(self.participations.values())
 
     def hypotheses(self, name: str = "latest") -> dict[str, NDArray[Any]]:
@@ -224,32 +215,23 @@ class Deployment:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        host: str = "127.0.0.1",
-        server_path: Sequence[Path] = (),
-        database: bool = False,
-        python: Path = Path(sys.executable),
-        soon: bool = False,
-    ) -> None:
-        self.folder = folder
+        self, folder: Path, host: str = "127.0.0.1", server_path: Sequence[Path] = (), database: bool = False,
+        python: Path = Path(sys.executable), soon: bool = False,
+    ) -> None:  # fmt: skip
+        self.folder, self._home, self._certs = folder, folder / "user", folder / "certs"
+        self._secret = self._certs / "control.secret"
+        self._host, self._port, self._database, self._python = host, free_port(), database, python
         self._beats = {"HEARTBEAT_S": "15"} if soon else {}
-        self._python = python
         self.nodes: dict[str, Member] = {}
         self._removed: list[Member] = []
         self.runs: list[Run] = []
-        self._home = folder / "user"
-        self._certs = folder / "certs"
         self._app: Path | None = None
-        self._secret = self._certs / "control.secret"
-        self._host, self._port = host, free_port()
-        self._database = database
         places = [*server_path, *([TAMPERED] if soon else [])]
         self._server_environment = {"PYTHONPATH": os.pathsep.join(map(str, places))} if places else {}
         self._superlink: Member | None = None
 
     def __enter__(self) -> Self:
-        certs.make(self._certs, [self._host], [], os.getuid())
+        self.write_certificate()
         self._write_user(self._home)
         keep_secret(self._home, self.address, self._secret.read_text(encoding="utf-8"))
         try:
@@ -287,22 +269,14 @@ class Deployment:
 
         Its certificate must be valid, unless it is not to be `verified`.
         """
-        folder = self.folder / "superlink"
-        # What lies in its working directory would be imported ahead of the app.
-        (folder / "empty").mkdir(parents=True, exist_ok=True)
-        command = [
-            str(self._python),
-            *(SERVER if verified else LONG_RUNNING),
-            "--host",
-            self._host,
-            "--port",
-            str(self._port),
-        ]
-        command += ["--control-secret", str(self._secret)]
-        command += ["--database", str(folder / "state.db")] if self._database else []
-        command += ["--enable-supernode-auth"]
-        command += ["--ssl-ca-certfile", str(self.ca)]
-        command += ["--ssl-certfile", str(self._certs / "server.crt"), "--ssl-keyfile", str(self._certs / "server.key")]
+        options = {
+            "host": self._host, "port": self._port, "control-secret": self._secret, "ssl-ca-certfile": self.ca,
+            "ssl-certfile": self._certs / "server.crt", "ssl-keyfile": self._certs / "server.key",
+        }  # fmt: skip
+        if self._database:
+            options["database"] = self.folder / "superlink" / "state.db"
+        command = [str(self._python), *(SERVER if verified else LONG_RUNNING), "--enable-supernode-auth"]
+        command += [word for name, value in options.items() for word in (f"--{name}", str(value))]
         self._superlink = self._start("superlink", command, self._server_environment)
         trusted = ssl.create_default_context(cafile=self.ca)
         if not verified:
@@ -318,14 +292,9 @@ class Deployment:
         wait_until("SuperLink", healthy, START_S)
 
     def start_node(
-        self,
-        name: str,
-        tampered: bool = False,
-        within: Sequence[str] = (),
-        flowers_own: bool = False,
-        ahead: float = 0.0,
-        **node_config: Any,
-    ) -> Member:
+        self, name: str, tampered: bool = False, within: Sequence[str] = (), flowers_own: bool = False,
+        ahead: float = 0.0, **node_config: Any,
+    ) -> Member:  # fmt: skip
         """Start a SuperNode with a key that the SuperLink knows; its ledger lies in its folder.
 
         The client processes of a `tampered` one do as `Member.tamper` says, and else as the app says. `within` is a
@@ -373,13 +342,13 @@ class Deployment:
         options += ["--auth-supernode-private-key", str(key)] if key else []
         return self._start_node(name, options, {}, [SUPERNODE])
 
-    def write_certificate(self) -> None:
-        """Have `umbel certs` renew the server's certificate if it is about to expire."""
-        certs.make(self._certs, [self._host], [], os.getuid())
+    def write_certificate(self, *nodes: str) -> None:
+        """Have `umbel certs` make what is missing, and renew the server's certificate if it is about to expire."""
+        certs.make(self._certs, [self._host], [*nodes], os.getuid())
 
     def write_key(self, name: str) -> Path:
         """Make a key that the SuperLink does not know yet."""
-        certs.make(self._certs, [self._host], [name], os.getuid())
+        self.write_certificate(name)
         return self._certs / name
 
     def wait_until_online(self, *names: str) -> None:
@@ -443,20 +412,17 @@ class Deployment:
 
         return wait_until(f"end of run {run.id}", finished, seconds, pause=0.5)
 
-    def flwr(self, *arguments: str) -> str:
-        """Return what a command of Flower prints."""
-        done = flwr(arguments, self._environment(self._home), self._home, START_S)
-        assert done.returncode == 0, f"flwr {' '.join(arguments)}:\n{done.stdout}{done.stderr}"
-        return done.stdout
+    def flwr(self, *arguments: str, home: Path | None = None) -> str:
+        """Return what a command of Flower prints for the operator, or for another user says as it fails."""
+        done = flwr(arguments, self._environment(home or self._home), home or self._home, START_S)
+        assert (done.returncode == 0) is (home is None), f"flwr {' '.join(arguments)}:\n{done.stdout}{done.stderr}"
+        return done.stdout + (done.stderr if home else "")
 
     def flwr_of_somebody(self, *arguments: str) -> str:
         """Return what a command of Flower says as it fails for somebody who has ``ca.crt`` and no secret."""
-        home = self.folder / "somebody"
-        if not home.exists():
+        if not (home := self.folder / "somebody").exists():
             self._write_user(home)
-        done = flwr(arguments, self._environment(home), home, START_S)
-        assert done.returncode != 0, f"flwr {' '.join(arguments)}:\n{done.stdout}{done.stderr}"
-        return done.stdout + done.stderr
+        return self.flwr(*arguments, home=home)
 
     def _write_user(self, home: Path) -> None:
         """Write where `flwr` of a user finds the SuperLink."""
@@ -467,9 +433,8 @@ class Deployment:
 
     def tails(self, lines: int = 40) -> str:
         """Return the ends of all logs, for whoever reads why a test failed."""
-        logs = sorted(self.folder.glob("*/log"))
-        ends = {log.parent.name: log.read_text(encoding="utf-8", errors="replace").splitlines() for log in logs}
-        return "\n".join(f"--- {name}\n" + "\n".join(text[-lines:]) for name, text in ends.items())
+        logs = {log: log.read_text(encoding="utf-8", errors="replace") for log in sorted(self.folder.glob("*/log"))}
+        return "\n".join("\n".join([f"--- {log.parent.name}", *logs[log].splitlines()[-lines:]]) for log in logs)
 
     def processes(self) -> list[psutil.Process]:
         """Return all living processes of the deployment, whoever started them: Flower's own homes tell them."""
@@ -486,9 +451,7 @@ class Deployment:
 
     def ready(self) -> tuple[int, str]:
         """Return the status of ``/ready`` at the SuperLink, and the code of the reason."""
-        trusted = ssl.create_default_context(cafile=self.ca)
-        answer = httpx.get(f"https://{self.address}/ready", verify=trusted, timeout=30)
-        return answer.status_code, answer.json().get("code", "")
+        return ready(f"https://{self.address}", ssl.create_default_context(cafile=self.ca))
 
     @property
     def address(self) -> str:
@@ -500,13 +463,9 @@ class Deployment:
         return ["--root-certificates", str(self.ca)]
 
     def _start_node(
-        self,
-        name: str,
-        options: Sequence[str],
-        node_config: dict[str, Any],
-        program: Sequence[str],
+        self, name: str, options: Sequence[str], node_config: dict[str, Any], program: Sequence[str],
         environment: Mapping[str, str] | None = None,
-    ) -> Member:
+    ) -> Member:  # fmt: skip
         node_config = {"ledger-path": str(self.folder / name / "ledger.jsonl")} | node_config
         pairs = " ".join(line.replace(" = ", "=", 1) for line in tomli_w.dumps(node_config).splitlines())
         command = [*program, "--superlink", self.address, *options]
@@ -514,17 +473,14 @@ class Deployment:
 
     def _start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> Member:
         folder = self.folder / name
+        # What lies in its working directory would be imported ahead of the app.
         (folder / "empty").mkdir(parents=True, exist_ok=True)
         # A home of its own: bundles are not installed in one step, and two nodes could load half of one.
         with (folder / "log").open("ab") as log:
             process = subprocess.Popen(
-                command,
-                cwd=folder / "empty",
-                env=self._environment(folder) | environment,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+                command, cwd=folder / "empty", env={**self._environment(folder), **environment}, stdout=log,
+                stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
         return Member(name, process, folder, command, environment)
 
     def _environment(self, home: Path) -> dict[str, str]:
@@ -557,6 +513,15 @@ def limit_files(processes: Sequence[psutil.Process], full: bool) -> None:
     """Let no file of some processes, and of those that they start, grow, or let files grow again."""
     for process in processes:
         process.rlimit(psutil.RLIMIT_FSIZE, (0 if full else -1, -1))
+
+
+def ready(address: str, trusted: ssl.SSLContext | bool = True) -> tuple[int, str]:
+    """Return the status of ``/ready``, 0 where nothing answers, and the code of the reason."""
+    try:
+        answer = httpx.get(f"{address}/ready", verify=trusted, timeout=30, trust_env=False)
+    except httpx.HTTPError:
+        return 0, ""
+    return answer.status_code, answer.json().get("code", "")
 
 
 def _kill(processes: list[psutil.Process]) -> None:

@@ -17,6 +17,7 @@ from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
 from flwr.proto.node_pb2 import Node
 
+from tests.helpers.flower_parts import found
 from tests.helpers.replies import evaluation_reply, site_reply, training_reply
 from umbel.deploy.flower import _Answers
 from umbel.nodes.transport import largest_answer
@@ -28,25 +29,19 @@ from umbel.protocol.tasks import EvaluationSpec, Hosting, TrainingSpec
 
 MIB = 1 << 20
 
-
-def part(name: str) -> Any:
-    """Return a part of Flower's, ``module:attribute``."""
-    module, _, attribute = name.partition(":")
-    return getattr(importlib.import_module(module), attribute)
-
-
-nested = part("flwr.supercore.inflatable.inflatable_object:get_all_nested_objects")
-tree_of = part("flwr.supercore.inflatable.inflatable_object:get_object_tree")
-to_proto = part("flwr.common.serde:message_to_proto")
+nested = found("flwr.supercore.inflatable.inflatable_object:get_all_nested_objects")
+tree_of = found("flwr.supercore.inflatable.inflatable_object:get_object_tree")
+to_proto = found("flwr.common.serde:message_to_proto")
+bare = found("flwr.app.message:remove_content_from_message")
 
 
 class Server:
     """A SuperLink's state, with umbel's bound on answers before Flower's own handlers."""
 
     def __init__(self, database: str, most: int) -> None:
-        managers = part("flwr.superlink.federation.noop_federation_manager:NoOpFederationManager")()
-        objects = part("flwr.supercore.object_store.object_store_factory:ObjectStoreFactory")(database)
-        states = part("flwr.server.superlink.linkstate.linkstate_factory:LinkStateFactory")
+        managers = found("flwr.superlink.federation.noop_federation_manager:NoOpFederationManager")()
+        objects = found("flwr.supercore.object_store.object_store_factory:ObjectStoreFactory")(database)
+        states = found("flwr.server.superlink.linkstate.linkstate_factory:LinkStateFactory")
         self.state = states(database, managers, objects).state()
         self.nodes = [self.state.create_node("owner", "owner", bytes([key]), 60.0) for key in range(2)]
         assert all(self.state.activate_node(node, 60.0) for node in self.nodes)
@@ -54,9 +49,8 @@ class Server:
         spec = importlib.util.find_spec("flwr.superlink.servicer.fleet.fleet_handlers")
         assert spec is not None
         assert spec.loader is not None
-        handlers = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(handlers)
-        self.handlers = handlers
+        self.handlers = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(self.handlers)
         self.restart(most)
 
     def restart(self, most: int) -> None:
@@ -64,12 +58,11 @@ class Server:
 
     def run(self) -> int:
         """Begin a run."""
-        state = self.state
-        federation = part("flwr.supercore.constant:NOOP_FEDERATION_ID")
-        run = int(state.create_run(None, None, None, {}, federation, None, None, "flwr-serverapp"))
-        task = state.get_run_info(run_ids=[run])[0].primary_task_id
-        assert state.claim_task(task)
-        assert state.activate_task(task)
+        federation = found("flwr.supercore.constant:NOOP_FEDERATION_ID")
+        run = int(self.state.create_run(None, None, None, {}, federation, None, None, "flwr-serverapp"))
+        task = self.state.get_run_info(run_ids=[run])[0].primary_task_id
+        assert self.state.claim_task(task)
+        assert self.state.activate_task(task)
         return run
 
     def ask(self, run: int, content: RecordDict, node: int = 0, limited: bool = True) -> Message:
@@ -82,10 +75,6 @@ class Server:
         session = self.state.start_session(run)
         assert self.state.store_message_and_object_tree(bare(message), tree_of(message), session)[0]
         return message
-
-
-def bare(message: Message) -> Message:
-    return part("flwr.app.message:remove_content_from_message")(message)
 
 
 class Site:
@@ -112,9 +101,8 @@ class Site:
 
     def send(self, run: int, session: str, name: str, content: bytes) -> bool:
         """Send a part of it."""
-        request = PushObjectRequest(
-            node=self.node, run_id=run, object_id=name, object_content=content, session_id=session
-        )
+        part = {"run_id": run, "object_id": name, "object_content": content, "session_id": session}
+        request = PushObjectRequest(node=self.node, **part)
         return bool(self.server.answers.push_object(request, self.server.state).stored)
 
     def answer(self, message: Message, content: RecordDict) -> list[str]:
@@ -139,8 +127,13 @@ def arrays(rows: int, n: int) -> Arrays:
     return {"weight": np.random.default_rng(rows + n).normal(size=(rows, n)).astype(np.float32)}
 
 
-def order(n: int = 10, clients: int = 2, **task: Any) -> RecordDict:
-    asked = TrainingSpec(noise_multiplier=0.0, **task).asking(3, tuple(range(clients)))
+def trained(n: int) -> RecordDict:
+    """Return what two clients reply."""
+    return training_reply(arrays(2, n), [1, 1])
+
+
+def order(n: int = 10, **task: Any) -> RecordDict:
+    asked = TrainingSpec(noise_multiplier=0.0, **task).asking(3, (0, 1))
     return round_request(pack(arrays(3, n)), asked, EvaluationSpec().asking(3, (0, 1)))
 
 
@@ -150,22 +143,21 @@ def refused(code: int, call: Callable[..., Any], *arguments: Any, **more: Any) -
     assert raised.value.status_code == code
 
 
-def stored(server: Server, tmp_path: Path) -> int:
-    """Return the bytes that a server's database has on the disk, and in memory where it has none."""
-    if files := list(tmp_path.glob("state.db*")):
-        return sum(file.stat().st_size for file in files)
-    return sum(len(entry.content) for entry in server.state.object_store.store.values())
-
-
 def test_a_site_that_answers_more_than_the_round_needs_is_cut_off(server: Server, tmp_path: Path) -> None:
+    def stored() -> int:
+        """Return the bytes that the database has on the disk, and in memory where it has none."""
+        if files := list(tmp_path.glob("state.db*")):
+            return sum(file.stat().st_size for file in files)
+        return sum(len(entry.content) for entry in server.state.object_store.store.values())
+
     run, site = server.run(), Site(server)
-    message, before = server.ask(run, order()), stored(server, tmp_path)
-    reply = site.reply(message, training_reply(arrays(2, 9_000_000), [1, 1]))
+    message, before = server.ask(run, order()), stored()
+    reply = site.reply(message, trained(9_000_000))
     begun = site.begin(reply)
     for name, one in nested(reply).items():
         if len(content := one.deflate()) > MIB:
             refused(413, site.send, run, begun.session_id, name, content)
-    assert stored(server, tmp_path) - before < MIB
+    assert stored() - before < MIB
     # Nor does it help to begin again, by which a counted session would end, or to name none.
     for _ in range(3):
         begun = site.begin(reply)
@@ -178,53 +170,38 @@ def test_a_site_that_answers_more_than_the_round_needs_is_cut_off(server: Server
 def test_an_honest_answer_of_a_large_model_passes(server: Server, by: str) -> None:
     run, site, n = server.run(), Site(server), 3_000_000
     sums = {"clipping": "public", "release_by": "site", "choice_epsilon": 1.0} if by == "site" else {}
-    message = server.ask(run, order(n, **sums))
     content = site_reply(arrays(3, n), [1.5] * 3, [1, 1]) if sums else training_reply(arrays(2, n), [1, 1], [0, 1])
-    names = site.answer(message, RecordDict({**content, **evaluation_reply(np.ones(2), np.ones(2))}))
-    assert len(names) > 10, "an array of several parts"
+    scored = RecordDict({**content, **evaluation_reply(np.ones(2), np.ones(2))})
+    assert len(site.answer(server.ask(run, order(n, **sums)), scored)) > 10, "an array of several parts"
     assert site.answer(server.ask(run, query()), hosting_reply(Hosting(5, 2)))
 
 
-def test_runs_at_once_have_their_own_bounds_and_so_have_nodes(server: Server) -> None:
+def test_runs_at_once_have_their_own_bounds_and_so_have_nodes_below_the_operators(server: Server) -> None:
     small, large, one, two = server.run(), server.run(), *(Site(server, node) for node in range(2))
     kilobytes = server.ask(small, order())
-    megabytes = server.ask(large, order(MIB))
-    stock = server.ask(large, order(), 1, limited=False)
-    big = training_reply(arrays(2, MIB), [1, 1])
-    assert one.answer(megabytes, big)
-    assert two.answer(stock, training_reply(arrays(2, MIB + 1), [1, 1])), "the operator's bound alone"
-    with pytest.raises(HTTPException):
-        one.answer(kilobytes, training_reply(arrays(2, MIB + 2), [1, 1]))
+    assert one.answer(server.ask(large, order(MIB)), trained(MIB))
+    assert two.answer(server.ask(large, order(), 1, limited=False), trained(MIB + 1)), "the operator's bound alone"
+    refused(413, one.answer, kilobytes, trained(MIB + 2))
     # A node that says its answer is for another's message, or another run's, has begun none.
-    reply = two.reply(kilobytes, training_reply(arrays(2, 10), [1, 1]))
-    begun = two.begin(reply, src_node_id=server.nodes[1])
-    assert not begun.objects_to_push
-    assert not begun.session_id
-
-
-def test_no_message_says_more_than_the_operator(server: Server) -> None:
-    run, site = server.run(), Site(server)
+    begun = two.begin(two.reply(kilobytes, trained(10)), src_node_id=server.nodes[1])
+    assert (list(begun.objects_to_push), begun.session_id) == ([], "")
     server.restart(most=MIB)
-    with pytest.raises(HTTPException):
-        site.answer(server.ask(run, order(MIB)), training_reply(arrays(2, MIB), [1, 1]))
+    refused(413, one.answer, server.ask(large, order(MIB)), trained(MIB + 3))
 
 
-def test_an_answer_is_one_message_and_one_tree(server: Server, tmp_path: Path) -> None:
-    run, site = server.run(), Site(server)
-    message = server.ask(run, order())
-    reply = site.reply(message, training_reply(arrays(2, 10), [1, 1]))
-    other = tree_of(site.reply(message, training_reply(arrays(2, 9), [1, 1])))
-    # Flower would take any number of trees, one after the other, for one answer.
-    refused(403, site.begin, reply, other)
-    # And it keeps what a message says of itself, however long that is.
+def test_an_answer_is_one_message_and_one_tree(server: Server) -> None:
+    site, message = Site(server), server.ask(server.run(), order())
+    reply = site.reply(message, trained(10))
+    # Flower would take any number of trees for one answer, and keeps what a message says of itself, however long.
+    refused(403, site.begin, reply, tree_of(site.reply(message, trained(9))))
     refused(413, site.begin, reply, group_id="x" * MIB)
-    for _ in range(1000):
-        try:
+
+    def begin_without_end() -> None:
+        for _ in range(1000):
             site.begin(reply)
-        except HTTPException:
-            break
-    else:
-        pytest.fail("an answer is begun without end, each time with a new session")
+
+    with pytest.raises(HTTPException):  # each time with a new session
+        begin_without_end()
 
 
 @pytest.mark.parametrize("took", [math.nan, math.inf, 1e308, -1.0])
@@ -239,8 +216,7 @@ def test_a_site_says_no_time_that_a_list_of_runs_cannot_show(server: Server, too
 def test_what_was_refused_or_lost_may_be_sent_again(server: Server) -> None:
     """A part whose way is cut off, by which its node sends it once more, counts once."""
     run, site, n = server.run(), Site(server), MIB // 4
-    message = server.ask(run, order(n))
-    reply = site.reply(message, training_reply(arrays(2, n), [1, 1]))
+    reply = site.reply(server.ask(run, order(n)), trained(n))
     begun, parts = site.begin(reply), {name: one.deflate() for name, one in nested(reply).items()}
     largest = max(parts, key=lambda name: len(parts[name]))
     assert site.send(run, begun.session_id, largest, parts[largest])
@@ -249,31 +225,22 @@ def test_what_was_refused_or_lost_may_be_sent_again(server: Server) -> None:
         assert not site.send(run, begun.session_id, largest, bytes(20_000)), "it is there"
     # A server that restarts in between still takes the rest.
     server.restart(100 * MIB)
-    for name in parts.keys() - {largest}:
-        assert site.send(run, begun.session_id, name, parts[name])
+    assert all(site.send(run, begun.session_id, name, parts[name]) for name in parts.keys() - {largest})
 
 
 @pytest.mark.parametrize("clients", [1, 3000])
 def test_a_bound_is_no_more_than_the_answer_and_some_room(clients: int) -> None:
     flower.identify()
-    n, names = 1000, [f'layer"{i}.wéight' for i in range(50)]
-    model = {name: np.ones((clients, n // 50), np.float32) for name in names}
+    model = {f'layer"{i}.wéight': np.ones((clients, 20), np.float32) for i in range(50)}
     asked = TrainingSpec().asking(1, tuple(range(clients)))
     first = {name: value[:1] for name, value in model.items()}
     content = round_request(pack(first), asked, EvaluationSpec().asking(1, asked.clients))
-    message = Message(content, 5, "train", group_id="1")
-    random = np.random.default_rng(1).normal(size=(2, clients))
-    answer = {**training_reply(model, [1] * clients, [9] * clients), **evaluation_reply(*random)}
-    reply = Message(RecordDict(answer), reply_to=message)
+    scores = evaluation_reply(*np.random.default_rng(1).normal(size=(2, clients)))
+    answer = RecordDict({**training_reply(model, [1] * clients, [9] * clients), **scores})
+    reply = Message(answer, reply_to=Message(content, 5, "train", group_id="1"))
     size = sum(len(one.deflate()) for one in nested(reply).values()) + tree_of(reply).ByteSize()
-    assert size < largest_answer(content) < 1.01 * size + 2 * flower_room(clients)
-
-
-def flower_room(clients: int) -> int:
-    return (1 << 16) + 32 * clients
-
-
-def test_messages_of_another_kind_have_room_for_an_answer_of_words() -> None:
+    assert size < largest_answer(content) < 1.01 * size + 2 * ((1 << 16) + 32 * clients)
+    # Messages of another kind have room for an answer of words.
     for content in (query(), RecordDict(), RecordDict({"training": MetricRecord(), "evaluation": ConfigRecord()})):
         assert largest_answer(content) == 1 << 16
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,13 +41,10 @@ FIRST_PAID = site(FIRST, ("5", 1, 0), ("5", 1, 1), ("6", 2, 0), ("6", 2, 1))
 LATE_PAID = site(LATE, ("6", 2, 0))
 
 
-def test_ledgers_that_cover_all_that_was_used_pass(tmp_path: Path) -> None:
-    audit(run_with(tmp_path, [2, 2], {0: 2, 1: 1, 2: 1}), [FIRST_PAID, LATE_PAID])
-
-
 @pytest.mark.parametrize(
     ("releases", "participations", "sites", "fault"),
     [
+        ([2, 2], {0: 2, 1: 1, 2: 1}, [FIRST_PAID, LATE_PAID], ""),
         ([3, 2], {0: 2, 1: 2, 2: 1}, [FIRST_PAID, LATE_PAID], "round 1 used what nobody paid for"),
         ([2, 2], {0: 2, 1: 1, 2: 1}, [FIRST_PAID, site(LATE, ("9", 2, 0))], "client 0 of node 3 paid 0 times"),
         ([1, 2], {0: 1, 2: 2}, [FIRST_PAID, LATE_PAID], "client 0 of node 3 paid 1 times and was used 2 times"),
@@ -56,9 +54,6 @@ def test_ledgers_that_cover_all_that_was_used_pass(tmp_path: Path) -> None:
 def test_what_the_ledgers_do_not_cover_is_found(
     tmp_path: Path, releases: list[int], participations: dict[int, int], sites: list[Any], fault: str
 ) -> None:
-    with pytest.raises(AssertionError, match=fault):
+    with pytest.raises(AssertionError, match=fault) if fault else nullcontext():
         audit(run_with(tmp_path, releases, participations), sites)
-
-
-def test_a_run_without_a_round_has_used_nothing(tmp_path: Path) -> None:
-    audit(Run(tmp_path, ["5"]), [FIRST_PAID])
+    audit(Run(tmp_path / "none", ["5"]), [FIRST_PAID])  # a run without a round has used nothing

@@ -53,36 +53,30 @@ def shake_hands(folder: Path, name: str) -> None:
                 continue
 
 
-@pytest.mark.parametrize("name", ["umbel.example.org", "203.0.113.7", "localhost", "127.0.0.1", "superlink"])
-def test_a_client_that_trusts_the_ca_accepts_every_name_of_the_server(folder: Path, name: str) -> None:
-    shake_hands(folder, name)
+def names(files: list[Path]) -> list[str]:
+    return [file.name for file in files]
 
 
-def test_it_does_not_accept_another_name_or_another_ca(folder: Path, tmp_path: Path) -> None:
+def test_a_client_that_trusts_the_ca_accepts_the_names_of_the_server_alone(folder: Path, tmp_path: Path) -> None:
+    for name in ("umbel.example.org", "203.0.113.7", "localhost", "127.0.0.1", "superlink"):
+        shake_hands(folder, name)
     with pytest.raises(ssl.SSLCertVerificationError, match="not valid for"):
         shake_hands(folder, "other.example.org")
+    constraints = certificate(folder / "ca.crt").extensions.get_extension_for_class(x509.BasicConstraints)
+    assert (constraints.critical, constraints.value.ca) == (True, True)
+    usage = certificate(folder / "server.crt").extensions.get_extension_for_class(x509.ExtendedKeyUsage)
+    assert list(usage.value) == [x509.ExtendedKeyUsageOID.SERVER_AUTH]
     make(tmp_path / "other", [], [])
     (tmp_path / "other" / "ca.crt").replace(folder / "ca.crt")
     with pytest.raises(ssl.SSLCertVerificationError):
         shake_hands(folder, "localhost")
 
 
-def test_extensions_are_what_tls_asks_for(folder: Path) -> None:
-    constraints = certificate(folder / "ca.crt").extensions.get_extension_for_class(x509.BasicConstraints)
-    assert constraints.critical
-    assert constraints.value.ca
-    usage = certificate(folder / "server.crt").extensions.get_extension_for_class(x509.ExtendedKeyUsage)
-    assert list(usage.value) == [x509.ExtendedKeyUsageOID.SERVER_AUTH]
-
-
-def test_keys_are_as_flower_loads_them(folder: Path) -> None:
+def test_keys_are_as_flower_loads_them_and_what_is_private_is_its_owners_alone(folder: Path) -> None:
     private = load_ssh_private_key((folder / "site-1").read_bytes(), password=None)
     assert isinstance(private, ec.EllipticCurvePrivateKey)
     assert private.curve.name == "secp384r1"
     assert try_load_public_key(folder / "site-1.pub") == public_key_to_bytes(private.public_key())
-
-
-def test_what_is_private_is_its_owner_s_alone(folder: Path) -> None:
     for file in folder.iterdir():
         assert file.stat().st_mode & 0o777 == (0o644 if file.name in PUBLIC else 0o600), file.name
 
@@ -97,50 +91,39 @@ def test_root_gives_the_image_s_user_what_it_reads(tmp_path: Path, monkeypatch: 
     assert given == {file.stat().st_ino: 1234 for file in private}
 
 
-def test_what_is_there_is_kept(folder: Path) -> None:
+def test_what_is_there_is_kept_and_another_name_makes_another_certificate_of_the_same_ca(folder: Path) -> None:
     before = {file: file.read_bytes() for file in folder.iterdir()}
     assert make(folder, ["umbel.example.org"], ["site-1"]) == []
-    assert [file.name for file in make(folder, [], ["site-2"])] == ["site-2", "site-2.pub"]
+    assert names(make(folder, [], ["site-2"])) == ["site-2", "site-2.pub"]
     assert all(file.read_bytes() == content for file, content in before.items())
-
-
-def test_another_name_makes_another_server_certificate_of_the_same_ca(folder: Path) -> None:
-    ca = (folder / "ca.crt").read_bytes()
-    assert [file.name for file in make(folder, ["new.example.org"], [])] == ["server.key", "server.crt"]
-    assert (folder / "ca.crt").read_bytes() == ca
+    assert names(make(folder, ["new.example.org"], [])) == ["server.key", "server.crt"]
+    assert (folder / "ca.crt").read_bytes() == before[folder / "ca.crt"]
     shake_hands(folder, "new.example.org")
 
 
-def test_a_certificate_about_to_expire_is_made_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(certs, "RENEW_DAYS", certs.SERVER_DAYS + 1)
-    assert [file.name for file in make(folder, [], [])] == ["server.key", "server.crt"]
-    left = certificate(folder / "server.crt").not_valid_after_utc - datetime.now(UTC)
-    assert left > timedelta(days=certs.SERVER_DAYS - 1)
-
-
-def test_a_renewed_certificate_keeps_the_names_by_which_sites_call_the_server(
+def test_a_certificate_about_to_expire_is_made_anew_for_its_names(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where somebody only makes another node's key in its last month."""
     monkeypatch.setattr(certs, "RENEW_DAYS", certs.SERVER_DAYS + 1)
-    assert "server.crt" in [file.name for file in make(folder, [], ["site-2"])]
-    for name in ("umbel.example.org", "203.0.113.7", "localhost"):
-        shake_hands(folder, name)
+    for nodes in ([], ["site-2"]):
+        assert names(make(folder, [], nodes))[:2] == ["server.key", "server.crt"]
+        left = certificate(folder / "server.crt").not_valid_after_utc - datetime.now(UTC)
+        assert left > timedelta(days=certs.SERVER_DAYS - 1)
+        for name in ("umbel.example.org", "203.0.113.7", "localhost"):
+            shake_hands(folder, name)
 
 
-def test_the_key_of_the_ca_may_be_elsewhere_until_it_has_to_sign(folder: Path) -> None:
+def test_the_key_of_the_ca_is_needed_only_to_sign_and_never_by_a_site(folder: Path, tmp_path: Path) -> None:
     (folder / "ca.key").rename(folder.parent / "ca.key")
     assert make(folder, ["umbel.example.org"], ["site-1"]) == []
-    assert [file.name for file in make(folder, [], ["site-2"])] == ["site-2", "site-2.pub"]
+    assert names(make(folder, [], ["site-2"])) == ["site-2", "site-2.pub"]
     with raises(CertificateError, "certificate.half-a-ca", "ca.key", "server.crt"):
         make(folder, ["new.example.org"], [])
     assert not (folder / "ca.key").exists()
-
-
-def test_a_site_that_has_the_operators_certificate_makes_its_key_alone(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     (folder / "ca.crt").rename(tmp_path / "site" / "ca.crt")
-    assert [file.name for file in make(tmp_path / "site", [], ["site-9"])] == ["site-9", "site-9.pub"]
+    assert names(make(tmp_path / "site", [], ["site-9"])) == ["site-9", "site-9.pub"]
 
 
 def test_a_key_and_a_certificate_that_do_not_belong_together_are_made_anew(folder: Path, tmp_path: Path) -> None:
@@ -151,28 +134,20 @@ def test_a_key_and_a_certificate_that_do_not_belong_together_are_made_anew(folde
 
 
 @pytest.mark.parametrize(
-    ("names", "nodes", "code"),
+    ("server", "nodes", "code"),
     [
         (["https://umbel.example.org"], [], "certificate.bad-name"),
         (["umbel.example.org:8000"], [], "certificate.bad-name"),
         ([], ["../site"], "certificate.bad-node"),
     ],
 )
-def test_names_that_nothing_can_be_made_from(tmp_path: Path, names: list[str], nodes: list[str], code: str) -> None:
-    with raises(CertificateError, code, *names, *nodes):
-        make(tmp_path / "certs", names, nodes)
+def test_names_that_nothing_can_be_made_from(tmp_path: Path, server: list[str], nodes: list[str], code: str) -> None:
+    with raises(CertificateError, code, *server, *nodes):
+        make(tmp_path / "certs", server, nodes)
     assert not (tmp_path / "certs").exists()
 
 
-def test_a_key_that_is_at_the_site_is_not_made_again(folder: Path) -> None:
-    (folder / "site-1").unlink()
-    with raises(CertificateError, "certificate.key-at-site", "site-1.pub"):
-        make(folder, [], ["site-1"])
-
-
-def test_a_node_whose_key_was_made_just_before_a_crash_gets_its_public_half(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_that_a_crash_left_alone_gets_its_public_half(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = certs._write
 
     def killed(file: Path, *rest: Any) -> None:
@@ -190,9 +165,7 @@ def test_a_node_whose_key_was_made_just_before_a_crash_gets_its_public_half(
     assert line_of(public_key("site-2", (folder / "site-2.pub").read_text())) == line_of(public_half(folder / "site-2"))
 
 
-def test_a_file_is_on_the_disk_before_it_has_its_name_and_a_killed_process_leaves_nothing_in_its_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or a power cut could leave an empty ca.key, and sites that trust no other authority."""
     file, scratch, synced, fsync = tmp_path / "ca.key", tmp_path / f".ca.key.{os.getpid()}", [], os.fsync
 
@@ -206,32 +179,33 @@ def test_a_file_is_on_the_disk_before_it_has_its_name_and_a_killed_process_leave
     assert (file.read_bytes(), synced) == (b"key", [(scratch, False), (tmp_path, True)])
 
 
-@pytest.mark.parametrize("file", ["ca.key", "ca.crt"])
-def test_half_a_ca_is_not_replaced(folder: Path, file: str) -> None:
-    (folder / file).unlink()
-    (folder / "server.crt").unlink()
-    with raises(CertificateError, "certificate.half-a-ca", "ca.key", "ca.crt"):
-        make(folder, [], [])
+@pytest.mark.parametrize(
+    ("gone", "damaged", "nodes", "code", "parts"),
+    [
+        ("ca.key server.crt", "", [], "certificate.half-a-ca", ["ca.key", "ca.crt"]),
+        ("ca.crt server.crt", "", [], "certificate.half-a-ca", ["ca.key", "ca.crt"]),
+        ("site-1", "", ["site-1"], "certificate.key-at-site", ["site-1.pub"]),  # the site has its key
+        *(("", file, [], "certificate.unreadable", [file]) for file in ("ca.key", "ca.crt", "server.crt")),
+    ],
+)
+def test_half_of_what_belongs_together_is_not_replaced_and_a_damaged_file_is_named(
+    folder: Path, gone: str, damaged: str, nodes: list[str], code: str, parts: list[str]
+) -> None:
+    for file in gone.split():
+        (folder / file).unlink()
+    if damaged:
+        (folder / damaged).write_bytes(b"damaged")
+    with raises(CertificateError, code, *parts):
+        make(folder, ["new.example.org"] if damaged else [], nodes)
 
 
-@pytest.mark.parametrize("file", ["ca.key", "ca.crt", "server.crt"])
-def test_a_damaged_file_is_named(folder: Path, file: str) -> None:
-    (folder / file).write_bytes(b"damaged")
-    with raises(CertificateError, "certificate.unreadable", file):
-        make(folder, ["new.example.org"], [])
-
-
-def test_the_command_line(tmp_path: Path) -> None:
+def test_the_command_makes_what_is_missing_and_names_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     options = ["certs", "--server", "a.example.org, 203.0.113.7", "--node", "site-1", "--node", "site-2"]
     options += ["--out", str(tmp_path)]
     made = CliRunner().invoke(app, options)
-    assert made.exit_code == 0
-    assert f"made {tmp_path / 'site-2.pub'}" in made.output
+    assert (made.exit_code, f"made {tmp_path / 'site-2.pub'}" in made.output) == (0, True)
     assert "has all files" in CliRunner().invoke(app, options).output
     assert CliRunner().invoke(app, ["certs", "--node", "a b", "--out", str(tmp_path)]).exit_code == 1
-
-
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for place in (tmp_path / "file", Path("/proc/nowhere")):
         with raises(CertificateError, "certificate.folder", place, "--out"):

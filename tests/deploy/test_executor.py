@@ -40,11 +40,6 @@ def site_config(tmp_path: Path) -> dict[str, Any]:
     return {"data-path": write_site(tmp_path / "data", 2.0), "ledger-path": str(tmp_path / "ledger.jsonl")}
 
 
-TASK = SimpleNamespace(
-    task_type="flwr-clientapp", runtime_api_address="nowhere:1", token="t", insecure=True, root_certificates_path=None
-)
-
-
 RUN = {**paper_run(), "dataset": "", "model": "linear", "loss": "mse"}
 
 
@@ -52,63 +47,52 @@ def of_site(node_config: dict[str, Any]) -> Context:
     return Context(run_id=1, node_id=1, node_config=node_config, state=RecordDict(), run_config=RUN)
 
 
-def asked(kind: str, bundle: bytes, node_config: dict[str, Any]) -> Message:
+def asked(kind: str, bundle: bytes, node_config: dict[str, Any], content: RecordDict | None = None) -> Message:
     """Return what a node answers to a query that comes with a bundle."""
-    return load(kind, bundle)(Message(query(), 1, "query"), of_site(node_config))
+    return load(kind, bundle)(Message(content or query(), 1, "query"), of_site(node_config))
 
 
-def test_the_sites_own_app_answers_a_reviewed_bundle(site_config: dict[str, Any]) -> None:
-    assert hosting_in(asked("flwr-clientapp", OWN, site_config).content).train > 0
+def recorded(node_config: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what a site's journal says of messages: the decision on each, and the reason."""
+    lines = Journal(Path(node_config["ledger-path"])).messages()
+    return [(str(line["decision"]), str(line["reason"])) for line in lines]
 
 
-def test_another_process_at_the_supernodes_port_names_no_policy(
+def test_the_sites_own_app_answers_a_reviewed_bundle_by_the_sites_policy_alone(
     site_config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another user of the machine may listen there as soon as the SuperNode has ended."""
-    own = " ".join(f'{name}="{value}"' for name, value in site_config.items())
-    monkeypatch.setenv(NODE_CONFIG, own)
+    """Another user of the machine may listen at the SuperNode's port as soon as that has ended."""
+    monkeypatch.setenv(NODE_CONFIG, " ".join(f'{name}="{value}"' for name, value in site_config.items()))
     theirs = site_config | {"ledger-path": str(tmp_path / "theirs.jsonl"), "budget": "inf", "insecure-seed": "yes"}
-    assert hosting_in(asked("flwr-clientapp", OWN, theirs).content).train > 0
-    assert len(list(Journal(Path(site_config["ledger-path"])).messages())) == 1
+    for config in (site_config, theirs):
+        assert hosting_in(asked("flwr-clientapp", OWN, config).content).train > 0
+    assert len(recorded(site_config)) == 2
     assert not list(tmp_path.glob("theirs*"))
 
 
-def heard(reply: Message, caplog: pytest.LogCaptureFixture) -> str:
-    """Return the line that a run's log has of a site's reply to its query."""
-    assert hosting_of(Answer(7, "query", reply), 10, False, Names()) is None
-    return caplog.messages[-1]
-
-
-def test_a_run_of_another_protocol_hears_what_to_do(
-    site_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The site has reviewed the run's bundle, so the bundle alone does not refuse it."""
-    theirs = b"another umbel"
-    with monkeypatch.context() as patch:
-        patch.setattr(messages, "VERSION", 8)
-        content = query()
-    policy = site_config | {"bundle": hashlib.sha256(theirs).hexdigest()}
-    reply = load("flwr-clientapp", theirs)(Message(content, 1, "query"), of_site(policy))
-    line = "node 7 cannot take part: it says refused [refused.version]: use the same umbel on both sides"
-    assert heard(reply, caplog) == f"{line} [protocol.node-error]"
-
-
 @pytest.mark.parametrize(
-    ("own", "fix"),
+    ("version", "own", "line"),
     [
-        ("0.1.0", "start it from the site's files"),
-        ("0.10.0", "upgrade umbel at the site"),
-        ("0.0.9", "start the run with umbel 0.1.0"),
+        # The site has reviewed the run's bundle, so the bundle alone does not refuse it.
+        (8, "", "it says refused [refused.version]: use the same umbel on both sides"),
+        (0, "0.1.0", "This run has umbel 0.1.0: start it from the site's files"),
+        (0, "0.10.0", "This run has umbel 0.10.0: upgrade umbel at the site"),
+        (0, "0.0.9", "This run has umbel 0.0.9: start the run with umbel 0.1.0"),
     ],
 )
-def test_a_run_with_another_bundle_hears_which_side_must_move(
-    site_config: dict[str, Any], own: str, fix: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_run_of_another_protocol_or_bundle_hears_which_side_must_move(
+    site_config: dict[str, Any], version: int, own: str, line: str, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    reply = asked("flwr-clientapp", b"another", site_config)
+    with monkeypatch.context() as patch:
+        if version:
+            patch.setattr(messages, "VERSION", version)
+            site_config |= {"bundle": hashlib.sha256(b"another").hexdigest()}
+        content = query()
+    reply = asked("flwr-clientapp", b"another", site_config, content)
     monkeypatch.setattr(project, "described", lambda: {"version": own})
-    line = heard(reply, caplog)
-    assert "it has not reviewed bundle" in line
-    assert line.endswith(f"This run has umbel {own}: {fix} [protocol.node-error]")
+    assert hosting_of(Answer(7, "query", reply), 10, False, Names()) is None
+    assert ("it has not reviewed bundle" in caplog.messages[-1]) is (not version)
+    assert caplog.messages[-1].endswith(f"{line} [protocol.node-error]")
 
 
 @pytest.mark.parametrize(
@@ -127,27 +111,24 @@ def test_a_run_with_another_bundle_hears_which_side_must_move(
 def test_all_else_is_refused(
     kind: str, bundle: bytes, policy: dict[str, Any], reason: str, site_config: dict[str, Any]
 ) -> None:
-    reply = asked(kind, bundle, site_config | policy)
-    assert reason in reply.error.reason
-    assert reason != "refused" or reply.error.reason == "refused"
+    """And it is on record, but stays refused where the journal cannot be written."""
+    for writable in (True, False):
+        if not writable:
+            Path(site_config["ledger-path"]).with_suffix(".index").unlink(missing_ok=True)
+            Path(site_config["ledger-path"]).with_suffix(".index").mkdir()
+            forget()
+        reply = asked(kind, bundle, site_config | policy)
+        assert reason in reply.error.reason
+        assert reason != "refused" or reply.error.reason == "refused"
+        if writable and reason != "refused":
+            [(decision, line)] = recorded(site_config)
+            assert (decision, reason in line) == ("refused", True)
 
 
-def test_what_is_refused_is_on_record_too(site_config: dict[str, Any]) -> None:
-    asked("flwr-clientapp", OWN, site_config)
-    asked("flwr-clientapp", b"another", site_config)
-    asked("flwr-agentapp", OWN, site_config)
+def test_a_message_of_an_unknown_type_is_refused_and_on_record(site_config: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="steal"):
         load("flwr-clientapp", OWN)(Message(query(), 1, "query.steal"), of_site(site_config))
-    lines = [(line["decision"], line["reason"]) for line in Journal(Path(site_config["ledger-path"])).messages()]
-    assert [decision for decision, _ in lines] == ["answered", "refused", "refused", "refused"]
-    assert "it has not reviewed bundle" in lines[1][1]
-    assert lines[2][1].startswith("flwr-agentapp: this site runs no flwr-agentapp [")
-
-
-def test_what_is_refused_stays_refused_where_the_log_cannot_be_written(site_config: dict[str, Any]) -> None:
-    Path(site_config["ledger-path"]).with_suffix(".index").mkdir()
-    forget()
-    assert "it has not reviewed bundle" in asked("flwr-clientapp", b"another", site_config).error.reason
+    assert [decision for decision, _ in recorded(site_config)] == ["refused"]
 
 
 OTHER_APP = """
@@ -180,14 +161,17 @@ def test_another_app_that_the_site_has_installed_answers_in_its_place(
     monkeypatch.syspath_prepend(str(tmp_path))
     config = site_config | {"app": f"other_app:{name}", "bundle": hashlib.sha256(b"theirs").hexdigest()}
     content = RecordDict({"arrays": ArrayRecord({"w": Array(np.zeros(30, np.float32))})})
-    reply = load("flwr-clientapp", b"theirs")(Message(content, 1, "train"), of_site(config))
-    (line,) = Journal(Path(site_config["ledger-path"])).messages()
-    assert line["decision"] == ("answered" if name == "app" else "refused")
+    reply, other = (
+        load("flwr-clientapp", bundle)(Message(content, 1, "train"), of_site(config)) for bundle in (b"theirs", OWN)
+    )
+    assert [decision for decision, _ in recorded(site_config)] == [
+        "answered" if name == "app" else "refused",
+        "refused",
+    ]
     if name == "app":
         assert (reply.content["arrays"]["w"].numpy() != 0).any()
     else:
         assert reply.error.reason == "refused"
-    other = load("flwr-clientapp", OWN)(Message(content, 1, "train"), of_site(config))
     assert "it has not reviewed bundle" in other.error.reason
 
 
@@ -238,7 +222,12 @@ def test_without_its_warm_process_the_executor_ends(monkeypatch: pytest.MonkeyPa
     warm._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     theirs.close()
     with pytest.raises(SystemExit) as end:
-        warm.launch(TASK)
+        warm.launch(
+            SimpleNamespace(
+                task_type="flwr-clientapp", runtime_api_address="nowhere:1", token="t", insecure=True,
+                root_certificates_path=None,
+            )
+        )  # fmt: skip
     assert end.value.code == 1
 
 
@@ -250,13 +239,9 @@ def test_the_options_are_those_of_flowers_own_executor(
     with pytest.raises(SystemExit):
         executor.run(["--help"])
     assert "--runtime-api-address" in capsys.readouterr().out
-    assert executor.__doc__
-    assert "--runtime-api-address" in executor.__doc__
 
 
-def test_its_health_tells_whether_the_ledger_beside_it_can_be_used(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_its_health_tells_whether_its_ledger_can_be_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """In a separate container, where the SuperNode cannot look."""
     served: list[Any] = []
     given: list[Any] = []

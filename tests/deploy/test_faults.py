@@ -1,4 +1,4 @@
-"""Processes that die, and what the others make of it.
+"""Processes that die, sites that are away or cut off, and what the others make of it.
 
 Nothing here races a clock: a site that holds its reply back keeps a round open until what is to happen in it has
 happened, and what ends a wait is Flower's own notice that a process is gone, which takes it a minute.
@@ -6,18 +6,19 @@ happened, and what ends a wait is Flower's own notice that a process is gone, wh
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.deploy.conftest import CLIENTS, SHORT, write_site
-from tests.deploy.processes import RUN_S, Deployment, Member, Run, wait_until
+from tests.deploy.conftest import CLIENTS, SHORT, deployed, start_site, write_site
+from tests.deploy.namespace import NamespaceError, namespace
+from tests.deploy.processes import RUN_S, Deployment, Run, wait_until
 from tests.deploy.tampered.sitecustomize import HOLD
-from tests.helpers.paper import ACCEPTED
 
 pytestmark = [
     pytest.mark.rest(twin="tests/privacy/site/test_crash.py::test_a_kill_between_charge_and_release_leaves_the_charge"),
@@ -28,63 +29,42 @@ OWN = Path(__file__).parents[1] / "helpers" / "own"
 """Where a strategy of one's own lies."""
 ROUND_S = 900.0
 """How long the server would wait for a round's replies; Flower notices in one minute or two that a process is gone."""
+NOTICE_S = 120.0
+"""The longest that Flower takes to notice that a node is gone, where the server waits no longer either."""
 
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    with Deployment(tmp_path_factory.mktemp("deployment"), server_path=[OWN], database=True, soon=True) as deployment:
-        for name in ("steady", "struck", "lost"):
-            start_site(deployment, name)
-        deployment.wait_until_online()
+    folder = tmp_path_factory.mktemp("deployment")
+    with deployed(folder, "steady", "struck", "lost", server_path=[OWN], database=True) as deployment:
         yield deployment
 
 
-def start_site(deployment: Deployment, name: str, spoilt: bool = False) -> Member:
-    data_path = write_site(deployment.folder / "data" / name, len(name))
-    if spoilt:
-        spoil(Path(data_path))
-    return deployment.start_node(name, tampered=True, **ACCEPTED, **{"data-path": data_path})
+def test_a_run_goes_on_without_what_it_loses_and_takes_back_what_returns(deployment: Deployment) -> None:
+    """In round 1 a client process and a SuperNode die. The SuperNode comes back, a site joins, and one with bad data.
 
-
-def spoil(data: Path) -> None:
-    """Leave a row of client 2 without a value."""
-    features = np.load(data / "features.npy")
-    features[25] = np.nan
-    np.save(data / "features.npy", features)
-
-
-@dataclass
-class Storm:
-    """A run in whose first round a client process and a SuperNode die; the SuperNode comes back, others join.
-
-    The second round lasts until the SuperNode is back and the others are there, the third until one that joined has
-    said what it hosts.
+    The second round lasts until the SuperNode is back and the others are there, the third until those that joined have
+    said what they host.
     """
-
-    run: Run
-    status: str
-    late: Member
-    broken: Member
-
-
-@pytest.fixture(scope="module")
-def storm(deployment: Deployment) -> Storm:
+    spoilt = write_site(deployment.folder / "data" / "spoilt", 6.0)
+    features = np.load(file := Path(spoilt) / "features.npy")
+    features[25] = np.nan  # of client 2
+    np.save(file, features)
     steady, struck, lost = deployment.nodes.values()
     steady.tamper({2: HOLD, 3: HOLD})
-    struck.tamper({1: HOLD})
-    lost.tamper({1: HOLD})
+    for dying in (struck, lost):
+        dying.tamper({1: HOLD})
     run = deployment.submit(**SHORT, rounds=5, clients_per_round=3 * CLIENTS, round_timeout=ROUND_S)
-
     wait_until("charges of round 1", lambda: struck.charges and lost.charges, RUN_S)
     [process] = struck.client_apps
     process.kill()
     lost.kill()
-    struck.tamper({})
-    lost.tamper({})
+    for dying in (struck, lost):
+        dying.tamper({})
 
     wait_until("round 2", lambda: steady.has_heard_of(2, run), RUN_S)
     deployment.restart_node("lost")
-    late, broken = start_site(deployment, "late"), start_site(deployment, "broken", spoilt=True)
+    late, broken = start_site(deployment, "late"), start_site(deployment, "broken", **{"data-path": spoilt})
     deployment.wait_until_online()
     assert len(run.history) == 1, "the first round is not complete yet"
     steady.tamper({3: HOLD})
@@ -92,53 +72,28 @@ def storm(deployment: Deployment) -> Storm:
         wait_until("answer of a site that joins", partial(joining.has_answered, "query", run), RUN_S)
     assert len(run.history) == 2
     steady.tamper({})
-    return Storm(run, deployment.wait(run), late, broken)
+    assert deployment.wait(run) == "finished:completed"
 
-
-def test_a_run_goes_on_without_the_nodes_it_loses_and_keeps_every_round(storm: Storm) -> None:
-    assert storm.status == "finished:completed"
-    assert [entry["number"] for entry in storm.run.history] == [0, 1, 2, 3, 4, 5]
-    assert [entry["moved"] for entry in storm.run.history[1:]] == [True] * 5
-
-
-def test_a_round_waits_no_longer_than_until_the_dead_are_known_to_be_dead(storm: Storm) -> None:
-    assert storm.run.history[1]["seconds"] < ROUND_S
-
-
-def test_what_was_charged_before_a_process_died_stands_and_was_not_used(deployment: Deployment, storm: Storm) -> None:
-    first = storm.run.history[1]
+    _, first, *others = run.history
+    assert [entry["number"] for entry in run.history] == [0, 1, 2, 3, 4, 5]
+    assert all(entry["moved"] for entry in (first, *others))
+    assert first["seconds"] < ROUND_S, "no longer than until the dead are known to be dead"
     assert (first["asked"], first["releases"], first["lost_nodes"]) == (3 * CLIENTS, CLIENTS, 2)
-    for name in ("struck", "lost"):
-        assert sum(row["round"] == 1 for row in deployment.nodes[name].charges) == CLIENTS
-
-
-def test_a_site_whose_client_process_died_is_asked_again_at_once(deployment: Deployment, storm: Storm) -> None:
-    assert deployment.nodes["struck"].rounds_paid(storm.run) == [1, 2, 3, 4, 5]
-
-
-def test_a_supernode_that_comes_back_with_its_key_takes_part_again_with_its_ledger(
-    deployment: Deployment, storm: Storm
-) -> None:
-    """It is left out of the round after the one that it missed."""
-    lost = deployment.nodes["lost"]
-    assert lost.rounds_paid(storm.run) == [1, 3, 4, 5]
-    assert len(set(lost.node_ids)) == 1, "the key makes it the same node"
-    assert [entry["releases"] for entry in storm.run.history[2:4]] == [2 * CLIENTS, 3 * CLIENTS]
-
-
-def test_a_node_that_joins_is_asked_what_it_hosts_and_takes_part_from_the_next_round_on(storm: Storm) -> None:
-    """It is there while round 2 goes on, and says what it hosts in round 3."""
-    assert storm.late.rounds_paid(storm.run) == [4, 5]
-    assert storm.late.has_heard_of("query", storm.run)
-
-
-def test_only_a_site_itself_reads_what_is_wrong_with_its_data(deployment: Deployment, storm: Storm) -> None:
-    broken = storm.broken
-    assert "features of client 2, row 25" in broken.log
-    assert "[data.not-finite]" in broken.log
-    assert "umbel refused to answer" in broken.log
+    assert [entry["releases"] for entry in others[:2]] == [2 * CLIENTS, 3 * CLIENTS]
+    # What was charged before a process died stands, and was not used.
+    returned = deployment.nodes["lost"]
+    for node in (struck, returned):
+        assert sum(row["round"] == 1 for row in node.charges) == CLIENTS
+    assert struck.rounds_paid(run) == [1, 2, 3, 4, 5], "a site whose client process died is asked again at once"
+    assert returned.rounds_paid(run) == [1, 3, 4, 5], "it is left out of the round after the one that it missed"
+    assert len(set(returned.node_ids)) == 1, "the key makes it the same node"
+    # It is there while round 2 goes on, and says what it hosts in round 3.
+    assert late.rounds_paid(run) == [4, 5]
+    # Only the site itself reads what is wrong with its data.
+    for words in ("features of client 2, row 25", "[data.not-finite]", "umbel refused to answer"):
+        assert words in broken.log
     assert not broken.charges
-    log = deployment.server_log(storm.run)
+    log = deployment.server_log(run)
     assert "site broken cannot take part: it says refused" in log
     assert "not finite" not in log
 
@@ -166,3 +121,77 @@ def test_a_run_whose_server_dies_keeps_its_rounds_and_can_go_on(deployment: Depl
     assert run.history[: len(kept)] == kept
     assert [entry["releases"] for entry in run.history[1:]] == [3 * CLIENTS] * 2
     assert {"strategy/step-0", "strategy/step-1"} & set(run.hypotheses()), "what the strategy keeps is there as well"
+
+
+def test_a_run_waits_for_sites_that_are_away_says_so_and_continues_by_itself(tmp_path: Path) -> None:
+    """First south dies and returns. In another run a site refuses, and south's registration ends."""
+
+    def sites(run: Run) -> dict[str, dict[str, Any]]:
+        """Return what ``umbel server status`` reads, by name."""
+        return {site["name"]: site for site in json.loads((run.folder / "status.json").read_text())["sites"]}
+
+    with deployed(tmp_path / "deployment", "north", "south") as deployment:
+        north, south = deployment.nodes.values()
+        for node in (north, south):
+            node.tamper({2: HOLD})
+        config = SHORT | {"rounds": 4, "round_timeout": ROUND_S}
+        run = deployment.submit(**config | {"wait": "nodes=2 below=2", "clients_per_round": 2 * CLIENTS})
+        wait_until("round 2", lambda: 2 in south.rounds_paid(run) and 2 in north.rounds_paid(run), RUN_S)
+        south.kill()
+        for node in (south, north):
+            node.tamper({})
+        wait_until("pause", lambda: "Paused before round 3" in deployment.server_log(run), RUN_S)
+        assert run.rounds == 2
+        assert sites(run)["north"]["presence"] == "online"
+        assert sites(run)["south"]["presence"] in {"offline", "silent"}
+        assert "site south (" in deployment.server_log(run)
+        deployment.restart_node("south")
+        assert deployment.wait(run) == "finished:completed"
+        assert "The run continues with round 3" in deployment.server_log(run)
+        assert [entry["number"] for entry in run.history] == [0, 1, 2, 3, 4]
+        assert [entry["releases"] for entry in run.history[1:]] == [2 * CLIENTS, CLIENTS, 2 * CLIENTS, 2 * CLIENTS]
+
+        start_site(deployment, "strict", **{"min-noise-multiplier": 100.0})
+        deployment.wait_until_online()
+        north.tamper({2: HOLD})
+        run = deployment.submit(**config | {"clients_per_round": 3 * CLIENTS})
+        wait_until("round 2", lambda: 2 in north.rounds_paid(run), RUN_S)
+        deployment.remove_node("south")
+        north.tamper({})
+        assert deployment.wait(run) == "finished:completed"
+        assert [entry["asked"] for entry in run.history][2:] == [2 * CLIENTS, 2 * CLIENTS, CLIENTS]
+        assert (sites(run)["strict"]["releases"], sites(run)["strict"]["refusals"]) == (0, {"refused.noise": 2})
+        assert sites(run)["south"]["presence"] == "offline"
+        assert "site strict refused the task of round 1" in deployment.server_log(run)
+
+
+def test_a_site_whose_cable_is_pulled_out_is_left_out_and_takes_part_again_once_it_is_back(tmp_path: Path) -> None:
+    """That happens when its reply of round 2 is due, and the cable is back in before round 3 is over."""
+    try:
+        with namespace() as network, deployed(tmp_path / "deployment", "north", "south", host=network.host) as three:
+            north, island = three.nodes["north"], start_site(three, "island", within=network.within)
+            three.wait_until_online()
+            north.tamper({3: HOLD})
+            island.tamper({2: HOLD})
+            run = three.submit(**SHORT, rounds=5, clients_per_round=3 * CLIENTS, round_timeout=NOTICE_S)
+            wait_until("charge of round 2", lambda: 2 in island.rounds_paid(run), RUN_S)
+            network.plug("down")
+            island.tamper({})
+            wait_until("round 3", lambda: north.has_heard_of(3, run), RUN_S)
+            network.plug("up")
+            three.wait_until_online("island")
+            assert run.rounds == 2
+            north.tamper({})
+            assert three.wait(run) == "finished:completed"
+    except NamespaceError as error:
+        pytest.skip(f"needs a network namespace, so root and iproute2: {error}")
+    everybody, others = 3 * CLIENTS, 2 * CLIENTS
+    assert [(entry["asked"], entry["releases"], entry["lost_nodes"]) for entry in run.history[1:]] == [
+        (everybody, everybody, 0),
+        (everybody, others, 1),
+        (others, others, 0),
+        (everybody, everybody, 0),
+        (everybody, everybody, 0),
+    ]
+    assert all(entry["moved"] for entry in run.history[1:])
+    assert island.rounds_paid(run) == [1, 2, 4, 5], "the release that was cut off is paid for like any other"

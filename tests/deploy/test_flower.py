@@ -15,54 +15,29 @@ from umbel.deploy import flower
 
 
 def test_an_executor_has_the_methods_that_flower_calls() -> None:
-    flowers = flower_parts.found("flwr.supercore.superexec.executor.types:Executor")
-    ours = flower._Executor
+    flowers, ours = flower_parts.found("flwr.supercore.superexec.executor.types:Executor"), flower._Executor
     methods = {name for name in vars(flowers) if not name.startswith("_")}
     assert methods == {name for name in vars(ours) if not name.startswith("_")}
     for name in methods:
-        asked = [
-            one
-            for one in signature(getattr(flowers, name)).parameters.values()
-            if one.kind is one.POSITIONAL_OR_KEYWORD
-        ]
+        parameters = signature(getattr(flowers, name)).parameters.values()
+        asked = [one for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
         signature(getattr(ours, name)).bind(*asked)
 
 
-def test_parts_of_flower_are_replaced_only_where_it_uses_them() -> None:
-    """Else it would do what it does by itself: install the bundle and run it."""
+def test_parts_of_flower_are_replaced_only_where_it_uses_them(caplog: pytest.LogCaptureFixture) -> None:
+    """Else it would do what it does by itself: install the bundle and run it. What only saves time is left out."""
     module = ModuleType("module")
     exec("def work():\n    return part()", vars(module))
     with pytest.raises(RuntimeError, match="Flower's work no longer uses another"):
         flower._replace(module, module.work, another=lambda: 1)
     flower._replace(module, module.work, part=lambda: 7)
     assert module.work() == 7
+    flower._replace(module, module.work, saves_time=True, another=lambda: 1)
+    assert "no longer uses another" in caplog.text
+    assert not hasattr(module, "another")
 
 
-def test_a_change_that_only_saves_time_is_left_out_where_flower_has_changed(caplog: pytest.LogCaptureFixture) -> None:
-    module = ModuleType("module")
-    exec("def work():\n    return 1", vars(module))
-    flower._replace(module, module.work, saves_time=True, part=lambda: 7)
-    assert module.work() == 1
-    assert "no longer uses part" in caplog.text
-    assert not hasattr(module, "part")
-
-
-@pytest.mark.parametrize("process", ["umbel.deploy.executor", "umbel.deploy.node", "umbel.deploy.programs"])
-def test_parts_of_a_message_that_are_missing_are_looked_for_soon(process: str) -> None:
-    code = f"""
-import {process}
-from umbel.protocol.flower import pull_soon
-pull_soon()
-from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree as whole, pull_objects as parts
-print(*(one.__kwdefaults__["initial_backoff"] for one in (whole, parts)))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "0.05 0.05\n", "a second, if nobody says otherwise"
-
-
-def test_a_superlink_looks_for_dead_processes_once_a_second_and_not_with_each_request(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_superlink_looks_for_dead_processes_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is asked for the state of a run in almost every request; to look, it writes to its database."""
     state = importlib.import_module("flwr.supercore.corestate.sql_corestate").SqlCoreState
     linkstate = importlib.import_module("flwr.server.superlink.linkstate.sql_linkstate").SqlLinkState
@@ -126,28 +101,24 @@ def call(path):
 """
 
 
-def called(code: str) -> list[str]:
-    done = subprocess.run([sys.executable, "-c", CALLED + code], capture_output=True, text=True, check=False)
-    assert not done.returncode, done.stderr
-    return done.stdout.splitlines()
-
-
-def test_a_server_cannot_send_a_site_elsewhere() -> None:
+def test_a_server_cannot_send_a_site_elsewhere_and_a_link_may_repeat_a_call_signed_anew() -> None:
     """Neither to another address nor from https to http: what comes back is the redirect, an error."""
-    before, after = called("call('/')\nwatch_calls()\ncall('/')")
-    assert "/inside" in before
-    assert after == "302 ('/', '2')"
-
-
-def test_a_link_hears_of_each_call_and_may_repeat_it_signed_anew() -> None:
     code = """
 class Link:
     def works(self): print('works')
     def fails(self, error):
         print('fails', error.response.status_code)
-        return True
+        return error.response.status_code == 503
+call('/')
 watch_calls(Link())
+call('/')
 call('/pull')
 """
-    lines = ["fails 503", "fails 503", "works", "answered ('/pull', '1') ('/pull', '2') ('/pull', '3')"]
-    assert called(code) == lines
+    done = subprocess.run([sys.executable, "-c", CALLED + code], capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr
+    before, *after = done.stdout.splitlines()
+    assert "/inside" in before
+    assert after == [
+        "fails 302", "302 ('/', '2')", "fails 503", "fails 503", "works",
+        "answered ('/pull', '3') ('/pull', '4') ('/pull', '5')",
+    ]  # fmt: skip

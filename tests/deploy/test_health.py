@@ -1,8 +1,10 @@
-"""What a container's health check says of processes that are ready, and of those that are not."""
+"""Liveness and readiness: what processes say of themselves, and what a container's health check makes of it."""
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import importlib
 import socket
 import ssl
 import threading
@@ -10,15 +12,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
-from flwr.supercore.grpc_health import run_health_server_grpc_no_tls
 
 from tests.helpers.ports import free_port
+from umbel.deploy import flower
 from umbel.deploy.certs import make
 from umbel.deploy.health import healthy
 from umbel.deploy.ready import serve_health
-from umbel.protocol.errors import SiteError
+from umbel.protocol.errors import DiskError, SiteError
 
 
 class Health(BaseHTTPRequestHandler):
@@ -44,22 +48,18 @@ def http_server(certs: Path | None = None) -> Iterator[int]:
         server.shutdown()
 
 
-def test_http() -> None:
-    with http_server() as port:
-        assert healthy(f"http://localhost:{port}/health")
-        assert not healthy(f"http://localhost:{port}/elsewhere")
-    assert not healthy(f"http://localhost:{port}/health")
-
-
-def test_a_proxy_of_the_organisation_is_passed_by(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_uses_no_proxy_and_prints_why(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Docker keeps what it prints: docker inspect."""
     for name in ("http_proxy", "https_proxy", "grpc_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     with http_server() as port:
         assert healthy(f"http://localhost:{port}/health")
-    address = f"127.0.0.1:{free_port()}"
-    server = run_health_server_grpc_no_tls(address)
-    assert healthy(address)
-    server.stop(None).wait()
+        assert not healthy(f"http://localhost:{port}/elsewhere")
+        assert not healthy(f"http://localhost:{port}/ready")
+    assert '{"code": "disk.full"}' in capsys.readouterr().out
+    assert not healthy(f"http://localhost:{port}/health")
 
 
 def test_an_answer_that_is_none_is_not_healthy() -> None:
@@ -67,13 +67,6 @@ def test_an_answer_that_is_none_is_not_healthy() -> None:
         thread = threading.Thread(target=lambda: listening.accept()[0].sendall(b"\xff\n"), daemon=True)
         thread.start()
         assert not healthy(f"http://127.0.0.1:{listening.getsockname()[1]}/ready")
-
-
-def test_why_a_process_is_not_ready_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    """Docker keeps it: docker inspect."""
-    with http_server() as port:
-        assert not healthy(f"http://localhost:{port}/ready")
-    assert '{"code": "disk.full"}' in capsys.readouterr().out
 
 
 def test_https_only_from_the_server_of_the_ca(tmp_path: Path) -> None:
@@ -84,26 +77,37 @@ def test_https_only_from_the_server_of_the_ca(tmp_path: Path) -> None:
         assert not healthy(f"https://localhost:{port}/health", str(tmp_path / "other" / "ca.crt"))
 
 
-def test_the_health_service_of_an_executor() -> None:
-    address = f"127.0.0.1:{free_port()}"
-    assert not healthy(address)
-    server = run_health_server_grpc_no_tls(address)
-    assert healthy(address)
-    server.stop(None).wait()
-
-
-def test_an_executor_is_alive_also_while_its_site_is_not_ready() -> None:
+def test_an_executor_is_alive_also_while_its_site_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("grpc_proxy", "http://127.0.0.1:1")
     found: list[SiteError] = []
     address = f"127.0.0.1:{free_port()}"
+    assert not healthy(address)
     serve_health(address, lambda: found[0] if found else None)
     gc.collect()
     assert healthy(address)
     found.append(SiteError("no data", code="site.no-data"))
-    assert not healthy(address)
-    assert not healthy(f"{address}/ready")
-    assert healthy(f"{address}/health")
+    assert [healthy(f"{address}{path}") for path in ("", "/ready", "/health")] == [False, False, True]
 
 
-@pytest.mark.parametrize("address", ["http://localhost:1/health", "localhost:1"])
-def test_nothing_there(address: str) -> None:
-    assert not healthy(address)
+@pytest.mark.parametrize(
+    ("fault", "status", "content"),
+    [
+        (None, 200, {"ready": True}),
+        (DiskError("full, in /a/secret/folder", code="disk.full"), 503, {"ready": False, "code": "disk.full"}),
+    ],
+)
+def test_the_code_of_a_fault_is_told_beside_whether_the_process_is_alive(
+    monkeypatch: pytest.MonkeyPatch, fault: Any, status: int, content: dict[str, Any]
+) -> None:
+    health = importlib.import_module("flwr.supercore.routers.health").router
+    monkeypatch.setattr(health, "routes", [*health.routes])
+    flower._say_ready(lambda: fault)
+    app = importlib.import_module("flwr.supernode.main").create_app()
+
+    async def ask(path: str) -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://site") as asking:
+            return await asking.get(path)
+
+    ready = asyncio.run(ask("/ready"))
+    assert (ready.status_code, ready.json()) == (status, content)
+    assert asyncio.run(ask("/health")).status_code == 200

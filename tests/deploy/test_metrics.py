@@ -77,37 +77,23 @@ def test_every_series_is_public_for_a_reason(home: Path) -> None:
     assert found["umbel_run_releases_total"]["now", "north"] == 7
     assert found["umbel_run_refusals_total"] == {("now", "north", "refused.waits"): 2}
     assert found["umbel_server_database_bytes"] == {(): 15}
+    done = CliRunner().invoke(parts, ["server-metrics"])
+    assert (done.exit_code, 'umbel_run_round{run="now"} 4.0' in done.output) == (0, True), done.output
+    # A round after the last is none.
+    folder = RunFolder(home / "runs" / "now")
+    folder.write_status(folder.read_status().model_copy(update={"round": 21, "state": RunState.COMPLETED}))
+    found = values_of(series(None, {}))
+    assert found["umbel_run_round"] == found["umbel_run_rounds"] == {("now",): 20}
+    assert [found["umbel_run_state"]["now", state] for state in ("completed", "running")] == [1, 0]
 
 
 def test_a_damaged_run_and_a_journal_that_has_just_gone_hide_no_other_series(home: Path) -> None:
     (home / "runs" / "now" / "history.jsonl").write_text("rubbish\nrubbish\n")
-    database = home / "state[1].db"
-    database.write_bytes(b"x" * 10)
-    (home / "state[1].db-wal").symlink_to("gone")
-    found = values_of(series(database, {}))
-    assert found["umbel_run_round"] == {("now",): 4}
-    assert found["umbel_server_database_bytes"] == {(): 10}
-
-
-def test_a_round_after_the_last_is_none(home: Path) -> None:
-    folder = RunFolder(home / "runs" / "now")
-    ended = folder.read_status().model_copy(update={"round": 21, "state": RunState.COMPLETED})
-    folder.write_status(ended)
-    found = values_of(series(None, {}))
-    assert found["umbel_run_round"] == found["umbel_run_rounds"] == {("now",): 20}
-    assert found["umbel_run_state"]["now", "completed"] == 1
-    assert found["umbel_run_state"]["now", "running"] == 0
-
-
-def test_a_name_that_is_no_text_is_told(home: Path) -> None:
     (home / "runs" / "now").rename(home / "runs" / "x\udcff")
-    assert b'umbel_run_round{run="x\\\\udcff"} 4.0' in exposition(lambda: series(None, {}))
-
-
-def test_the_command_prints_them(home: Path) -> None:
-    done = CliRunner().invoke(parts, ["server-metrics"])
-    assert done.exit_code == 0, done.output
-    assert 'umbel_run_round{run="now"} 4.0' in done.output
+    (home / "state[1].db").write_bytes(b"x" * 10)
+    (home / "state[1].db-wal").symlink_to("gone")
+    assert values_of(series(home / "state[1].db", {}))["umbel_server_database_bytes"] == {(): 10}
+    assert b'umbel_run_round{run="x\\\\udcff"} 4.0' in exposition(lambda: series(None, {})), "a name that is no text"
 
 
 def test_alerts_and_dashboard_read_series_that_exist() -> None:
@@ -123,8 +109,7 @@ def test_alerts_and_dashboard_read_series_that_exist() -> None:
         "umbel_site_releases_total", "umbel_site_clients", "umbel_site_runs_total",
         "umbel_site_last_message_timestamp_seconds",
     }  # fmt: skip
-    states = {value for name in re.findall(r'state!?="(\w+)"', " ".join(asked)) for value in [name]}
-    assert states <= {str(state) for state in (*Presence, *RunState)}
+    assert {*re.findall(r'state!?="(\w+)"', " ".join(asked))} <= {str(state) for state in (*Presence, *RunState)}
     rules = {rule["alert"]: rule["expr"] for group in alerts["groups"] for rule in group["rules"]}
     of_runs = {name: asked for name, asked in rules.items() if "umbel_run_" in asked}
     assert of_runs.pop("UmbelRunFailed") == 'umbel_run_state{state="failed"} == 1'

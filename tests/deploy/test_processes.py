@@ -93,8 +93,13 @@ def deployment(tmp_path_factory: pytest.TempPathFactory, thief: Path, liar: Path
         yield deployment
 
 
+def was_robbed(deployment: Deployment, name: str) -> bool:
+    """Whether the thief's code has run at a site."""
+    return (deployment.folder / "data" / f"{name}.stolen").exists()
+
+
 @pytest.fixture(scope="module")
-def theft(deployment: Deployment, liar: Path, thief: Path) -> Attack:
+def attacked(deployment: Deployment, liar: Path, thief: Path) -> Attack:
     """An attack that reaches a careless site as well."""
     data = write_site(deployment.folder / "data" / "careless", 1.0)
     deployment.start_node("careless", flowers_own=True, **{"data-path": data})
@@ -103,31 +108,28 @@ def theft(deployment: Deployment, liar: Path, thief: Path) -> Attack:
     return replace(done, careless=deployment.remove_node("careless"))
 
 
-def was_robbed(deployment: Deployment, name: str) -> bool:
-    """Whether the thief's code has run at a site."""
-    return (deployment.folder / "data" / f"{name}.stolen").exists()
-
-
-def test_flowers_own_executor_hands_over_the_data(deployment: Deployment, theft: Attack) -> None:
-    """Else the tests below would hold for a harmless thief as well."""
-    assert theft.status == "finished:completed"
-    assert theft.got[theft.careless] == ["arrays"]
+def test_a_bundle_that_was_not_reviewed_is_refused(deployment: Deployment, attacked: Attack, thief: Path) -> None:
+    """Flower's own executor hands over the data; else this would hold for a harmless thief as well."""
+    assert attacked.status == "finished:completed"
+    assert attacked.got[attacked.careless] == ["arrays"]
     assert was_robbed(deployment, "careless")
-
-
-@pytest.mark.parametrize("name", ["north", "south"])
-def test_a_bundle_that_was_not_reviewed_is_refused_and_told_what_the_site_runs(
-    deployment: Deployment, theft: Attack, thief: Path, name: str
-) -> None:
     own, sent = Bundle.installed(), hashlib.sha256(build_bundle(thief)).hexdigest()
-    reason = theft.got[deployment.nodes[name].node_id]
-    assert reason == f"this site runs {own}; it has not reviewed bundle {sent}, which the server sent"
-    assert reason in deployment.nodes[name].log
-    assert not was_robbed(deployment, name)
-    assert not deployment.nodes[name].charges
+    for node in deployment.nodes.values():
+        reason = attacked.got[node.node_id]
+        assert reason == f"this site runs {own}; it has not reviewed bundle {sent}, which the server sent"
+        assert reason in node.log
+        assert not was_robbed(deployment, node.name)
+        assert not node.charges
 
 
-def test_a_site_may_answer_with_another_app_that_it_has_installed(deployment: Deployment, theft: Attack) -> None:
+def test_a_task_of_another_kind_is_refused(deployment: Deployment, attacked: Attack, liar: Path, thief: Path) -> None:
+    """Flower's own executor would start an agent of the bundle's."""
+    done = attack(deployment, liar, thief, "flwr-agentapp")
+    assert done.got == {node.node_id: "this site runs no flwr-agentapp" for node in deployment.nodes.values()}
+    assert not any(was_robbed(deployment, name) for name in deployment.nodes)
+
+
+def test_a_site_may_answer_with_another_app_that_it_has_installed(deployment: Deployment, attacked: Attack) -> None:
     """An ordinary one behind `umbel.Gate`: the site runs its own copy, with a policy that no server can change."""
     quickstart = APP / "examples" / "quickstart"
     own = {"app": "quickstart.client_app:app", "bundle": hashlib.sha256(build_bundle(quickstart)).hexdigest()}
@@ -142,13 +144,6 @@ def test_a_site_may_answer_with_another_app_that_it_has_installed(deployment: De
     ]
     assert "Received 1 results and 3 failures" in deployment.server_log(run), "the others have not reviewed its bundle"
     deployment.remove_node("other")
-
-
-def test_a_task_of_another_kind_is_refused(deployment: Deployment, theft: Attack, liar: Path, thief: Path) -> None:
-    """Flower's own executor would start an agent of the bundle's."""
-    done = attack(deployment, liar, thief, "flwr-agentapp")
-    assert done.got == {node.node_id: "this site runs no flwr-agentapp" for node in deployment.nodes.values()}
-    assert not any(was_robbed(deployment, name) for name in deployment.nodes)
 
 
 @dataclass
@@ -171,24 +166,21 @@ def known(deployment: Deployment) -> tuple[set[str], set[str]]:
     return {run["run-id"] for run in runs}, {node["node-id"] for node in nodes}
 
 
-def signature(deployment: Deployment, config: dict[str, Any]) -> str:
-    """Return a researcher's signature of a run at the deployment's server."""
-    entries = RunConfig.parse({key.replace("_", "-"): value for key, value in config.items()}).unsigned()
-    until = datetime.now(UTC) + timedelta(days=1)
-    return sign(entries, deployment.folder / "ann", until, server_of(deployment.ca))
-
-
 @pytest.fixture(scope="module")
 def episode(deployment: Deployment, thief: Path) -> Episode:
+    """A researcher signed the run, and where Flower would look for its bundle lies the thief's."""
     own = Bundle.installed()
     assert own
-    # Where Flower would look for the bundle of this run.
     planted = deployment.nodes["north"].folder / "apps" / f"umbel.umbel.{own.version}.{own.sha256[:8]}"
     shutil.copytree(thief, planted)
     (planted / "client").mkdir()
     (planted / "client" / "app.py").write_text(THIEF, encoding="utf-8")
     before = known(deployment)
-    run = deployment.submit(**CONFIG, signature=signature(deployment, CONFIG))
+    entries = RunConfig.parse({key.replace("_", "-"): value for key, value in CONFIG.items()}).unsigned()
+    until = datetime.now(UTC) + timedelta(days=1)
+    run = deployment.submit(
+        **CONFIG, signature=sign(entries, deployment.folder / "ann", until, server_of(deployment.ca))
+    )
     strangers = {
         "unregistered": deployment.start_stranger("unregistered", deployment.write_key("unregistered")),
         "without key": deployment.start_stranger("keyless"),
@@ -208,37 +200,94 @@ def episode(deployment: Deployment, thief: Path) -> Episode:
     return Episode(run, deployment.wait(run), strangers, answers, before)
 
 
-def test_sites_learn_together_though_one_refuses(episode: Episode) -> None:
+def test_sites_learn_together_though_one_refuses(deployment: Deployment, episode: Episode) -> None:
+    run = episode.run
     assert episode.status == "finished:completed"
-    start, first, second = episode.run.history
-    assert [(one["releases"], one["lost_nodes"]) for one in episode.run.history] == [
-        (0, 0), (RELEASES, 1), (RELEASES, 0),
-    ]  # fmt: skip
+    start, first, second = run.history
+    assert [(one["releases"], one["lost_nodes"]) for one in run.history] == [(0, 0), (RELEASES, 1), (RELEASES, 0)]
     assert first["moved"]
     assert second["moved"]
     assert start["loss"] != first["loss"] != second["loss"], "validation scores hypotheses that moved"
-    assert all(np.isfinite(value).all() for value in episode.run.hypotheses().values())
-
-
-def test_a_signed_run_needs_no_approval(deployment: Deployment, episode: Episode) -> None:
-    [request] = [one for one in Runs(deployment.nodes["south"].ledger).requests() if one.run == episode.run.id]
+    assert all(np.isfinite(value).all() for value in run.hypotheses().values())
+    # What the run leaves is whole.
+    whole = "config.toml history.jsonl hypotheses.safetensors latest.safetensors ledger.csv outcome.json"
+    assert {path.name for path in run.folder.iterdir()} >= {*whole.split(), "participations.jsonl", "report.html"}
+    saved = tomllib.loads((run.folder / "config.toml").read_text(encoding="utf-8"))
+    assert saved["config"]["noise-multiplier"] == SHORT["noise_multiplier"]
+    assert run.folder.name in (run.folder / "report.html").read_text(encoding="utf-8")
+    # What was signed needed no approval, and what was planted did not run.
+    [request] = [one for one in Runs(deployment.nodes["south"].ledger).requests() if one.run == run.id]
     assert (request.status, request.person, request.reason) == (Status.APPROVED, "ann", "signed")
-
-
-def test_what_was_planted_is_not_run(deployment: Deployment, episode: Episode) -> None:
     for name in ("north", "south"):
         assert not was_robbed(deployment, name)
-        assert deployment.nodes[name].rounds_paid(episode.run) == [1, 2]
+        assert deployment.nodes[name].rounds_paid(run) == [1, 2]
+
+
+def test_each_ledger_holds_what_its_clients_released_and_nothing_else(deployment: Deployment, episode: Episode) -> None:
+    charged = []
+    # In the order in which the server numbers their clients.
+    for node in sorted(deployment.nodes.values(), key=lambda node: int(node.node_id)):
+        rows = [row for row in node.charges if row["run"] == episode.run.id]
+        trains = {"north": TRAIN, "south": CLIENTS, "west": 0}[node.name]
+        # The server knows their seed, and can take the noise away.
+        assert {(row["kind"], row["noise_multiplier"]) for row in rows} == ({("train", 0.0)} if trains else set())
+        assert sorted((row["round"], row["client"]) for row in rows) == [
+            (round, client) for round in (1, 2) for client in range(trains)
+        ]
+        charged += [sum(row["client"] == client for row in rows) for client in range(trains)]
+    assert charged == list(episode.run.participations.values())
+
+
+def test_only_a_site_that_refuses_knows_why(deployment: Deployment, episode: Episode) -> None:
+    west, log = deployment.nodes["west"], deployment.server_log(episode.run)
+    assert log.count("site west did not reply to the message of round 1: refused [refused.noise]\n") == 1
+    reason = f"this site accepts no less than {MIN}".encode()
+    knows = {path for path in deployment.folder.rglob("*") if path.is_file() and reason in path.read_bytes()}
+    assert knows == {west.folder / "log", west.ledger}
+    assert reason.decode() not in log
+
+
+def test_a_stranger_is_refused_and_the_run_goes_on_undisturbed(deployment: Deployment, episode: Episode) -> None:
+    for who, reason in (
+        ("unregistered", r"\[code: 2004\] Failed to activate SuperNode."),
+        ("without key", r"\[code: 2001\] SuperNode authentication is enabled. All SuperNodes must be registered via"),
+    ):
+        stranger = episode.strangers[who]
+        assert stranger.process.wait(REFUSED_S) == 1
+        assert re.search(
+            rf"Exit Code: 305\nFailed to initialize the connection to the SuperLink.\n{reason}", stranger.log
+        )
+        assert not stranger.charges
+    assert [entry["lost_nodes"] for entry in episode.run.history] == [0, 1, 0], "the west, left out of round 2"
+    # Nor is anything answered without TLS.
+    with pytest.raises(httpx.HTTPError, match=r"disconnected without sending a response|\[Errno 104\]"):
+        httpx.get(f"http://{deployment.address}/health")
+
+
+def test_a_site_starts_no_run_registers_nothing_and_takes_no_task(deployment: Deployment, episode: Episode) -> None:
+    """With the server's certificate and keys of its own, from where others are let in, and from elsewhere."""
+    for command, answer in episode.answers.items():
+        assert "forbidden by this server's guard" in answer, f"{command}: {answer}"
+    for path in ("start-run", "register-node", "unregister-node", "list-nodes", "list-runs", "stop-run"):
+        assert f'"POST /v1/control/{path} HTTP/1.1" 403' in deployment.superlink.log
+    runs, nodes = episode.before
+    assert known(deployment) == (runs | {episode.run.id}, nodes)
+    deployment.wait_until_online()
+    trusted, paths = ssl.create_default_context(cafile=deployment.ca), ("runtime/acquire-task", "runtime/push-messages")
+    # This machine may call what its own executor calls; Flower itself wants a task's token there.
+    for source, open_to_it in (("127.0.0.1", {*paths, "fleet/pull-messages"}), ("127.0.0.2", {"fleet/pull-messages"})):
+        with httpx.Client(transport=httpx.HTTPTransport(verify=trusted, local_address=source)) as caller:
+            statuses = {
+                path: caller.post(f"https://{deployment.address}/v1/{path}").status_code
+                for path in (*paths, "fleet/pull-messages", "control/start-run")
+            }
+        assert {path for path, status in statuses.items() if status != 403} == open_to_it
 
 
 def test_sites_that_share_the_runs_seed_learn_bit_for_bit_what_they_learn_in_one_process(
-    deployment: Deployment,
-    episode: Episode,
-    tmp_path: Path,
-    run_config: dict[str, Any],
-    umbel_home: Path,
+    deployment: Deployment, episode: Episode, tmp_path: Path, run_config: dict[str, Any], umbel_home: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> None:  # fmt: skip
     """And that is what a simulation learns (`tests/server/test_app.py`), with a strategy of one's own as well."""
     monkeypatch.syspath_prepend(OWN)
     config = run_config | {key.replace("_", "-"): value for key, value in CONFIG.items()}
@@ -248,98 +297,6 @@ def test_sites_that_share_the_runs_seed_learn_bit_for_bit_what_they_learn_in_one
     server_app(InProcessGrid(client_app, config, node_configs=own), Context(1, 0, {}, RecordDict(), config))
     [folder] = (umbel_home / "runs").iterdir()
     expected = safetensors.numpy.load_file(folder / "latest.safetensors")
-    assert {name: value.tobytes() for name, value in episode.run.hypotheses().items()} == {
-        name: value.tobytes() for name, value in expected.items()
-    }
-
-
-def test_the_run_folder_is_whole(episode: Episode) -> None:
-    folder = episode.run.folder
-    whole = "config.toml history.jsonl hypotheses.safetensors latest.safetensors ledger.csv outcome.json"
-    assert {path.name for path in folder.iterdir()} >= {*whole.split(), "participations.jsonl", "report.html"}
-    saved = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
-    assert saved["config"]["noise-multiplier"] == SHORT["noise_multiplier"]
-    assert folder.name in (folder / "report.html").read_text(encoding="utf-8")
-
-
-def test_each_ledger_holds_what_its_clients_released_and_nothing_else(deployment: Deployment, episode: Episode) -> None:
-    charged = []
-    # In the order in which the server numbers their clients.
-    for name in sorted(deployment.nodes, key=lambda name: int(deployment.nodes[name].node_id)):
-        rows = [row for row in deployment.nodes[name].charges if row["run"] == episode.run.id]
-        if name == "west":
-            assert not rows
-            continue
-        trains = TRAIN if name == "north" else CLIENTS
-        assert {row["kind"] for row in rows} == {"train"}
-        # The server knows their seed, and can take the noise away.
-        assert {row["noise_multiplier"] for row in rows} == {0.0}
-        assert sorted((row["round"], row["client"]) for row in rows) == [
-            (round, client) for round in (1, 2) for client in range(trains)
-        ]
-        charged += [sum(row["client"] == client for row in rows) for client in range(trains)]
-    assert charged == list(episode.run.participations.values())
-
-
-@pytest.mark.parametrize(
-    ("who", "reason"),
-    [
-        ("unregistered", r"\[code: 2004\] Failed to activate SuperNode."),
-        (
-            "without key",
-            r"\[code: 2001\] SuperNode authentication is enabled. All SuperNodes must be registered via the CLI.",
-        ),
-    ],
-)
-def test_a_stranger_is_refused_and_the_run_goes_on_undisturbed(episode: Episode, who: str, reason: str) -> None:
-    stranger = episode.strangers[who]
-    assert stranger.process.wait(REFUSED_S) == 1
-    assert re.search(
-        rf"Exit Code: 305\nFailed to initialize the connection to the SuperLink.\n{reason}\n", stranger.log
-    )
-    assert not stranger.charges
-    assert [entry["lost_nodes"] for entry in episode.run.history] == [0, 1, 0], "the west, left out of round 2"
-
-
-def test_without_tls_nothing_is_answered(deployment: Deployment) -> None:
-    with pytest.raises(httpx.HTTPError, match=r"disconnected without sending a response|\[Errno 104\]"):
-        httpx.get(f"http://{deployment.address}/health")
-
-
-def test_only_a_site_that_refuses_knows_why(deployment: Deployment, episode: Episode) -> None:
-    west = deployment.nodes["west"]
-    log = deployment.server_log(episode.run)
-    assert log.count("site west did not reply to the message of round 1: refused [refused.noise]\n") == 1
-    reason = f"this site accepts no less than {MIN}".encode()
-    knows = {path for path in deployment.folder.rglob("*") if path.is_file() and reason in path.read_bytes()}
-    assert knows == {west.folder / "log", west.ledger}
-    assert reason.decode() not in log
-
-
-def test_a_site_starts_no_run_and_registers_nothing(deployment: Deployment, episode: Episode) -> None:
-    """With the server's certificate and keys of its own, from where others are let in."""
-    for command, answer in episode.answers.items():
-        assert "forbidden by this server's guard" in answer, f"{command}: {answer}"
-    asked = ("start-run", "register-node", "unregister-node", "list-nodes", "list-runs", "stop-run")
-    for path in asked:
-        assert f'"POST /v1/control/{path} HTTP/1.1" 403' in deployment.superlink.log
-    runs, nodes = episode.before
-    assert known(deployment) == (runs | {episode.run.id}, nodes)
-    deployment.wait_until_online()
-
-
-def test_a_site_elsewhere_takes_no_task_of_the_servers(deployment: Deployment, episode: Episode) -> None:
-    trusted = ssl.create_default_context(cafile=deployment.ca)
-    status = {}
-    for source in ("127.0.0.1", "127.0.0.2"):
-        with httpx.Client(transport=httpx.HTTPTransport(verify=trusted, local_address=source)) as caller:
-            for path in ("runtime/acquire-task", "runtime/push-messages", "fleet/pull-messages", "control/start-run"):
-                answer = caller.post(f"https://{deployment.address}/v1/{path}")
-                status[source, path] = answer.status_code == 403
-    # This machine may call what its own executor calls; Flower itself wants a task's token there.
-    assert [path for (source, path), forbidden in status.items() if forbidden and source == "127.0.0.1"] == [
-        "control/start-run"
-    ]
-    assert [path for (source, path), forbidden in status.items() if not forbidden and source == "127.0.0.2"] == [
-        "fleet/pull-messages"
-    ]
+    found = episode.run.hypotheses()
+    assert found.keys() == expected.keys()
+    assert all(found[name].tobytes() == value.tobytes() for name, value in expected.items())

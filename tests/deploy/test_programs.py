@@ -11,6 +11,7 @@ from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from flwr.proto.runtime_pb2 import PushTaskOutputRequest, SendTaskHeartbeatResponse
@@ -21,16 +22,10 @@ from umbel.deploy.flower import Claim
 from umbel.deploy.programs import Programs
 
 TASK: dict[str, Any] = {
-    "task_id": 7,
-    "task_type": "flwr-serverapp",
-    "token": "a1b2",
-    "runtime_api_address": "127.0.0.1:8000",
-    "insecure": True,
-    "root_certificates_path": None,
-    "runtime_dependency_install": False,
-    "parent_pid": os.getpid(),
+    "task_id": 7, "task_type": "flwr-serverapp", "token": "a1b2", "runtime_api_address": "127.0.0.1:8000",
+    "insecure": True, "root_certificates_path": None, "runtime_dependency_install": False, "parent_pid": os.getpid(),
     "suppress_output": True,
-}
+}  # fmt: skip
 
 
 class Heard:
@@ -75,7 +70,19 @@ def test_a_claim_is_kept_while_its_process_imports(held: Path, lines: Any, monke
     """The process itself could send nothing yet."""
     heard, now = Heard(), [0.0]
     monkeypatch.setattr(programs, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    executor = Programs(importing(held), heard.claim)
+    executor, given = Programs(importing(held), heard.claim), dict[str, Any]()
+    with monkeypatch.context() as patch:
+        # The first heartbeat leaves before the process starts.
+        patch.setattr(programs.subprocess, "Popen", lambda *_, **__: heard.calls.append("start") or Mock(stderr=()))
+        Programs(claim=heard.claim).launch(SimpleNamespace(**TASK))
+        assert heard.calls == ["beat", "start"]
+        # And the executor keeps the claims of what it launches.
+        patch.setattr(programs.logs, "configure", lambda: None)
+        patch.setattr(programs, "run_superexec", lambda _, launch, keep: given.update(launch=launch, keep=keep))
+        programs._run("flower-superexec", [])
+        assert given["launch"].__func__ is Programs.launch
+        assert given["keep"] == given["launch"].__self__.keep
+    heard.calls.clear()
     executor.launch(SimpleNamespace(**TASK))
     assert heard.calls == ["beat"]
     for now[0] in (1.0, 9.9, 10.0, 11.0, 20.0, 3600.0):
@@ -89,27 +96,6 @@ def test_a_claim_is_kept_while_its_process_imports(held: Path, lines: Any, monke
     executor.keep()
     assert heard.calls[4:] == ["close"], "and no heartbeat of a process that has ended"
     assert lines() == ["The process of task 7 ended with exit code 3: why"]
-
-
-def test_the_first_heartbeat_leaves_before_the_process_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    heard = Heard()
-
-    def start(*_: Any, **__: Any) -> Any:
-        heard.calls.append("start")
-        return SimpleNamespace(stderr=())
-
-    monkeypatch.setattr(programs.subprocess, "Popen", start)
-    Programs(claim=heard.claim).launch(SimpleNamespace(**TASK))
-    assert heard.calls == ["beat", "start"]
-
-
-def test_the_executor_keeps_the_claims_of_what_it_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: dict[str, Any] = {}
-    monkeypatch.setattr(programs.logs, "configure", lambda: None)
-    monkeypatch.setattr(programs, "run_superexec", lambda _, launch, keep: given.update(launch=launch, keep=keep))
-    programs._run("flower-superexec", [])
-    assert given["launch"].__func__ is Programs.launch
-    assert given["keep"] == given["launch"].__self__.keep
 
 
 def test_a_task_has_one_process_and_fails_after_five_expired_claims(held: Path, lines: Any) -> None:
@@ -127,6 +113,14 @@ def test_a_task_has_one_process_and_fails_after_five_expired_claims(held: Path, 
     assert reason.endswith("[server.not-started]")
     assert [line.endswith("[server.not-started]") for line in lines()] == [False] * 5 + [True]
     assert heard.calls.count("close") == 6
+    # Claims to other tasks are counted by themselves.
+    others = Heard()
+    executor = Programs(importing(held), others.claim)
+    for task in range(1, 7):
+        executor.launch(SimpleNamespace(**TASK | {"task_id": task}))
+    assert others.calls == ["beat"] * 6
+    for process in executor._processes.values():
+        process.end()
 
 
 def test_a_process_finds_this_umbel_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -150,16 +144,6 @@ def test_a_run_that_no_process_could_begin_says_why(lines: Any) -> None:
     assert "ended with exit code 1: no such module" in heard.calls[-2]
 
 
-def test_claims_to_other_tasks_are_counted_by_themselves(held: Path) -> None:
-    heard = Heard()
-    executor = Programs(importing(held), heard.claim)
-    for task in range(1, 7):
-        executor.launch(SimpleNamespace(**TASK | {"task_id": task}))
-    assert heard.calls == ["beat"] * 6
-    for process in executor._processes.values():
-        process.end()
-
-
 @pytest.mark.parametrize(
     ("differs", "ends"),
     [
@@ -168,7 +152,7 @@ def test_claims_to_other_tasks_are_counted_by_themselves(held: Path) -> None:
         ({"runtime_dependency_install": True}, ["--insecure", "--allow-runtime-dependency-installation"]),
     ],
 )
-def test_a_process_gets_the_options_that_flower_gives_it(
+def test_a_process_gets_flowers_options(
     differs: dict[str, Any], ends: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     theirs: list[list[str]] = []

@@ -24,9 +24,7 @@ SIZES = [(4, 1), (10, 3), (20, 6)]
 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize(("sites", "killed"), SIZES)
-def test_a_round_is_added_without_the_sites_that_were_killed(
-    tmp_path: Path, stage: str, sites: int, killed: int
-) -> None:
+def test_a_round_is_added_without_sites_that_were_killed(tmp_path: Path, stage: str, sites: int, killed: int) -> None:
     """They have read a message of the exchange, and die before they reply. All rounds move the hypothesis, and none
     waits for them.
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import importlib
 import logging
 import math
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +26,7 @@ from flwr.proto.fleet_pb2 import (
     PushMessagesResponse,
     RegisterNodeFleetRequest,
     UnregisterNodeFleetRequest,
-)
+)  # fmt: skip
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.message_pb2 import Metadata, ObjectTree
 from flwr.proto.node_pb2 import Node
@@ -43,8 +44,6 @@ from umbel.deploy.programs import THROUGH
 from umbel.deploy.server import Database
 
 SECRET = "0123456789abcdef" * 4
-STATE = SimpleNamespace(get_valid_message_ins=lambda _: {"dst_node_id": 7, "group_id": "3"})
-"""A server's, that has asked node 7."""
 DOORS = ("FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API")
 
 
@@ -105,9 +104,7 @@ def ask(app: Any, method: str, path: str, client: str, token: str = "") -> int:
     return asyncio.run(send())
 
 
-def test_of_all_that_flower_serves_a_site_gets_to_the_fleet_alone(
-    served: dict[str, Any], secret: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_site_gets_to_the_fleet_alone(served: dict[str, Any], secret: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
     monkeypatch.setattr(guard, "_is_this_user", lambda scope: True)  # no socket is open here
     for door in DOORS:
@@ -141,74 +138,52 @@ def test_of_all_that_flower_serves_a_site_gets_to_the_fleet_alone(
     assert ask(app, "GET", "/health", site) == 200
 
 
+OWN_ANSWERS = "403: a node may send only its own answers"
+TIMES = "time of creation"
+
+
 @pytest.mark.parametrize(
-    ("changes", "passes"),
+    ("changes", "messages", "parts", "reason"),
     [
-        ({}, True),
+        ({}, 1, 9_999, ""),
+        ({}, 0, 0, OWN_ANSWERS),
+        ({}, 2, 0, OWN_ANSWERS),
         # An order to another site, and one to the server itself, which would be taken for the answer of another.
-        ({"src_node_id": 1, "dst_node_id": 9, "reply_to_message_id": ""}, False),
-        ({"src_node_id": 1, "dst_node_id": 1, "reply_to_message_id": ""}, False),
-        ({"src_node_id": 1}, False),
-        ({"src_node_id": 9}, False),
-        ({"dst_node_id": 9}, False),
-        ({"reply_to_message_id": ""}, False),
-    ],
-)
-def test_a_site_sends_its_own_answers_to_the_server_and_nothing_else(
-    served: dict[str, Any], monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], passes: bool
-) -> None:
-    router = importlib.import_module("flwr.superlink.routers.fleet.router")
-    handlers, taken = router.fleet_handlers, []
-    monkeypatch.setattr(router, "fleet_handlers", handlers)
-    monkeypatch.setattr(
-        handlers, "push_messages", lambda request, state: taken.append(request) or PushMessagesResponse()
-    )
-    start()
-    said = {"src_node_id": 7, "dst_node_id": 1, "reply_to_message_id": "order", "message_id": "answer"} | changes
-    request = PushMessagesRequest(
-        node=Node(node_id=7),
-        messages_list=[ProtoMessage(metadata=Metadata(**said))],
-        message_object_trees=[ObjectTree(object_id="answer")],
-    )
-    two = PushMessagesRequest()
-    two.CopyFrom(request)
-    two.messages_list.append(two.messages_list[0])
-    for sent, takes in ((request, passes), (two, False), (PushMessagesRequest(node=Node(node_id=7)), False)):
-        taken.clear()
-        with (
-            nullcontext() if takes else pytest.raises(HTTPException, match="403: a node may send only its own answers")
-        ):
-            router.fleet_push_messages(sent, STATE)
-        assert len(taken) == takes
-
-
-@pytest.mark.parametrize(
-    ("changes", "tree", "reason"),
-    [
+        ({"src_node_id": 1, "dst_node_id": 9, "reply_to_message_id": ""}, 1, 0, OWN_ANSWERS),
+        ({"src_node_id": 1, "dst_node_id": 1, "reply_to_message_id": ""}, 1, 0, OWN_ANSWERS),
+        *((one, 1, 0, OWN_ANSWERS) for one in ({"src_node_id": 1}, {"src_node_id": 9}, {"dst_node_id": 9})),
+        ({"reply_to_message_id": ""}, 1, 0, OWN_ANSWERS),
         # The database keeps no such number as one, and the server fails with every look at how old the answer is.
-        ({"ttl": math.nan}, [], "time of creation"),
-        ({"created_at": math.nan}, [], "time of creation"),
-        ({"ttl": math.inf}, [], "time of creation"),
+        *((one, 1, 0, TIMES) for one in ({"ttl": math.nan}, {"created_at": math.nan}, {"ttl": math.inf})),
         # While tens of thousands are noted, the database is closed to all others, for longer than they wait.
-        ({}, range(10_000), "at most 10000 parts"),
-        ({}, range(9_999), ""),
+        ({}, 1, 10_000, "at most 10000 parts"),
     ],
 )
-def test_an_answer_that_would_stop_the_server_is_refused(
-    served: dict[str, Any], monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], tree: Sequence[int], reason: str
+def test_a_site_sends_its_own_answers_to_the_server_and_nothing_else_nor_what_would_stop_it(
+    served: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    messages: int,
+    parts: int,
+    reason: str,
 ) -> None:
     router = importlib.import_module("flwr.superlink.routers.fleet.router")
-    monkeypatch.setattr(router.fleet_handlers, "push_messages", lambda request, state: PushMessagesResponse())
+    taken: list[Any] = []
+    monkeypatch.setattr(
+        router.fleet_handlers, "push_messages", lambda request, state: taken.append(1) or PushMessagesResponse()
+    )
     start()
+    asked = SimpleNamespace(get_valid_message_ins=lambda _: {"dst_node_id": 7, "group_id": "3"})
     said = {"src_node_id": 7, "dst_node_id": 1, "reply_to_message_id": "order", "message_id": "answer", "ttl": 60.0}
-    parts = [ObjectTree(object_id=str(number)) for number in tree]
+    tree = ObjectTree(object_id="answer", children=[ObjectTree(object_id=str(part)) for part in range(parts)])
     request = PushMessagesRequest(
         node=Node(node_id=7),
-        messages_list=[ProtoMessage(metadata=Metadata(**said | {"created_at": 1.0} | changes))],
-        message_object_trees=[ObjectTree(object_id="answer", children=parts)],
+        messages_list=[ProtoMessage(metadata=Metadata(**said | {"created_at": 1.0} | changes))] * messages,
+        message_object_trees=[tree] * bool(messages),
     )
     with pytest.raises(HTTPException, match=reason) if reason else nullcontext():
-        router.fleet_push_messages(request, STATE)
+        router.fleet_push_messages(request, asked)
+    assert len(taken) == (not reason)
 
 
 FORGED = "x\n\x1b[92mINFO \x1b[0m:      [Fleet.ActivateNode] Activated node_id=7\n" + "x" * 1_000_000
@@ -217,23 +192,19 @@ FORGED = "x\n\x1b[92mINFO \x1b[0m:      [Fleet.ActivateNode] Activated node_id=7
 @pytest.mark.parametrize(
     ("logger", "message", "values"),
     [
-        (logging.getLogger("flwr"), "[Fleet.GetFab] Requesting FAB for fab_hash=%s", (FORGED,)),
-        (logging.getLogger("flwr"), f"[/v1/fleet/get-fab][ApiError:2009] SuperNode 7, run_id=5, fab_hash={FORGED}", ()),
-        (logging.getLogger("flwr"), "Failed to store object %s: %s", ("ab", ValueError(FORGED))),
-        (
-            logging.getLogger("uvicorn.access"),
-            '%s - "%s %s HTTP/%s" %d',
-            ("192.0.2.7:5000", "GET", "/" + FORGED, "1", 403),
-        ),
+        ("flwr", "[Fleet.GetFab] Requesting FAB for fab_hash=%s", (FORGED,)),
+        ("flwr", f"[/v1/fleet/get-fab][ApiError:2009] SuperNode 7, run_id=5, fab_hash={FORGED}", ()),
+        ("flwr", "Failed to store object %s: %s", ("ab", ValueError(FORGED))),
+        ("uvicorn.access", '%s - "%s %s HTTP/%s" %d', ("192.0.2.7:5000", "GET", "/" + FORGED, "1", 403)),
     ],
 )
-def test_no_request_writes_lines_of_its_own_into_the_log(
-    served: dict[str, Any], logger: logging.Logger, message: str, values: tuple[Any, ...]
+def test_no_request_writes_its_own_lines(
+    served: dict[str, Any], logger: str, message: str, values: tuple[Any, ...]
 ) -> None:
     """Flower writes what a site names into its log, a megabyte or more, and with it lines that look like Flower's."""
     start()
-    record = logger.makeRecord(logger.name, logging.INFO, "file", 1, message, values, None)
-    assert logger.filter(record)
+    record = logging.makeLogRecord({"name": logger, "level": logging.INFO, "msg": message, "args": values})
+    assert logging.getLogger(logger).filter(record)
     assert record.getMessage().isprintable()
     assert len(record.getMessage()) < 500
     assert record.getMessage().startswith((message % values)[:20])
@@ -248,66 +219,49 @@ def test_what_a_server_writes_is_its_users_alone(served: dict[str, Any], tmp_pat
     assert file.stat().st_mode & 0o777 == 0o600
 
 
-def test_without_a_secret_it_is_this_machine_or_the_addresses_that_are_named(served: dict[str, Any]) -> None:
-    path = "/v1/control/list-nodes"
-    start()
-    assert [ask(served["app"], "POST", path, client) == 403 for client in ("192.0.2.1", "192.0.2.7")] == [False, True]
-    start("--control-from", "192.0.2.7 10.0.0.0/8")
-    assert [ask(served["app"], "POST", path, client) == 403 for client in ("192.0.2.1", "192.0.2.7")] == [True, False]
-
-
-def test_a_simulation_admits_no_site(served: dict[str, Any]) -> None:
+def test_without_a_secret_it_is_this_machine_or_named_addresses_that_control(served: dict[str, Any]) -> None:
     """It has none, and another user of its machine could register one."""
-    path = "/v1/fleet/register-node"
+
+    def refused(path: str) -> list[bool]:
+        return [ask(served["app"], "POST", path, client) == 403 for client in ("192.0.2.1", "192.0.2.7")]
+
     start()
-    assert ask(served["app"], "POST", path, "192.0.2.1") != 403
+    assert refused("/v1/control/list-nodes") == [False, True]
+    assert refused("/v1/fleet/register-node") == [False, False]
+    start("--control-from", "192.0.2.7 10.0.0.0/8")
+    assert refused("/v1/control/list-nodes") == [True, False]
     start("--simulation")
-    assert ask(served["app"], "POST", path, "192.0.2.1") == 403
+    assert refused("/v1/fleet/register-node") == [True, True]
 
 
-@pytest.mark.parametrize(
-    ("options", "code"),
-    [
-        (["--control-secret", "nowhere"], "umbel"),
-        (["--control-from", "everybody"], "guard.bad-network"),
-        (["--runtime-at", "nothing.invalid"], "guard.not-this-machine"),
-    ],
-)
-def test_a_guard_that_cannot_be_set_up_is_no_server(served: dict[str, Any], options: list[str], code: str) -> None:
-    done = start(*options)
-    ended(done.exit_code, done.output, code, options[1])
-    assert not served
-
-
-@pytest.fixture
-def log_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Call the command for a user with one connection."""
-    (tmp_path / "config.toml").write_text('[superlink.umbel]\naddress = "umbel.example.org:8000"\n', encoding="utf-8")
+def test_flwr_sends_the_secret_to_no_other_server(
+    secret: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a user with one connection."""
+    config, credentials = tmp_path / "config.toml", tmp_path / "credentials.yaml"
+    config.write_text('[superlink.umbel]\naddress = "umbel.example.org:8000"\n', encoding="utf-8")
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
-    return lambda *arguments: CliRunner().invoke(umbel, ["server", "login", *map(str, arguments)])
 
+    def log_in(*arguments: object) -> Any:
+        return CliRunner().invoke(umbel, ["server", "login", *map(str, arguments)])
 
-def test_flwr_sends_the_secret_to_the_server_and_to_no_other(log_in: Any, secret: Path, tmp_path: Path) -> None:
+    assert "[guard.no-connection]" in log_in("other", secret).output
+    assert log_in("umbel", tmp_path / "nothing").exit_code == 1
+    assert not credentials.exists()
     done = log_in("umbel", secret)
     assert (done.exit_code, SECRET in done.output) == (0, False), done.output
-    assert (tmp_path / "credentials.yaml").stat().st_mode & 0o077 == 0
+    assert credentials.stat().st_mode & 0o077 == 0
     plugins = importlib.import_module("flwr.cli.auth_plugin")
     store = importlib.import_module("flwr.supercore.credential_store")
     for address, sends in (("umbel.example.org:8000", True), ("other.example.org:8000", False)):
         plugin = plugins.OidcCliPlugin(address)
-        plugin.store = store.FileCredentialStore(tmp_path / "credentials.yaml")
+        plugin.store = store.FileCredentialStore(credentials)
         plugin.load_tokens()
         assert (plugin.access_token == SECRET) is sends
-
-
-def test_logging_in_says_what_is_missing(log_in: Any, secret: Path, tmp_path: Path) -> None:
-    assert "[guard.no-connection]" in log_in("other", secret).output
-    assert log_in("umbel", tmp_path / "nothing").exit_code == 1
     secret.write_text("short", encoding="utf-8")
     assert "[guard.no-secret]" in log_in("umbel", secret).output
-    (tmp_path / "config.toml").write_text("superlink = 1", encoding="utf-8")
+    config.write_text("superlink = 1", encoding="utf-8")
     assert "[guard.no-connection]" in log_in("umbel", secret).output
-    assert not (tmp_path / "credentials.yaml").exists()
 
 
 def test_what_has_been_read_goes_from_the_disk(served: dict[str, Any], secret: Path, tmp_path: Path) -> None:
@@ -406,31 +360,38 @@ def test_a_full_database_is_told_in_a_line_and_sites_try_again_until_there_is_ro
         event.remove(Engine, "begin", limit)
 
 
+# --- what ends a start
+
+
 @pytest.mark.parametrize(
     ("options", "code", "part"),
     [
+        # A guard that cannot be set up is no server.
+        (["--control-secret", "nowhere"], "umbel", "nowhere"),
+        (["--control-from", "everybody"], "guard.bad-network", "everybody"),
+        (["--runtime-at", "nothing.invalid"], "guard.not-this-machine", "nothing.invalid"),
         (["--database", "/nowhere/state.db"], "server.database", "/nowhere"),
         (["--database", "{tmp}/other.db"], "server.database", "other.db"),
         (["--ssl-certfile", "/nowhere/server.crt"], "server.file", "umbel certs"),
+        (["--ssl-certfile", "{tmp}/server.crt"], "certificate.expired", "server.crt"),
+        (["--ssl-ca-certfile", "{tmp}/server.crt"], "certificate.expired", "server.crt"),
+        (["--port", "{taken}"], "server.port", "{taken}"),
+        (["--full", "--database", "{tmp}/state.db"], "disk.full", "1.0 MiB free"),
     ],
 )
 def test_what_the_server_lacks_is_told_in_one_line(
-    served: dict[str, Any], tmp_path: Path, options: list[str], code: str, part: str
-) -> None:
-    (tmp_path / "other.db").write_text("not a database, and longer than a header of SQLite would be" * 10)
-    done = start(*(option.format(tmp=tmp_path) for option in options))
-    ended(done.exit_code, done.output.splitlines(keepends=True)[-1], code, part)
-    assert not served
-
-
-@pytest.mark.parametrize("name", ["--ssl-certfile", "--ssl-ca-certfile"])
-def test_a_server_with_an_expired_certificate_does_not_start(
-    served: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    served: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], code: str, part: str
 ) -> None:
     monkeypatch.setattr(certs, "SERVER_DAYS", -0.01)
     certs.make(tmp_path, [], [])
-    done = start(name, str(tmp_path / "server.crt"))
-    ended(done.exit_code, done.output.splitlines(keepends=True)[-1], "certificate.expired", tmp_path / "server.crt")
+    (tmp_path / "other.db").write_text("not a database, and longer than a header of SQLite would be" * 10)
+    if options[0] == "--full":
+        monkeypatch.setattr("umbel.protocol.home.free_space", lambda _: 1 << 20)
+        options = options[1:]
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = str(other.getsockname()[1])
+        done = start(*(option.format(tmp=tmp_path, taken=taken) for option in options))
+    ended(done.exit_code, done.output.splitlines(keepends=True)[-1], code, part.format(taken=taken))
     assert not served
 
 
@@ -449,18 +410,50 @@ def test_a_server_whose_user_has_no_home_does_not_start(
     assert (start("--isolation=process").exit_code == 0) is (name == "UMBEL_HOME")
 
 
-def test_a_port_that_is_in_use_is_told_in_one_line(served: dict[str, Any]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = str(other.getsockname()[1])
-        done = start("--port", port)
-    ended(done.exit_code, done.output, "server.port", port)
-    assert not served
+# --- the disk of its database
 
 
-def test_a_server_whose_disk_is_full_does_not_start(
-    served: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_disk_is_full_for_a_minute_after_a_write_that_failed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("umbel.protocol.home.free_space", lambda _: 1 << 20)
-    done = start("--database", str(tmp_path / "state.db"))
-    ended(done.exit_code, done.output, "disk.full", tmp_path / "state.db", "1.0 MiB free")
-    assert not served
+    """A quota does not show in its free space."""
+    now = [0.0]
+    database = Database(tmp_path / "state.db", lambda: now[0])
+    assert database.fault() is None
+    failed = SimpleNamespace(original_exception=OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)))
+    for now[0] in (10.0, 20.0):
+        with pytest.raises(HTTPException, match="503"):
+            database._failing(failed)
+    for now[0], full in ((79.0, True), (81.0, False)):
+        assert bool(database.fault()) is full
+    assert [caplog.text.count(text) for text in ("[disk.full]", "can be written again")] == [1, 1]
+    database._failing(SimpleNamespace(original_exception=ValueError("another")))
+
+
+def test_a_disk_that_is_read_only_or_almost_full_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk with a fault becomes read-only. Sites then keep their replies, and try again."""
+    database = Database(tmp_path / "state.db")
+    tmp_path.joinpath("state.db").touch()
+    assert database.fault() is None
+    with monkeypatch.context() as patch:
+        patch.setattr("os.access", lambda *_: False)
+        fault = database.fault()
+        assert fault
+        assert fault.code == "server.database"
+    monkeypatch.setattr("umbel.protocol.home.free_space", lambda _: 15 << 20)
+    fault = database.fault()
+    assert fault
+    assert "15.0 MiB free" in fault.text, "for sites, and not yet for the server"
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ([], None),
+        (["--database", ":flwr-in-memory:"], None),
+        (["--database=/state/state.db"], "/state/state.db"),
+        (["--database", "sqlite:////state/state.db"], "/state/state.db"),
+    ],
+)
+def test_its_file_is_what_the_options_say(options: list[str], name: str | None) -> None:
+    assert Database.of(options).path == (Path(name) if name else None)

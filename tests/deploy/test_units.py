@@ -26,14 +26,11 @@ def settings(unit: Path, name: str) -> list[str]:
     return [line.partition("=")[2] for line in lines if line.startswith(f"{name}=")]
 
 
-def test_umbel_takes_its_command(unit: Path) -> None:
+def test_umbel_takes_its_command_and_it_has_a_user_of_its_own_and_writes_its_state_alone(unit: Path) -> None:
     [line] = settings(unit, "ExecStart")
     program, path_alone, *words = shlex.split(line)
     assert (program, path_alone) == (PYTHON, "-P")
     commands.check(["python", *words])
-
-
-def test_it_has_a_user_of_its_own_and_writes_its_state_alone(unit: Path) -> None:
     metrics = unit.stem == "umbel-metrics"
     user = "umbel-server" if metrics else unit.stem
     assert settings(unit, "User") == [user]

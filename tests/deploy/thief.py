@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tomli_w
-
 from tests.deploy.processes import Deployment
 
 THIEF = """
@@ -77,32 +75,31 @@ if {"server", "start"} <= {*sys.orig_argv}:
 """
 
 
+PROJECT = """
+[project]
+name = "umbel"
+version = "0.1.0"
+license = { file = "LICENSE" }
+dependencies = ["flwr[simulation]>=1.42.0"]
+[tool.flwr.app]
+publisher = "umbel"
+fab-format-version = 1
+flwr-version-target = "1.42.0"
+components = { serverapp = "accomplice:app", clientapp = "thief:app" }
+config = { out = "", nodes = "" }
+"""
+
+
 def write_thief(folder: Path) -> Path:
     """Write an app that calls itself umbel and has no gate."""
     folder.mkdir()
-    (folder / "LICENSE").touch()
-    (folder / "thief.py").write_text(THIEF, encoding="utf-8")
-    (folder / "accomplice.py").write_text(ACCOMPLICE, encoding="utf-8")
-    own = {
-        "project": {
-            "name": "umbel",
-            "version": "0.1.0",
-            "license": {"file": "LICENSE"},
-            "dependencies": ["flwr[simulation]>=1.42.0"],
-        },
-        "tool": {
-            "flwr": {
-                "app": {
-                    "publisher": "umbel",
-                    "fab-format-version": 1,
-                    "flwr-version-target": "1.42.0",
-                    "components": {"serverapp": "accomplice:app", "clientapp": "thief:app"},
-                    "config": {"out": "", "nodes": ""},
-                }
-            }
-        },
-    }
-    (folder / "pyproject.toml").write_text(tomli_w.dumps(own), encoding="utf-8")
+    for name, text in {
+        "LICENSE": "",
+        "thief.py": THIEF,
+        "accomplice.py": ACCOMPLICE,
+        "pyproject.toml": PROJECT,
+    }.items():
+        (folder / name).write_text(text, encoding="utf-8")
     return folder
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator
 from importlib import import_module
 from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -39,41 +39,30 @@ def test_a_change_in_it_leaves_the_bundle_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_its_commands_stand_beside_umbels(name: str) -> None:
+def test_its_commands_stand_beside_umbels_or_a_hint_names_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert name in main.LAB
     module, _, attribute = COMMANDS[name][0].partition(":")
     assert isinstance(getattr(import_module(module), attribute), typer.Typer)
-    told = CliRunner().invoke(main.app, [name, "--help"], prog_name="umbel")
-    assert told.exit_code == 0
-    assert f"umbel {name}" in told.output
-    assert f"│ {name} " in CliRunner().invoke(main.app, ["--help"], prog_name="umbel").output
 
+    def told(*words: str) -> Any:
+        return CliRunner().invoke(main.app, [*words, "--help"], prog_name="umbel")
 
-@pytest.fixture
-def without(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No package adds commands."""
+    assert (told(name).exit_code, f"umbel {name}" in told(name).output) == (0, True)
+    assert f"│ {name} " in told().output
     monkeypatch.setattr(main, "entry_points", lambda group: [])
     main.installed.cache_clear()
-    yield
+    hint = told(name)
+    ended(hint.exit_code, hint.output, "config.not-installed", "pip install umbel-lab")
+    assert f"│ {name} " not in told().output
     main.installed.cache_clear()
-
-
-@pytest.mark.usefixtures("without")
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_hint_names_it_where_it_is_not_installed(name: str) -> None:
-    told = CliRunner().invoke(main.app, [name, "--help"])
-    ended(told.exit_code, told.output, "config.not-installed", "pip install umbel-lab")
-    assert f"│ {name} " not in CliRunner().invoke(main.app, ["--help"], prog_name="umbel").output
 
 
 def test_its_recipes_stand_beside_umbels(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = {"qmnist"}
-    assert names | {"femnist", "hospital", "movielens", "preferences", "synthetic"} == find.recipes().keys()
+    assert find.recipes().keys() == {"qmnist", "femnist", "hospital", "movielens", "preferences", "synthetic"}
     monkeypatch.setattr(find, "entry_points", lambda group: [])
     find.recipes.cache_clear()
-    for name in names:
-        told = CliRunner().invoke(main.app, ["data", "make", name, "--help"], prog_name="umbel")
-        ended(told.exit_code, told.output, "config.not-installed", f"data make {name}", "pip install umbel-lab")
+    hint = CliRunner().invoke(main.app, ["data", "make", "qmnist", "--help"], prog_name="umbel")
+    ended(hint.exit_code, hint.output, "config.not-installed", "data make qmnist", "pip install umbel-lab")
     find.recipes.cache_clear()
 
 

@@ -13,34 +13,22 @@ from umbel.protocol.cli import PASSES_ON, csv_cell, errors_in_one_line, fail
 from umbel.protocol.errors import DatasetError, UmbelError
 
 
-@pytest.mark.parametrize(
-    ("error", "code"), [(UmbelError("too small"), 1), (DatasetError("too small"), 3), (OSError("too small"), 1)]
-)
-def test_an_error_of_umbels_or_the_systems_is_one_line(
-    error: Exception, code: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(typer.Exit) as ended, errors_in_one_line():
-        raise error
-    assert ended.value.exit_code == code
-    assert capsys.readouterr() == ("", "Error: too small\n")
-
-
-def test_an_error_of_programming_keeps_its_traceback_unless_a_command_reports_it(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_goes_wrong_is_one_line_but_an_error_of_programming(capsys: pytest.CaptureFixture[str]) -> None:
+    """That keeps its traceback, unless a command reports it."""
+    for error, code in ((UmbelError("too small"), 1), (DatasetError("too small"), 3), (OSError("too small"), 1)):
+        with pytest.raises(typer.Exit) as ended, errors_in_one_line():
+            raise error
+        assert ended.value.exit_code == code
+        assert capsys.readouterr() == ("", "Error: too small\n")
+    with pytest.raises(typer.Exit) as ended:
+        fail("no such thing")
+    assert (ended.value.exit_code, capsys.readouterr().err) == (1, "Error: no such thing\n")
     with pytest.raises(KeyError), errors_in_one_line():
         raise KeyError("x")
     assert capsys.readouterr() == ("", "")
     with pytest.raises(typer.Exit), errors_in_one_line(KeyError):
         raise KeyError("x")
     assert capsys.readouterr().err == "Error: 'x'\n"
-
-
-def test_a_command_may_fail_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(typer.Exit) as ended:
-        fail("no such thing")
-    assert ended.value.exit_code == 1
-    assert capsys.readouterr().err == "Error: no such thing\n"
 
 
 SCRIPT = """
@@ -77,12 +65,8 @@ def test_a_command_passes_on_what_it_does_not_know_where_it_says_so(passes_on: b
     assert got == (["--port", "7"] if passes_on else [])
 
 
-@pytest.mark.parametrize("text", ["=1+1", "+1+1", "-1+1", "-north", "@SUM(A1)", "\t=1", "\r=1", "=1", "-1\n"])
-def test_no_cell_of_a_table_is_a_formula(text: str) -> None:
-    assert csv_cell(text) == f"'{text}"
-
-
-def test_other_cells_stay_as_they_are() -> None:
-    assert [csv_cell(one) for one in ("north", -1.5, 3, None, "", "-1", "+2.5")] == [
-        "north", -1.5, 3, None, "", "-1", "+2.5",
-    ]  # fmt: skip
+def test_no_cell_of_a_table_is_a_formula() -> None:
+    for text in ("=1+1", "+1+1", "-1+1", "-north", "@SUM(A1)", "\t=1", "\r=1", "=1", "-1\n"):
+        assert csv_cell(text) == f"'{text}"
+    for cell in ("north", -1.5, 3, None, "", "-1", "+2.5"):
+        assert csv_cell(cell) == cell

@@ -8,6 +8,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections import OrderedDict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -155,15 +156,9 @@ def test_records_made_without_checks_are_those_of_flower() -> None:
     del arrived.content["x"]["y"]
     assert message.metadata.group_id == ""
     assert message.content == content
-
-
-def test_records_are_filled_also_where_flower_keeps_them_in_another_way() -> None:
+    # Also where Flower keeps them in another way.
     with pytest.warns(UserWarning, match="more slowly"):
-        assert filled(Other({"a": 1}), {"b": 2}) == {"a": 1, "b": 2}  # type: ignore[type-var]
-
-
-class Other(dict[str, int]):
-    """A record without the entry that Flower's have."""
+        assert filled(OrderedDict({"a": 1}), {"b": 2}) == {"a": 1, "b": 2}  # type: ignore[type-var]
 
 
 def test_a_bundle_is_what_flower_makes(tmp_path: Path) -> None:
@@ -176,12 +171,6 @@ def test_a_bundle_is_what_flower_makes(tmp_path: Path) -> None:
     (tmp_path / "linked").symlink_to(tmp_path / "umbel")
     made = build_fab_from_disk(tmp_path)
     assert door.build_bundle(project.APP) == door.build_bundle(tmp_path) == made
-
-
-def test_the_grid_of_flowers_simulation_is_known() -> None:
-    kind = importlib.import_module("flwr.superlink.grid.inmemory_grid").InMemoryGrid
-    assert in_memory(kind.__new__(kind))
-    assert not in_memory(PaperGrid({}))
 
 
 BOMB = """
@@ -251,13 +240,12 @@ assert all((read[name].numpy() == sent[name].numpy()).all() for name in sent)
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize(("named", "there"), [(None, ""), ("hospital.example", "hospital.example,")])
-def test_programs_of_this_machine_reach_each_other_without_a_proxy(
-    monkeypatch: pytest.MonkeyPatch, named: str | None, there: str
-) -> None:
+def test_this_machine_needs_no_proxy_and_the_grid_of_a_simulation_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    if named:
-        monkeypatch.setenv("NO_PROXY", named)
-    expected = f"{there}127.0.0.1,localhost"
-    assert without_proxy() == {"no_proxy": expected, "NO_PROXY": expected}
+    assert without_proxy() == dict.fromkeys(("no_proxy", "NO_PROXY"), "127.0.0.1,localhost")
+    monkeypatch.setenv("NO_PROXY", "hospital.example")
+    assert without_proxy() == dict.fromkeys(("no_proxy", "NO_PROXY"), "hospital.example,127.0.0.1,localhost")
+    kind = importlib.import_module("flwr.superlink.grid.inmemory_grid").InMemoryGrid
+    assert in_memory(kind.__new__(kind))
+    assert not in_memory(PaperGrid({}))

@@ -1,8 +1,12 @@
-"""A log is lines of JSON where that is asked for, and has no codes for colours where no terminal is."""
+"""A log is lines of JSON where that is asked for, and has no codes for colours where no terminal is.
+
+And what of a run's log its user reads.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import subprocess
@@ -11,6 +15,8 @@ import sys
 import pytest
 
 from umbel.deploy.programs import THROUGH
+from umbel.protocol.log import log
+from umbel.protocol.logs import printed
 
 LOGS = """
 import sys
@@ -80,10 +86,6 @@ broken()
 """
 
 
-def written(form: str, code: str = LOGS, status: int = 0) -> str:
-    return said(form, "-c", code, status=status)
-
-
 def said(form: str, *words: str, status: int = 0) -> str:
     environment = os.environ | {"UMBEL_LOG": form}
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, env=environment)
@@ -91,28 +93,24 @@ def said(form: str, *words: str, status: int = 0) -> str:
     return done.stderr + done.stdout
 
 
-def test_a_line_of_json_says_when_where_and_about_which_run() -> None:
+def written(form: str, code: str = LOGS, status: int = 0) -> str:
+    return said(form, "-c", code, status=status)
+
+
+def test_all_lines_are_json_and_say_when_where_and_about_which_run() -> None:
+    """Those about requests too, and a command's last error, and what no one expected."""
     first, second = map(json.loads, written("json").splitlines())
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", first.pop("time"))
     host = os.uname().nodename
     assert first == {"level": "INFO", "host": host, "run": 7, "round": 3, "message": "round 3 of\nmany"}
     assert "ZeroDivisionError" in second["trace"]
-
-
-def test_lines_about_requests_are_json_too_and_every_reader_takes_them() -> None:
     text = written("json", UVICORN)
-    first, second = [json.loads(line)["message"] for line in text.splitlines()]
-    assert (first, second) == ("Started", '1.2.3.4:5 - "GET /\n? HTTP/1.1" 403')
-    assert "\\ud" not in text
-
-
-def test_a_commands_last_error_is_a_line_too() -> None:
+    started, asked = [json.loads(line)["message"] for line in text.splitlines()]
+    assert (started, asked) == ("Started", '1.2.3.4:5 - "GET /\n? HTTP/1.1" 403')
+    assert "\\ud" not in text, "every reader takes it"
     [error] = map(json.loads, written("json", COMMAND).splitlines())
     assert (error["level"], error["message"]) == ("ERROR", "no such\nledger [ledger.gone]")
     assert written("plain", COMMAND) == "Error: no such\nledger [ledger.gone]\n"
-
-
-def test_what_no_one_expected_is_a_line_too() -> None:
     found = [json.loads(line) for line in written("json", UNEXPECTED, status=1).splitlines()]
     assert "old\nway" in found[0]["message"]
     assert found[1]["message"] == "of\na library"
@@ -147,3 +145,31 @@ def test_without_a_terminal_a_line_has_a_time_and_no_colours(form: str) -> None:
     text = written(form)
     assert re.match(r"INFO \d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}:", text)
     assert "\x1b" not in text
+
+
+def test_a_text_is_said_without_flowers_form_and_a_refusal_once_with_its_traceback() -> None:
+    said: list[str] = []
+    logger = logging.getLogger("flwr")
+    before = logger.handlers
+    with printed(said.append):
+        log(logging.INFO, "round %d/3  validation RMSE 3.4018", 1)
+        log(logging.INFO, "")
+        log(logging.WARNING, "node 7 did not reply")
+        for layer in ("such", "such", "other"):
+            try:
+                raise RuntimeError(f"no {layer} layer")
+            except RuntimeError as error:
+                log(logging.ERROR, "umbel refused to answer (train): %s", error, exc_info=True)
+        log(logging.WARNING, "node 7 did not reply")
+    assert [text for text in said if not text.startswith("Traceback")] == [
+        "round 1/3  validation RMSE 3.4018",
+        "Warning: node 7 did not reply",
+        "Error: umbel refused to answer (train): no such layer",
+        "Error: umbel refused to answer (train): no other layer",
+        "Warning: node 7 did not reply",
+    ]
+    assert [text.splitlines()[-1] for text in said if text.startswith("Traceback")] == [
+        "RuntimeError: no such layer",
+        "RuntimeError: no other layer",
+    ]
+    assert logger.handlers is before

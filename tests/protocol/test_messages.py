@@ -40,33 +40,23 @@ def test_what_is_asked_comes_in_a_record_of_its_kind_with_hypotheses(name: str) 
         (training_in if name == "training" else evaluation_in)(content)
     with raises(ProtocolError, "protocol.records", "hypotheses"):
         hypotheses_in(content)
-
-
-def to(node: int, content: RecordDict) -> Message:
-    """Return a message to a node."""
-    return Message(content, node, "train", group_id="3")
+    # What a run has found travels by itself.
+    arrived = over_the_wire(keep_request(pack(STACKED)))
+    assert numbers_asked(arrived) == (0, 0)
+    assert_same_arrays(hypotheses_in(arrived), STACKED)
 
 
 def test_messages_to_one_node_become_one() -> None:
-    training, evaluation = to(7, request(TRAINING)), to(7, request(evaluation=EVALUATION))
-    alone = to(8, request(evaluation=EVALUATION))
-    both, other = merged([training, evaluation, alone])
+    def to(node: int, content: RecordDict) -> Message:
+        return Message(content, node, "train", group_id="3")
+
+    alike = TrainingSpec(9, (1,), 1, 0.1, 10, 5.0)  # of what two messages ask alike the first stands
+    asked = [request(TRAINING), request(alike), request(evaluation=EVALUATION)]
+    both, other = merged([*(to(7, one) for one in asked), to(8, request(evaluation=EVALUATION))])
     assert (both.metadata.dst_node_id, other.metadata.dst_node_id) == (7, 8)
     assert (training_in(both.content), evaluation_in(both.content)) == (TRAINING, EVALUATION)
     assert (training_in(other.content), evaluation_in(other.content)) == (None, EVALUATION)
     assert_same_arrays(hypotheses_in(both.content), STACKED)
-
-
-def test_of_what_two_messages_ask_alike_the_first_stands() -> None:
-    first, second = request(TRAINING), request(TrainingSpec(9, (1,), 1, 0.1, 10, 5.0))
-    (one,) = merged([to(7, first), to(7, second)])
-    assert training_in(one.content) == TRAINING
-
-
-def test_what_a_run_has_found_travels_by_itself() -> None:
-    arrived = over_the_wire(keep_request(pack(STACKED)))
-    assert numbers_asked(arrived) == (0, 0)
-    assert_same_arrays(hypotheses_in(arrived), STACKED)
 
 
 def test_a_query_asks_for_the_version_spoken_here_or_names_none() -> None:

@@ -8,30 +8,21 @@ import threading
 import urllib.error
 import urllib.request
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding
 from prometheus_client.metrics_core import Metric
 
 from tests.helpers.errors import raises
 from tests.helpers.ports import free_port
 from tests.helpers.series import values_of
+from umbel.deploy import certs
 from umbel.protocol.errors import MetricsError
 from umbel.protocol.metrics import exposition, machine, metric, publish, watched
 
-SOME = [
-    metric("a_total", "Grows.", 3),
-    metric("b", "By label.", {'say "hi"\n\\': 0.5, "none": math.nan}, "what"),
-]
-
 
 def some() -> list[Metric]:
-    return SOME
+    return [metric("a_total", "Grows.", 3), metric("b", "By label.", {'say "hi"\n\\': 0.5, "none": math.nan}, "what")]
 
 
 def test_the_format_is_prometheus() -> None:
@@ -70,38 +61,25 @@ def test_they_are_served_at_an_address(host: str) -> None:
 
 
 @pytest.mark.parametrize("listen", ["{port}", ":{port}"])
-def test_a_port_alone_is_one_of_this_machine(listen: str) -> None:
+def test_a_port_is_of_this_machine_and_a_silent_connection_closed(listen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("umbel.protocol.metrics._IDLE_S", 0.2)
     port = free_port()
     served(listen.format(port=port))
     assert read(f"127.0.0.1:{port}")
     # Where another address of this machine is bound too, nobody else can bind it.
     with socket.create_server(("127.0.0.2", port)):
         pass
-
-
-def test_a_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("umbel.protocol.metrics._IDLE_S", 0.2)
-    port = free_port()
-    served(f"127.0.0.1:{port}")
-    assert read(f"127.0.0.1:{port}")
     with socket.create_connection(("127.0.0.1", port), timeout=20) as silent:
         assert silent.recv(1) == b""
+    for address in ("host:port", "127.0.0.1:", "127.0.0.1:99999"):
+        with raises(MetricsError, "metrics.address", address):
+            publish(some, address)
 
 
-@pytest.mark.parametrize("listen", ["host:port", "127.0.0.1:", "127.0.0.1:99999"])
-def test_an_address_that_cannot_be_used_is_named(listen: str) -> None:
-    with raises(MetricsError, "metrics.address", listen):
-        publish(some, listen)
-
-
-def test_certificates_disk_and_memory_of_this_machine(tmp_path: Path) -> None:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "x")])
-    now = datetime.now(UTC)
-    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
-    builder = builder.serial_number(1).not_valid_before(now).not_valid_after(now + timedelta(days=10))
-    file = tmp_path / "x.crt"
-    file.write_bytes(builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM))
+def test_certificates_disk_and_memory_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(certs, "SERVER_DAYS", 10)
+    certs.make(tmp_path, [], [])
+    file = (tmp_path / "server.crt").rename(tmp_path / "x.crt")
     found = values_of(machine(tmp_path / "not" / "yet", {"x.crt": file}, ["python"], "umbel_x"))
     assert found["umbel_x_certificate_days_left"][("x.crt",)] == pytest.approx(10, abs=0.01)
     assert found["umbel_x_disk_free_bytes"][()] > 0

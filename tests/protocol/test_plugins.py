@@ -24,54 +24,32 @@ from umbel.protocol.tasks import TrainingSpec
 # --- by name
 
 
-def test_an_object_is_found_by_its_name() -> None:
+def test_an_object_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert import_by_name("umbel.protocol.tasks:TrainingSpec") is TrainingSpec
     assert import_by_name("os.path:join").__name__ == "join"
-
-
-@pytest.mark.parametrize(
-    ("name", "missing"),
-    [
-        ("garden.roses:Factory", "'garden'"),
-        ("os.roses:Factory", "'os.roses'"),
-        ("umbel.protocol:Roses", "'Roses'"),
-        ("umbel.protocol", "''"),
-        (".roses:Factory", "'.roses'"),
-        ("", "''"),
-    ],
-)
-def test_the_missing_half_of_a_name_is_told(name: str, missing: str) -> None:
-    with raises(ConfigError, "config.import", missing, repr(name)):
-        import_by_name(name)
-
-
-def test_a_library_that_umbel_knows_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, missing in (
+        ("garden.roses:Factory", "'garden'"), ("os.roses:Factory", "'os.roses'"), ("umbel.protocol:Roses", "'Roses'"),
+        ("umbel.protocol", "''"), (".roses:Factory", "'.roses'"), ("", "''"),
+    ):  # fmt: skip
+        with raises(ConfigError, "config.import", missing, repr(name)):
+            import_by_name(name)
     monkeypatch.setitem(sys.modules, "timm", None)
     with raises(ConfigError, "config.import", "pip install 'timm>=1'"):
         import_by_name("timm:create_model")
-
-
-def test_a_script_that_ends_python_ends_no_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = write_module(tmp_path, monkeypatch, "raise SystemExit(0)")
-    with raises(ConfigError, "config.import", name, "__main__"):
-        import_by_name(f"{name}:network")
-
-
-# --- pairs
-
-
-def test_pairs_are_read_in_order() -> None:
-    assert parse_pairs("  b=1   a=x=y\tc= ", "key") == {"b": "1", "a": "x=y", "c": ""}
-    assert parse_pairs("", "key") == {}
-
-
-@pytest.mark.parametrize("text", ["a", "=1", "a=1 b", "a=1 a=2", "a = 1"])
-def test_what_is_no_pair_is_told_with_its_key(text: str) -> None:
-    with raises(ConfigError, "config.option-pairs", "strategy", repr(text)):
-        parse_pairs(text, "strategy")
+    ends_python = write_module(tmp_path, monkeypatch, "raise SystemExit(0)")
+    with raises(ConfigError, "config.import", ends_python, "__main__"):
+        import_by_name(f"{ends_python}:network")
 
 
 # --- options
+
+
+def test_pairs_are_read_in_order_and_what_is_none_is_told_with_its_key() -> None:
+    assert parse_pairs("  b=1   a=x=y\tc= ", "key") == {"b": "1", "a": "x=y", "c": ""}
+    assert parse_pairs("", "key") == {}
+    for text in ("a", "=1", "a=1 b", "a=1 a=2", "a = 1"):
+        with raises(ConfigError, "config.option-pairs", "strategy", repr(text)):
+            parse_pairs(text, "strategy")
 
 
 class Colour(StrEnum):
@@ -103,9 +81,15 @@ class Nothing:
     pass
 
 
-def test_without_text_options_are_their_defaults() -> None:
+def test_values_are_read_as_the_type_of_their_field_and_without_text_are_its_default() -> None:
     assert parse_options(Options, "", "key") == Options(max_height=1.5)
     assert parse_options(Nothing, "", "key") == Nothing()
+    assert parse_options(Required, "petals=3", "strategy").petals == 3
+    text = "petals=7 max-height=2 thorns=false name=May colour=white kind=wild path=/x/y"
+    read = parse_options(Options, text, "key")
+    assert read == Options(7, 2.0, False, "May", Colour.WHITE, "wild", Path("/x/y"))
+    assert (type(read.max_height), type(read.colour)) == (float, Colour)
+    assert parse_options(Options, "max_height=3", "key").max_height == 3, "as the field is written"
 
 
 class Plain:
@@ -116,68 +100,35 @@ class Derived(Nothing):
     share: float = 0.5
 
 
-@pytest.mark.parametrize("kind", [Plain, Derived, dict])
-@pytest.mark.parametrize("text", ["", "share=0.3"])
-def test_options_that_are_no_dataclass_are_named(kind: type, text: str) -> None:
-    with raises(ConfigError, "config.options-class", "strategy", kind.__name__, "@dataclass"):
+@pytest.mark.parametrize(
+    ("kind", "text", "code", "parts"),
+    [
+        *((kind, text, "options-class", [kind.__name__, "@dataclass"])
+          for kind in (Plain, Derived, dict) for text in ("", "share=0.3")),
+        (Options, "petals=4", "option-value", ["petals", "at least 5", "'4'"]),
+        (Options, "petals=100", "option-value", ["petals", "below 100", "'100'"]),
+        (Options, "max-height=0", "option-value", ["max_height", "above 0", "'0'"]),
+        (Options, "petals=5.5", "option-value", ["petals", "whole", "'5.5'"]),
+        (Options, "petals=", "option-value", ["petals", "whole", "''"]),
+        (Options, "max-height=tall", "option-value", ["max_height", "a number", "'tall'"]),
+        (Options, "thorns=some", "option-value", ["thorns", "true or false", "'some'"]),
+        (Options, "colour=blue", "option-value", ["colour", "'red' or 'white'", "'blue'"]),
+        (Options, "kind=climbing", "option-value", ["kind", "'tea' or 'wild'", "'climbing'"]),
+        (Options, "petal=7", "unknown-option", ["petals?"]),
+        (Options, "max-heigth=7", "unknown-option", ["max_height?"]),
+        (Options, "zzz=7", "unknown-option", ["petals, max_height, thorns"]),
+        (Nothing, "zzz=7", "unknown-option", ["there are none"]),
+        (Required, "", "missing-option", ["petals"]),
+        (Options, "petals=6 petals=7", "option-pairs", []),
+        (Options, "max-height=1 max_height=2", "option-pairs", []),
+    ],
+)  # fmt: skip
+def test_an_option_that_cannot_be_used_is_named(kind: type, text: str, code: str, parts: list[str]) -> None:
+    with raises(ConfigError, f"config.{code}", "strategy", *parts):
         parse_options(kind, text, "strategy")
 
 
-def test_values_are_read_as_the_type_of_their_field() -> None:
-    text = "petals=7 max-height=2 thorns=false name=May colour=white kind=wild path=/x/y"
-    read = parse_options(Options, text, "key")
-    assert read == Options(7, 2.0, False, "May", Colour.WHITE, "wild", Path("/x/y"))
-    assert (type(read.max_height), type(read.colour)) == (float, Colour)
-
-
-def test_a_name_may_be_written_with_hyphens_or_as_the_field() -> None:
-    for name in ("max-height", "max_height"):
-        assert parse_options(Options, f"{name}=3", "key").max_height == 3
-
-
-@pytest.mark.parametrize(
-    ("text", "rule"),
-    [
-        ("petals=4", "at least 5"),
-        ("petals=100", "below 100"),
-        ("max-height=0", "above 0"),
-        ("petals=5.5", "whole"),
-        ("petals=", "whole"),
-        ("max-height=tall", "a number"),
-        ("thorns=some", "true or false"),
-        ("colour=blue", "'red' or 'white'"),
-        ("kind=climbing", "'tea' or 'wild'"),
-    ],
-)
-def test_an_option_that_cannot_be_used_is_named(text: str, rule: str) -> None:
-    name, _, value = text.partition("=")
-    with raises(ConfigError, "config.option-value", "strategy", name.replace("-", "_"), rule, repr(value)):
-        parse_options(Options, text, "strategy")
-
-
-@pytest.mark.parametrize(
-    ("text", "near"), [("petal=7", "petals?"), ("max-heigth=7", "max_height?"), ("zzz=7", "petals, max_height, thorns")]
-)
-def test_an_option_that_there_is_not_is_told_with_the_nearest(text: str, near: str) -> None:
-    with raises(ConfigError, "config.unknown-option", "strategy", near):
-        parse_options(Options, text, "strategy")
-    with raises(ConfigError, "config.unknown-option", "there are none"):
-        parse_options(Nothing, text, "key")
-
-
-def test_an_option_that_is_missing_is_named() -> None:
-    with raises(ConfigError, "config.missing-option", "strategy", "petals"):
-        parse_options(Required, "", "strategy")
-    assert parse_options(Required, "petals=3", "strategy").petals == 3
-
-
-@pytest.mark.parametrize("text", ["petals=6 petals=7", "max-height=1 max_height=2"])
-def test_an_option_is_given_once(text: str) -> None:
-    with raises(ConfigError, "config.option-pairs", "strategy"):
-        parse_options(Options, text, "strategy")
-
-
-def test_a_users_module_is_found_before_an_installed_one_of_its_name_and_then_after(
+def test_a_users_module_is_found_before_an_installed_one_of_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for place in ("own", "installed"):

@@ -13,25 +13,26 @@ def test_it_is_a_twentieth_of_what_was_waited_within_bounds(waited: float, secon
     assert pause(waited, shortest=0.0, longest=1.0) == pytest.approx(min(1.0, waited / 20))
 
 
+@pytest.fixture
+def now() -> list[float]:
+    return [0.0]
+
+
+@pytest.fixture
+def pace(now: list[float]) -> Pace:
+    return Pace(clock=lambda: now[0])
+
+
 @pytest.mark.parametrize(("since", "seconds"), [(0, 0.5), (10, 0.5), (20, 1.0), (40, 2.0), (60, 3.0), (3600, 3.0)])
-def test_a_supernode_looks_more_seldom_the_longer_no_message_has_come(since: float, seconds: float) -> None:
-    now = [100.0]
-    pace = Pace(clock=lambda: now[0])
+def test_without_messages_it_looks_more_seldom(now: list[float], pace: Pace, since: float, seconds: float) -> None:
     now[0] += since
     assert pace.seconds(3.0) == pytest.approx(seconds)
-
-
-def test_a_message_makes_it_look_often_again() -> None:
-    now = [0.0]
-    pace = Pace(clock=lambda: now[0])
-    now[0] = 3600.0
     assert pace.seconds(0.5) == 0.1, "the reply is waited for"
-    assert pace.seconds(3.0) == 0.5
+    now[0] += 5.0
+    assert pace.seconds(3.0) == 0.5, "a message makes it look often again, and work is no slow answer"
 
 
-def test_a_server_that_is_slow_to_answer_is_asked_more_seldom() -> None:
-    now = [0.0]
-    pace = Pace(clock=lambda: now[0])
+def test_a_server_that_is_slow_to_answer_is_asked_more_seldom(now: list[float], pace: Pace) -> None:
     waited = []
     for took in (0.1, 0.15, 9.0, 8.0):
         waited.append(pace.seconds(3.0))
@@ -40,20 +41,8 @@ def test_a_server_that_is_slow_to_answer_is_asked_more_seldom() -> None:
     assert pace.seconds(3.0) == 10.0, "but not for ever"
 
 
-def test_one_slow_look_is_not_a_slow_server() -> None:
-    now = [0.0]
-    pace = Pace(clock=lambda: now[0])
+def test_one_slow_look_is_not_a_slow_server(now: list[float], pace: Pace) -> None:
     for took in (0.01, 5.0, 0.01, 0.01):
         seconds = pace.seconds(3.0)
         assert seconds < 1
         now[0] += seconds + took
-
-
-def test_work_is_no_slow_answer() -> None:
-    now = [0.0]
-    pace = Pace(clock=lambda: now[0])
-    pace.seconds(3.0)
-    now[0] += 5.0
-    pace.seconds(0.5)
-    now[0] += 5.0
-    assert pace.seconds(3.0) == 0.5

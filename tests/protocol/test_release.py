@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 from fractions import Fraction
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,16 +17,16 @@ def release(n: int, noise_multiplier: float, mode: Clipping = Clipping.UPDATE) -
     return Release(Kind.TRAIN, n, noise_multiplier, mode)
 
 
-# --- cost
-
-
-def test_the_hospital_network_costs_eleven_thirds() -> None:
-    assert release(11, 3.0).paper_cost == Fraction(11, 3)
-
-
-def test_a_tenth_is_the_tenth_that_people_write() -> None:
-    assert release(2, 0.1).paper_cost == 20
+def test_what_releases_cost_together_is_exact() -> None:
+    assert release(11, 3.0).paper_cost == Fraction(11, 3), "the hospital network"
+    assert release(2, 0.1).paper_cost == 20, "a tenth is the tenth that people write"
     assert release(4, 0.3).paper_cost == Fraction(40, 3), "so that three of them fit a budget of 40"
+    assert (release(11, 3.0).paper_spend(3), release(11, 3.0).paper_spend(0)) == (11, 0)
+    assert (release(11, 0.0).paper_cost, release(11, 0.0).paper_spend(1), release(11, 0.0).paper_spend(0)) == (
+        None, math.inf, 0,
+    )  # fmt: skip
+    for mode in Clipping:  # it does not hang on the radius
+        assert Release(Kind.REPORT, 2, 4.0, mode, 7.0).paper_cost == release(2, 4.0).paper_cost == Fraction(1, 2)
 
 
 def test_a_price_that_is_no_short_fraction_is_rounded_up() -> None:
@@ -46,18 +45,6 @@ def test_a_price_is_never_too_low_and_hardly_too_high(n: int, noise_multiplier: 
     assert cost.denominator <= 2**32
 
 
-def test_releases_are_spent_together_and_one_without_noise_has_no_bound() -> None:
-    assert (release(11, 3.0).paper_spend(3), release(11, 3.0).paper_spend(0)) == (11, 0)
-    assert release(11, 0.0).paper_cost is None
-    assert release(11, 0.0).paper_spend(1) == math.inf
-    assert release(11, 0.0).paper_spend(0) == 0
-
-
-@pytest.mark.parametrize("mode", Clipping)
-def test_what_a_release_costs_does_not_hang_on_its_radius(mode: Clipping) -> None:
-    assert Release(Kind.REPORT, 2, 4.0, mode, 7.0).paper_cost == release(2, 4.0).paper_cost == Fraction(1, 2)
-
-
 def test_a_guarantee_takes_noise_a_public_radius_and_a_private_choice() -> None:
     assert release(11, 3.0, Clipping.PUBLIC).formal
     assert not release(11, 0.0, Clipping.PUBLIC).formal
@@ -68,14 +55,8 @@ def test_a_guarantee_takes_noise_a_public_radius_and_a_private_choice() -> None:
     assert not replace(chosen, hypotheses=0).formal, "how many there were is not on record"
 
 
-# --- words
-
-
 def test_names_are_those_that_travel_and_stand_in_ledgers() -> None:
     assert [*Clipping] == ["update", "public"]
     assert [*Kind] == ["train", "site", "secure", "report"]
     assert [*NoisePer] == ["vector", "layer", "row"]
     assert [*ReleaseBy] == ["client", "site", "secure"]
-
-
-# --- schedule

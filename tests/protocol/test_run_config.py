@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
 from typing import Any, get_type_hints
 
 import pytest
@@ -17,7 +16,6 @@ from umbel.privacy.site.policy import Policy
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.options import Options
 from umbel.protocol.release import Clipping, NoisePer, RowPrivacy
-from umbel.protocol.rules import Settings
 from umbel.protocol.run_config import ClipSchedule, RunConfig
 from umbel.strategies import STRATEGIES
 from umbel_lab.attacks.__main__ import audit_command
@@ -43,27 +41,16 @@ def test_every_config_that_comes_along_can_be_run(file: Any) -> None:
     assert {key: value for key, value in config.items() if run.entries()[key] != value}.keys() <= options
 
 
-def test_every_key_has_a_help_of_one_line() -> None:
-    for name, _, _, help in RunConfig.table():
-        assert help, name
-        assert "\n" not in help, name
-
-
-@pytest.mark.parametrize(
-    ("settings", "key", "known"),
-    [
-        (RunConfig, "strategy", STRATEGIES), (RunConfig, "model", MODELS | SIZED), (RunConfig, "loss", LOSSES),
-        (RunConfig, "metric", METRICS), (RunConfig, "mechanism", MECHANISMS), (Policy, "mechanisms", MECHANISMS),
-    ],
-)  # fmt: skip
-def test_a_help_names_all_that_comes_along(settings: type[Settings], key: str, known: Mapping[str, Any]) -> None:
-    [help] = [help for name, _, _, help in settings.table() if name == key]
-    assert known.keys() <= {*re.findall(r"[\w-]+", help)}
-
-
-def test_a_command_names_all_mechanisms() -> None:
-    [option] = get_type_hints(audit_command, include_extras=True)["setting"].__metadata__
-    assert MECHANISMS.keys() <= {*re.findall(r"[\w-]+", option.help)}
+def test_a_help_is_one_line_and_names_all_that_comes_along() -> None:
+    [audited] = get_type_hints(audit_command, include_extras=True)["setting"].__metadata__
+    helps = {name: help for settings in (Policy, RunConfig) for name, _, _, help in settings.table()}
+    assert all(help and "\n" not in help for help in helps.values())
+    for help, known in (
+        (helps["strategy"], STRATEGIES), (helps["model"], MODELS | SIZED), (helps["loss"], LOSSES),
+        (helps["metric"], {metric.name: metric for metric in METRICS.values()}), (helps["mechanism"], MECHANISMS), (helps["mechanisms"], MECHANISMS),
+        (audited.help, MECHANISMS),
+    ):  # fmt: skip
+        assert known.keys() <= {*re.findall(r"[\w-]+", help)}
 
 
 def test_entries_are_plain_values_that_come_back() -> None:
@@ -72,6 +59,9 @@ def test_entries_are_plain_values_that_come_back() -> None:
     assert {type(value) for value in entries.values()} <= {int, float, str, bool}
     assert entries["noise-per"] == "layer"
     assert RunConfig.parse(entries) == run
+    # A whole number will do for a real one.
+    run = RunConfig.parse({"step-size": 1, "noise-multiplier": 0})
+    assert (run.step_size, run.noise_multiplier, type(run.step_size)) == (1.0, 0.0, float)
 
 
 # --- what is refused
@@ -153,30 +143,18 @@ def test_an_unknown_key_is_told_with_the_nearest(name: str, near: str) -> None:
         RunConfig.parse(RunConfig().entries() | {name: 1})
 
 
-def test_a_whole_number_will_do_for_a_real_one() -> None:
-    run = RunConfig.parse({"step-size": 1, "noise-multiplier": 0})
-    assert (run.step_size, run.noise_multiplier) == (1.0, 0.0)
-    assert type(run.step_size) is float
-
-
 # --- what is made of it
 
 
-def test_the_radius_of_each_round_comes_from_one_key() -> None:
+def test_the_clip_norm_of_each_round_comes_from_one_key_and_shrinks_to_its_floor() -> None:
     run = RunConfig.parse({"clipping": "public floor=0.2 norm=3.0 decay=0.5"})
     assert run.clipping == ClipSchedule(Clipping.PUBLIC, 3.0, 0.5, 0.2)
     assert run.entries()["clipping"] == "public norm=3.0 decay=0.5 floor=0.2"
-
-
-def test_the_radius_shrinks_to_its_floor_and_that_of_an_update_is_its_floor() -> None:
     public, update = (ClipSchedule(mode, norm=2.0, decay=0.5, floor=0.3) for mode in (Clipping.PUBLIC, Clipping.UPDATE))
     assert [public.at(round) for round in (1, 2, 3, 4, 5)] == [2, 1, 0.5, 0.3, 0.3]
-    assert [update.at(round) for round in (1, 2, 50)] == [0.3, 0.3, 0.3]
-
-
-def test_a_radius_that_stays_finite_in_all_rounds_may_grow() -> None:
+    assert [update.at(round) for round in (1, 2, 50)] == [0.3, 0.3, 0.3], "that of an update is its floor"
+    # One that stays finite in all rounds may grow; where updates are clipped the schedule plays no part.
     assert RunConfig.parse({"clipping": "public decay=1e3", "rounds": 100}).clipping.at(100) == 2e297
-    # With radius update the schedule plays no part.
     assert RunConfig.parse({"clipping": "update decay=1e300"}).clipping.at(100) == 0.01
 
 
@@ -190,8 +168,5 @@ def test_training_that_hides_rows_has_as_many_steps_as_its_epochs_at_its_rate(
     assert run.training().row_privacy == RowPrivacy(1.0, 1.5, rate, 12.0, expected)
     release = run.release(5, 1)
     assert (release.row_noise_multiplier, release.row_rate, release.row_steps) == (1.5, rate, expected)
-
-
-def test_by_default_a_run_hides_clients_and_trains_as_ever() -> None:
-    assert RunConfig().training().row_privacy is None
+    assert RunConfig().training().row_privacy is None, "by default a run hides clients"
     assert not RunConfig().release(5, 2).by_rows

@@ -33,6 +33,15 @@ def entropy() -> np.random.Generator:
     return np.random.default_rng(seeds.integers(2**63))
 
 
+def arrays_of(record: ArrayRecord) -> Update:
+    return {name: array.numpy() for name, array in record.items()}
+
+
+def norm_of(update: Update) -> float:
+    """The joint norm of all arrays."""
+    return math.sqrt(sum(float(np.square(value, dtype=np.float64).sum()) for value in update.values()))
+
+
 class GaussianMod:
     """A Mod with Gaussian noise that is (epsilon, delta)-private between any two updates, over all its releases."""
 
@@ -52,8 +61,8 @@ class GaussianMod:
         """Clip the update, add noise, and send nothing else."""
         self.count()
         reply = call_next(msg, context)
-        received = {name: array.numpy() for name, array in msg.content.array_records["arrays"].items()}
-        trained = {name: array.numpy() for name, array in reply.content.array_records["arrays"].items()}
+        received = arrays_of(msg.content.array_records["arrays"])
+        trained = arrays_of(reply.content.array_records["arrays"])
         update = {name: np.atleast_1d(trained[name] - received[name]) for name in trained}
         private = self.private(self.finite(update))
         left = {name: received[name] + self.shaped(private[name], trained[name]) for name in trained}
@@ -84,8 +93,7 @@ class GaussianMod:
 
     def private(self, update: Update) -> Update:
         """Clip jointly, and add noise."""
-        norm = math.sqrt(sum(float(np.square(value, dtype=np.float64).sum()) for value in update.values()))
-        factor = self.factor(norm)
+        factor = self.factor(norm_of(update))
         return {name: self.rounded(value * factor + self.noise(name, value.shape)) for name, value in update.items()}
 
     def factor(self, norm: float) -> float:
@@ -145,14 +153,13 @@ class Wrapper:
     def aggregate_train(self, server_round: int, replies: list[Message]) -> tuple[ArrayRecord, None]:
         """Clip each update, and add noise to the mean of all."""
         self._rounds += 1
-        received = {name: array.numpy() for name, array in self._received.items()}
+        received = arrays_of(self._received)
         total: Update = {name: np.zeros(np.atleast_1d(value).shape) for name, value in received.items()}
         for reply in replies:
-            trained = {name: array.numpy() for name, array in reply.content.array_records["arrays"].items()}
+            trained = arrays_of(reply.content.array_records["arrays"])
             update = self._mod.finite({name: np.atleast_1d(trained[name] - received[name]) for name in trained})
-            norm = math.sqrt(sum(float(np.square(value, dtype=np.float64).sum()) for value in update.values()))
             for name, value in update.items():
-                total[name] += self.weight(reply) * value / max(1.0, norm / self.clipping_norm)
+                total[name] += self.weight(reply) * value / max(1.0, norm_of(update) / self.clipping_norm)
         left, weights = {}, sum(map(self.weight, replies))
         for name, value in total.items():
             noisy = self._mod.rounded(value / weights + self._mod.noise(name, value.shape))

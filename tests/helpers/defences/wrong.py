@@ -1,4 +1,4 @@
-"""Targets that are wrong in one way each. Most are `GaussianMod` but for one line."""
+"""Targets that are wrong in one way each. Most are `GaussianMod` but for one method."""
 
 from __future__ import annotations
 
@@ -8,10 +8,60 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Context, Message, MetricRecord
-from numpy.typing import NDArray
+from flwr.app import Context, Message
 
 from tests.helpers.defences.right import GaussianMod, Matrix, Update, Wrapper, entropy
+
+
+def mod(why: str, **methods: Any) -> type[GaussianMod]:
+    """Return `GaussianMod` with other methods."""
+    return type("Wrong", (GaussianMod,), {"__doc__": why, "__module__": __name__, **methods})
+
+
+noise, factor, finite = GaussianMod.noise, GaussianMod.factor, GaussianMod.finite
+
+# --- by one method
+
+GlobalGenerator = mod(
+    "Noise from NumPy's global generator.",
+    noise=lambda self, name, shape: np.random.normal(0, self.sigma, shape),  # noqa: NPY002
+)
+BareArray = mod("Biases get no noise.", noise=lambda self, name, shape: noise(self, name, shape) * (name != "b"))
+NoNoise = mod("The update alone, clipped.", noise=lambda self, name, shape: np.zeros(shape))
+LowBits = mod(
+    "Noise and update are floats of 32 bits, and so is their sum.",
+    noise=lambda self, name, shape: noise(self, name, shape).astype(np.float32),
+    rounded=lambda self, values: values,
+)
+Unclipped = mod("The clip norm is not used.", factor=lambda self, norm: 1.0)
+ClipFollowsData = mod(
+    "The clip norm is a share of the update's own norm, if that is longer.",
+    factor=lambda self, norm: max(self.clip_norm, norm / 20) / max(self.clip_norm, norm),
+)
+ZeroUpdate = mod("Clipping divides by the norm.", factor=lambda self, norm: min(1.0, self.clip_norm / norm))
+NanOpens = mod(
+    "Clipping takes a NaN for a short norm.",
+    finite=lambda self, update: update,
+    factor=lambda self, norm: min(1.0, self.clip_norm / norm) if norm else 1.0,
+)
+NanPasses = mod(
+    "An update with NaN is scaled to 0, but for its NaN.",
+    finite=lambda self, update: update,
+    factor=lambda self, norm: factor(self, norm) if math.isfinite(norm) else 0.0,
+)
+RecordsPass = mod(
+    "Losses pass as they are.", metrics=lambda self, found: {"train_loss": found["train_loss"], "num-examples": 1}
+)
+ScalarsPass = mod(
+    "0-d arrays pass as they are.",
+    shaped=lambda self, values, like: GaussianMod.shaped(self, values, like) if like.ndim else like,
+)
+ClipPerArray = mod(
+    "Each array is clipped by itself.",
+    private=lambda self, update: {name: GaussianMod.private(self, {name: update[name]})[name] for name in update},
+)
+
+# --- by what they promise or keep
 
 
 class TooLittleNoise(GaussianMod):
@@ -56,13 +106,6 @@ class Seeded(GaussianMod):
         self.generator = np.random.default_rng(7)
 
 
-class GlobalGenerator(GaussianMod):
-    """Noise from NumPy's global generator."""
-
-    def noise(self, name: str, shape: tuple[int, ...]) -> Matrix:
-        return np.random.normal(0, self.sigma, shape)  # noqa: NPY002
-
-
 class SharedNoise(GaussianMod):
     """All arrays get the beginning of the same draw."""
 
@@ -73,34 +116,6 @@ class SharedNoise(GaussianMod):
     def noise(self, name: str, shape: tuple[int, ...]) -> Matrix:
         found: Matrix = self._drawn[: math.prod(shape)].reshape(shape)
         return found
-
-
-class BareArray(GaussianMod):
-    """Biases get no noise."""
-
-    def noise(self, name: str, shape: tuple[int, ...]) -> Matrix:
-        return super().noise(name, shape) * (name != "b")
-
-
-class ClipPerArray(GaussianMod):
-    """Each array is clipped by itself."""
-
-    def private(self, update: Update) -> Update:
-        return {name: super(ClipPerArray, self).private({name: value})[name] for name, value in update.items()}
-
-
-class Unclipped(GaussianMod):
-    """The clip norm is not used."""
-
-    def factor(self, norm: float) -> float:
-        return 1.0
-
-
-class ClipFollowsData(GaussianMod):
-    """The clip norm is a share of the update's own norm, if that is longer."""
-
-    def factor(self, norm: float) -> float:
-        return max(self.clip_norm, norm / 20) / max(self.clip_norm, norm)
 
 
 class NoiseFollowsData(GaussianMod):
@@ -114,16 +129,6 @@ class NoiseFollowsData(GaussianMod):
         return super().noise(name, shape) * max(1.0, self._norm / 100)
 
 
-class LowBits(GaussianMod):
-    """Noise and update are floats of 32 bits, and so is their sum."""
-
-    def noise(self, name: str, shape: tuple[int, ...]) -> Matrix:
-        return super().noise(name, shape).astype(np.float32)
-
-    def rounded(self, values: Matrix) -> Matrix:
-        return values
-
-
 class IntegersPass(GaussianMod):
     """Integer arrays pass as they are."""
 
@@ -133,47 +138,6 @@ class IntegersPass(GaussianMod):
 
     def private(self, update: Update) -> Update:
         return super().private(update) | self._whole
-
-
-class RecordsPass(GaussianMod):
-    """Losses pass as they are."""
-
-    def metrics(self, found: MetricRecord) -> dict[str, Any]:
-        return {"train_loss": found["train_loss"], "num-examples": 1}
-
-
-class ScalarsPass(GaussianMod):
-    """0-d arrays pass as they are."""
-
-    def shaped(self, values: Matrix, like: NDArray[Any]) -> NDArray[Any]:
-        return super().shaped(values, like) if like.ndim else like
-
-
-class NanOpens(GaussianMod):
-    """Clipping takes a NaN for a short norm."""
-
-    def finite(self, update: Update) -> Update:
-        return update
-
-    def factor(self, norm: float) -> float:
-        return min(1.0, self.clip_norm / norm) if norm else 1.0
-
-
-class NanPasses(GaussianMod):
-    """An update with NaN is scaled to 0, but for its NaN."""
-
-    def finite(self, update: Update) -> Update:
-        return update
-
-    def factor(self, norm: float) -> float:
-        return super().factor(norm) if math.isfinite(norm) else 0.0
-
-
-class ZeroUpdate(GaussianMod):
-    """Clipping divides by the norm."""
-
-    def factor(self, norm: float) -> float:
-        return min(1.0, self.clip_norm / norm)
 
 
 class ZeroEpsilon(GaussianMod):
@@ -204,13 +168,6 @@ class LargeDelta(GaussianMod):
         super().__init__(delta=0.01)
 
 
-class NoNoise(GaussianMod):
-    """The update alone, clipped."""
-
-    def noise(self, name: str, shape: tuple[int, ...]) -> Matrix:
-        return np.zeros(shape)
-
-
 class WeightedWrapper(Wrapper):
     """Clients count as often as they say that they have rows."""
 
@@ -234,34 +191,19 @@ class OtherDeviation:
         norms = rows.norm(dim=1) if rows.isfinite().all() else torch.full((len(rows),), torch.inf)
         for one in parameters:
             total = torch.einsum("i,i...", 1 / norms.clamp(min=1.0), one.grad_sample.nan_to_num(0, 0, 0))
-            noise = self._generator.normal(0, self.noise_multiplier / 2, tuple(total.shape))
-            one.grad = (((total + torch.from_numpy(np.asarray(noise))) * 1024).round() / 1024).to(one.dtype)
+            drawn = self._generator.normal(0, self.noise_multiplier / 2, tuple(total.shape))
+            one.grad = (((total + torch.from_numpy(np.asarray(drawn))) * 1024).round() / 1024).to(one.dtype)
 
 
 FAULTS = {
-    "TooLittleNoise": "too-little-noise",
-    "NoComposition": "no-composition",
-    "PureClaim": "no-pure-epsilon",
-    "Seeded": "seeded-noise",
-    "GlobalGenerator": "global-generator",
-    "SharedNoise": "shared-noise",
-    "BareArray": "bare-arrays",
-    "ClipPerArray": "clip-per-array",
-    "Unclipped": "unclipped",
-    "ClipFollowsData": "clip-follows-data",
-    "NoiseFollowsData": "clip-follows-data",
-    "LowBits": "low-bits",
-    "IntegersPass": "integers-pass",
-    "RecordsPass": "records-pass",
-    "ScalarsPass": "scalars-pass",
-    "NanOpens": "nan-opens",
-    "NanPasses": "nan-passes",
-    "ZeroUpdate": "zero-update",
-    "ZeroEpsilon(epsilon=20.0)": "zero-epsilon",
-    "ZeroDelta(delta=1e-5)": "zero-delta",
-    "LargeDelta": "delta-too-large",
-    "NoNoise": "no-noise",
-    "WeightedWrapper": "weights-from-data",
+    "TooLittleNoise": "too-little-noise", "NoComposition": "no-composition", "PureClaim": "no-pure-epsilon",
+    "Seeded": "seeded-noise", "GlobalGenerator": "global-generator", "SharedNoise": "shared-noise",
+    "BareArray": "bare-arrays", "ClipPerArray": "clip-per-array", "Unclipped": "unclipped",
+    "ClipFollowsData": "clip-follows-data", "NoiseFollowsData": "clip-follows-data", "LowBits": "low-bits",
+    "IntegersPass": "integers-pass", "RecordsPass": "records-pass", "ScalarsPass": "scalars-pass",
+    "NanOpens": "nan-opens", "NanPasses": "nan-passes", "ZeroUpdate": "zero-update",
+    "ZeroEpsilon(epsilon=20.0)": "zero-epsilon", "ZeroDelta(delta=1e-5)": "zero-delta",
+    "LargeDelta": "delta-too-large", "NoNoise": "no-noise", "WeightedWrapper": "weights-from-data",
     "OtherDeviation": "other-deviation",
-}
+}  # fmt: skip
 """The fault of each, by the end of the target's name."""

@@ -48,9 +48,7 @@ def of_one_run(canaries: int, guesses: int, right: int, epsilon: float, delta: f
 @pytest.mark.parametrize(
     ("counts", "delta", "printed"), [((1000, 100, 75), 1e-4, 0.673), ((100_000, 1510, 1439), 1e-5, 2.675)]
 )
-def test_bounds_are_a_little_above_those_that_the_paper_prints(
-    counts: tuple[int, int, int], delta: float, printed: float
-) -> None:
+def test_bounds_are_a_little_above_the_papers(counts: tuple[int, int, int], delta: float, printed: float) -> None:
     """Appendix D and section 7; at delta = 0, where the theorems are one, nothing is above."""
     assert of_one_run(*counts, printed, delta) == pytest.approx(0.05, abs=5e-4)
     assert printed - 1e-3 < lower_bound(*counts, delta) < printed + 0.15
@@ -69,37 +67,27 @@ def test_a_bound_is_too_large_in_one_of_twenty_at_most(epsilon: float, delta: fl
         assert sum(stats.binom.pmf(v, canaries, right) for v in too_large) <= 0.05
 
 
-def test_bound_and_probability_say_the_same() -> None:
+def test_bound_and_probability_say_the_same_and_guesses_no_better_than_chance_show_nothing() -> None:
     for delta in (0.0, 1e-5, 1e-3):
         bound = lower_bound(1000, 400, 350, delta)
         assert p_value(1000, 400, 350, bound, delta) == pytest.approx(0.05, abs=1e-5)
     assert lower_bound(1000, 400, 350) > lower_bound(1000, 400, 350, 1e-3) > 0
     assert lower_bound(1000, 400, 350, 1e-300) == pytest.approx(lower_bound(1000, 400, 350), abs=1e-6)
-
-
-def test_guesses_show_nothing_where_they_are_no_better_than_chance_and_at_most_so_much() -> None:
     assert lower_bound(100, 100, 50) == lower_bound(100, 100, 0) == lower_bound(100, 10, 5, 1e-5) == 0
     assert p_value(100, 100, 0, 1.0) == 1
     assert lower_bound(100, 20, 17, 0.5) == 0, "a delta that explains everything"
     assert most(1000) == pytest.approx(math.log(0.05**1e-3 / (1 - 0.05**1e-3)))
     assert math.isfinite(most(10**9))
+    for counts in ((10, 11, 5), (10, 5, 6), (10, 5, -1)):
+        with pytest.raises(ValueError, match="canaries"):
+            p_value(*counts, 1.0)
 
 
-@pytest.mark.parametrize("counts", [(10, 11, 5), (10, 5, 6), (10, 5, -1)])
-def test_more_guesses_than_canaries_are_a_mistake(counts: tuple[int, int, int]) -> None:
-    with pytest.raises(ValueError, match="canaries"):
-        p_value(*counts, 1.0)
-
-
-def test_the_surest_are_guessed_and_a_score_of_zero_is_no_guess() -> None:
+def test_the_surest_are_guessed_as_many_as_give_the_best_bound_and_a_score_of_zero_is_no_guess() -> None:
+    """Of 1000 pilots 300 are sure and the others guess blindly: as many as are sure, in proportion, within the grid."""
     scores, coins = np.array([0.1, -3.0, 2.0, 0.0]), np.array([-1, -1, 1, 1])
     assert [count_right(scores, coins, guesses) for guesses in (1, 2, 3, 4)] == [1, 2, 2, 2]
-
-
-def test_as_many_are_guessed_as_give_the_best_bound() -> None:
-    """Of 1000 pilots 300 are sure and the others guess blindly: as many as are sure, in proportion, within the grid."""
-    scores = np.where(np.arange(1000) < 300, 2.0, 0.0)
-    assert 2700 <= best_guesses(scores, 10_000) <= 3300
+    assert 2700 <= best_guesses(np.where(np.arange(1000) < 300, 2.0, 0.0), 10_000) <= 3300
 
 
 # --- the claim holds, and the audit comes near it
@@ -118,11 +106,6 @@ def test_of_a_hundred_audits_one_in_twenty_is_above_the_claim_at_most(setting: S
         print(f"{setting.name}: {above} of 100 above the claim at delta {bounds[0].delta:g}")
         assert above <= stats.binom.isf(1e-6, 100, 0.05)
     assert not any(one.verdict is Verdict.EXCEEDS for one in findings)
-
-
-def test_a_verdict_counts_on_no_confidence() -> None:
-    """That of a bound is an option."""
-    assert not any(digit in verdict for verdict in Verdict for digit in "0123456789")
 
 
 @pytest.mark.parametrize(
@@ -151,22 +134,17 @@ def test_at_least_half_of_the_claim_is_shown(setting: Setting, canaries: int) ->
         assert setting.release.mechanism == GAUSSIAN
 
 
-def test_what_is_claimed_is_what_the_ledger_has() -> None:
-    for release in (training(2, 4.0, 3, 1.0), site_release(training(2, 4.0, 3, 1.0))):
-        setting = Setting("all", release, times=3)
-        assert watch(setting, 20, seed=5).account == {release: 3}
-    # 3 times 2 n / nu = 1, and choice-epsilon 1.
-    assert audit(setting, 100).pure.claimed == pytest.approx(6)
-
-
-@pytest.mark.parametrize("release", [training(3, 4.0, 2, 1.0), site_release(training(3, 4.0, 2, 1.0))])
-def test_a_seed_gives_the_same_scores_again(release: Release) -> None:
-    setting = Setting("all", release, times=2, random=True)
+@pytest.mark.parametrize("release", [training(2, 4.0, 3, 1.0), site_release(training(2, 4.0, 3, 1.0))])
+def test_what_is_claimed_is_what_the_ledger_has_and_a_seed_gives_the_same_scores_again(release: Release) -> None:
+    setting = Setting("all", release, times=3, random=True)
     first, again, other = (watch(setting, 40, seed) for seed in (4, 4, 5))
+    assert first.account == {release: 3}
     np.testing.assert_array_equal(first.scores, again.scores)
     np.testing.assert_array_equal(first.coins, again.coins)
     assert (first.scores != other.scores).all()
     assert (first.coins != other.coins).any()
+    # 3 times 2 n / nu = 1, and choice-epsilon 1.
+    assert audit(setting, 100).pure.claimed == pytest.approx(6)
 
 
 @pytest.mark.parametrize(
@@ -295,7 +273,7 @@ def test_what_is_at_fault_is_found(fault: Fault, setting: Setting, faulty: pytes
 # --- what cannot be audited
 
 
-def test_where_nothing_is_claimed_there_is_nothing_to_audit() -> None:
+def test_where_nothing_is_claimed_there_is_nothing_to_audit(monkeypatch: pytest.MonkeyPatch) -> None:
     release = training(2, 4.0)
     for heuristic, reason in (
         (Release(release.kind, 2, 4.0, Clipping.UPDATE), "each update is clipped to its own norm"),
@@ -310,25 +288,24 @@ def test_where_nothing_is_claimed_there_is_nothing_to_audit() -> None:
         audit(LINE, 99)
     with raises(ConfigError, "config.out-of-range", "delta"):
         audit(LINE, delta=0.0)
-
-
-def test_a_gate_that_refuses_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UMBEL_MIN_NOISE_MULTIPLIER", "50")
     with raises(FleetError, "nodes.refused"):
         watch(LINE, 100, seed=0)
 
 
-def test_as_many_canaries_take_part_as_can_be_waited_for() -> None:
-    assert affordable(LINE, 50_000) == 50_000
-    assert affordable(Setting("large", training(1_000_000, 5.0)), 50_000) == 200
-    assert affordable(Setting("larger", training(100_000_000, 5.0)), 50_000) == 100
-    assert affordable(Setting("site", site_release(training(1, 1.0)), times=8), 50_000) == 500
-
-
-def test_large_models_are_audited_in_several_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_many_canaries_take_part_as_can_be_waited_for_in_several_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    large, site = Setting("large", training(1_000_000, 5.0)), site_release(training(1, 1.0))
+    for setting, here, at_site in (
+        (LINE, 50_000, 10_000),
+        (Setting("update and choice", training(2, 4.0, 2, 1.0), times=2), 50_000, 5_000),
+        (large, 200, 100),
+        (Setting("larger", training(100_000_000, 5.0)), 100, 100),
+        (Setting("site", site), 4_000, 1_000),
+        (Setting("site", site, times=8), 500, 125),
+    ):
+        assert (affordable(setting, 50_000), affordable(setting, 50_000, as_site=True)) == (here, at_site)
     monkeypatch.setattr("umbel_lab.attacks.audit.canaries._NUMBERS", 1000)
-    setting = Setting("large", training(300, 300.0), random=True)
-    assert (watch(setting, 100, seed=0).scores != 0).all()
+    assert (watch(Setting("large", training(300, 300.0), random=True), 100, seed=0).scores != 0).all()
 
 
 class Unknown(Laplace):
@@ -349,34 +326,19 @@ def run(*words: str) -> tuple[int, str]:
 
 
 SIMPLE = "parameters=1 noise-multiplier=1"
-OWN = ("--canaries", "4000", "--seed", "3")
 
 
-def test_the_command_prints_claims_beside_bounds() -> None:
-    code, text = run(f"{SIMPLE} hypotheses=2 choice-epsilon=1 participations=2", *OWN)
+def test_the_command_prints_claims_beside_bounds_and_fails_where_one_is_exceeded(faulty: pytest.MonkeyPatch) -> None:
+    own = ("--canaries", "4000", "--seed", "3")
+    code, text = run(f"{SIMPLE} hypotheses=2 choice-epsilon=1 participations=2", *own)
     assert code == 0
-    for word in ("choice alone", "update and choice", "2 times", "claimed at 1e-05"):
-        assert word in text
-    code, text = run(f"{SIMPLE} release=site", "--canaries", "100")
-    assert code == 0
-    assert "update" in text
-
-
-def test_the_command_fails_where_a_claim_is_exceeded(faulty: pytest.MonkeyPatch) -> None:
-    half_the_noise(faulty)
-    code, text = run(SIMPLE, *OWN)
-    assert code == 1
-    assert "EXCEEDS THE CLAIM" in text
-
-
-def test_the_command_takes_a_setting_as_a_whole() -> None:
-    code, text = run("parameters=2")
-    assert code == 2
-    assert "[config.missing-option]" in text
-    assert "noise_multiplier" in text
-
-
-def test_without_a_setting_the_command_audits_the_standard_ones() -> None:
+    assert all(words in text for words in ("choice alone", "update and choice", "2 times", "claimed at 1e-05"))
+    assert run(f"{SIMPLE} release=site", "--canaries", "100")[0] == 0
     code, text = run("--canaries", "100")
     assert code == 0
     assert text.count("within the claim") + text.count("by chance") == len(standard())
+    code, text = run("parameters=2")
+    assert (code, "[config.missing-option]" in text, "noise_multiplier" in text) == (2, True, True)
+    half_the_noise(faulty)
+    code, text = run(SIMPLE, *own)
+    assert (code, "EXCEEDS THE CLAIM" in text) == (1, True)

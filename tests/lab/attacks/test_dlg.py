@@ -28,16 +28,6 @@ def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
 
-@pytest.mark.rest
-def test_image_and_label_are_found(smooth: Model, image: Tensor) -> None:
-    start = start_of(smooth)
-    match = deep_leakage(smooth, start, gradient_of(smooth, start, image, 2), SHAPE, generator(), 2, 150)
-    assert match.distance < 1e-5
-    assert int(match.label.argmax()) == 2
-    assert psnr(match.image.numpy(), image.numpy()) > 30
-
-
-@pytest.mark.rest
 def test_a_gradient_of_unknown_length_is_matched_by_its_direction(smooth: Model, image: Tensor) -> None:
     """As of an update that was clipped: the squared distance finds nothing, the cosine does."""
     start = start_of(smooth)
@@ -45,25 +35,17 @@ def test_a_gradient_of_unknown_length_is_matched_by_its_direction(smooth: Model,
     once, twice = (deep_leakage(smooth, start, clipped, SHAPE, generator(), starts, 150) for starts in (1, 2))
     assert once.distance > 1e-3 > 1e-5 > twice.distance
     assert psnr(twice.image.numpy(), image.numpy()) > 30 > psnr(once.image.numpy(), image.numpy())
+    assert int(twice.label.argmax()) == 1
 
 
-def test_the_same_starts_give_the_same_image(smooth: Model, image: Tensor) -> None:
+def test_the_same_starts_give_the_same_image_and_any_gradient_some(smooth: Model, image: Tensor) -> None:
     start = start_of(smooth)
     gradient = noisy(gradient_of(smooth, start, image, 1), share=0.5)
     first, again = (deep_leakage(smooth, start, gradient, SHAPE, generator(), iterations=20) for _ in range(2))
     assert torch.equal(first.image, again.image)
     assert first.distance == again.distance
-
-
-@pytest.mark.parametrize("value", [0.0, 1e30])
-def test_a_gradient_that_no_image_has_does_no_harm(smooth: Model, value: float) -> None:
-    start = start_of(smooth)
-    gradient = {name: torch.full_like(array, value) for name, array in start.items()}
-    match = deep_leakage(smooth, start, gradient, SHAPE, generator(), iterations=20)
-    assert match.image.shape == SHAPE
-    assert torch.isfinite(match.image).all()
-
-
-def test_there_must_be_a_start(smooth: Model) -> None:
-    with pytest.raises(ValueError, match="restarts must be at least 1, got 0"):
-        deep_leakage(smooth, start_of(smooth), start_of(smooth), SHAPE, generator(), restarts=0)
+    for value in (0.0, 1e30):
+        impossible = {name: torch.full_like(array, value) for name, array in start.items()}
+        match = deep_leakage(smooth, start, impossible, SHAPE, generator(), iterations=20)
+        assert match.image.shape == SHAPE
+        assert torch.isfinite(match.image).all()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from typer.testing import CliRunner
 
 from umbel.data import find_dataset, open_dataset, write_dataset
 from umbel_lab.attacks.__main__ import app
-from umbel_lab.attacks.identify import ATTACKS, PAPER, Attacked, Audit, attack, audit, strongest
+from umbel_lab.attacks.identify import ATTACKS, PAPER, Attacked, attack, audit, strongest
 from umbel_lab.attacks.pac_attack import theorem_1
 
 pytestmark = pytest.mark.rest
@@ -22,37 +21,24 @@ Row = dict[str, Any]
 FEW: Row = {"victims": 6, "after": 5, "interactions": 48}
 
 
-@cache
-def without(nu: float, name: str = PAPER) -> list[Row]:
-    """What is stolen at a noise multiplier."""
-    return attack("preferences", nu, FEW | ATTACKS[name])
-
-
-def stolen(found: list[Row]) -> int:
-    return sum(victim["enough"] is not None for victim in found)
-
-
 def row(found: list[Row]) -> Row:
     return Attacked(1.0, PAPER, found, 0.05).row
 
 
-def test_without_noise_all_local_parameters_are_stolen_within_the_bound_of_theorem_1_or_two() -> None:
-    found = without(0.0)
-    assert stolen(found) == 6
+def test_without_noise_all_local_parameters_are_stolen_and_noise_makes_a_theft_take_longer() -> None:
+    """Within the bound of theorem 1 or two; who reads the direction needs fewer interactions than the paper."""
+
+    def stolen(nu: float, name: str = PAPER) -> list[Row]:
+        return attack("preferences", nu, FEW | ATTACKS[name])
+
+    bare, papers, spectral = stolen(0.0), stolen(1.0), stolen(1.0, "spectral")
+    for found in (bare, spectral):
+        assert sum(victim["enough"] is not None for victim in found) == 6
     # A bound that holds with probability .9: of six clients, three or more beyond it have a chance below .02.
-    assert sum((victim["enough"] or 0) > (victim["bound"] or 0) for victim in found) <= 2
-    assert all(victim["spent"] is None for victim in found), "nothing bounds what an unsanitised release tells"
-
-
-def test_noise_makes_a_theft_take_longer_and_each_interaction_costs_n_by_nu() -> None:
-    found = without(1.0)
-    assert all(victim["spent"] == victim["interactions"] * 800 / 1.0 for victim in found)
-    assert row(found)["enough"] > row(without(0.0))["enough"]
-
-
-def test_who_reads_the_direction_needs_fewer_interactions_than_the_paper() -> None:
-    papers, spectral = without(1.0), without(1.0, "spectral")
-    assert stolen(spectral) == 6
+    assert sum((victim["enough"] or 0) > (victim["bound"] or 0) for victim in bare) <= 2
+    assert all(victim["spent"] is None for victim in bare), "nothing bounds what an unsanitised release tells"
+    assert all(victim["spent"] == victim["interactions"] * 800 / 1.0 for victim in papers), "n / nu"
+    assert row(papers)["enough"] > row(bare)["enough"]
     assert row(spectral)["enough"] < row(papers)["enough"]
 
 
@@ -61,21 +47,11 @@ def test_the_bound_of_theorem_1_is_that_of_the_paper() -> None:
     assert theorem_1(0.5, 10, 0.1) is None
 
 
-# --- tables
-
-
 def one(client: int, error: float | None, enough: int | None, by_rate: Any, by_items: Any, likes: float) -> Row:
-    times = 10 if error is not None else 0
-    errors = {"error": error, "by_rate": by_rate, "by_items": by_items}
     return {
-        "client": client,
-        "interactions": times,
-        "likes": likes,
-        "enough": enough,
-        "spent": 100.0,
-        "bound": 3,
-        **errors,
-    }
+        "client": client, "interactions": 10 if error is not None else 0, "likes": likes, "enough": enough,
+        "spent": 100.0, "bound": 3, "error": error, "by_rate": by_rate, "by_items": by_items,
+    }  # fmt: skip
 
 
 FOUND = [one(1, 0.0, 2, 0.0, 0.0, 0.4), one(2, 0.04, 6, 0.96, 0.04, 0.5), one(3, 0.4, None, 0.4, 0.6, 0.7)]
@@ -99,21 +75,6 @@ def test_the_strongest_attack_steals_most_and_of_these_the_fastest() -> None:
     assert [(found.nu, found.attack) for found in strongest(attacks)] == [(1.0, "b"), (3.0, "c")]
 
 
-def test_the_notes_count_who_breaks_assumption_1() -> None:
-    *_, notes = Audit("films", "likes", [Attacked(1.0, PAPER, FOUND, 0.05)]).page().sections
-    assert "2 of 3 victims" in notes.text
-
-
-def test_an_audit_leaves_a_page_and_a_row_a_client_and_attack(tmp_path: Path) -> None:
-    done = audit("preferences", (0.0, 1.0), FEW)
-    done.page().write(tmp_path)
-    page = (tmp_path / "table.md").read_text()
-    assert "| 0 | Protocol 2 | 6 of 6 | 6 | " in page
-    assert "| 1 | spectral | 6 of 6 | " in page
-    assert "by Theorem 1" in page
-    assert len((tmp_path / "clients.csv").read_text().splitlines()) == 1 + 2 * 3 * 6
-
-
 @pytest.mark.rest
 def test_who_likes_most_items_is_stolen_too(tmp_path: Path) -> None:
     """Against Assumption 1: everybody's labels turned round are the same theft with the other sign."""
@@ -129,27 +90,19 @@ def test_who_likes_most_items_is_stolen_too(tmp_path: Path) -> None:
     assert all(victim["by_rate"] == victim["error"] for victim in biased)
 
 
-# --- the command
-
-
-def test_the_command_prints_what_it_wrote(tmp_path: Path) -> None:
-    line = ["identify", "--victims", "3", "--after", "2", "--interactions", "4", "--out", str(tmp_path / "out")]
+def test_the_command_prints_what_it_wrote_and_names_bad_input_before_anything_is_attacked(tmp_path: Path) -> None:
+    out = ["--out", str(tmp_path / "out")]
+    line = ["identify", "--victims", "3", "--after", "2", "--interactions", "4", *out]
     result = CliRunner().invoke(app, [*line, "--noise-multiplier", "0"])
     assert result.exit_code == 0, result.output
     assert "the strongest attack" in result.output
     assert (tmp_path / "out" / "table.md").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "part"),
-    [
-        (["--dataset", "nowhere"], "'nowhere'"),
-        (["--dataset", "synthetic"], "[data.no-preferences]"),
-        (["--model", "steal"], "'steal'"),
-        (["--noise-multiplier", "-1"], "noise-multiplier"),
-    ],
-)
-def test_bad_input_is_named_before_anything_is_attacked(tmp_path: Path, arguments: list[str], part: str) -> None:
-    result = CliRunner().invoke(app, ["identify", "--out", str(tmp_path / "out"), *arguments])
-    assert result.exit_code in (2, 3)
-    assert part in " ".join(result.output.split())
+    for option, value, part in (
+        ("--dataset", "nowhere", "'nowhere'"),
+        ("--dataset", "synthetic", "[data.no-preferences]"),
+        ("--model", "steal", "'steal'"),
+        ("--noise-multiplier", "-1", "noise-multiplier"),
+    ):
+        result = CliRunner().invoke(app, ["identify", *out, option, value])
+        assert result.exit_code in (2, 3)
+        assert part in " ".join(result.output.split())

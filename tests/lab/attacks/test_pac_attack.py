@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,29 +11,22 @@ import pandas as pd
 import pytest
 from numpy.typing import NDArray
 
-from tests.helpers.errors import raises
 from tests.helpers.grids import ListeningGrid
 from tests.helpers.ledgers import participations
-from tests.helpers.sources import ROOT
 from umbel.client.app import app
 from umbel.data import BUNDLED, open_dataset
-from umbel.models import load
 from umbel.privacy.site.totals import Totals
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.messages import hypotheses_in, training_in
-from umbel.protocol.options import parse_options
 from umbel.protocol.tasks import TrainingSpec
 from umbel.server.run_folder import RunFolder
 from umbel.server.setup import Setup
 from umbel.simulation.in_process import run_config
 from umbel_lab.attacks.pac_attack import (
-    AttackOptions,
     Estimate,
     PacAttack,
-    checkpoint,
     direction_error,
     error_rate,
-    factors_of,
     lean_of,
     local_parameters,
     needed,
@@ -44,8 +37,6 @@ from .conftest import Config, RelayGrid, prepared
 
 pytestmark = pytest.mark.rest
 
-COLUMNS = ["client", "interactions", "error", "by_rate", "by_items", "spent"]
-ERRORS = COLUMNS[2:5]
 N = 800  # parameters of 100 items of 8 factors
 TRAINING = 60
 # Three rounds of honest training, then at most twelve interactions with each of five clients.
@@ -72,6 +63,9 @@ class Attacked:
         run.do()
         self.strategy, self.state = run.strategy, run.state
         self.items: NDArray[Any] = run.state.hypotheses["items"]
+        if isinstance(self.strategy, PacAttack):
+            self.findings, self.told = self.strategy.findings, self.strategy.outcome()
+            self.victims = sorted({row["client"] for row in self.findings})
 
     @property
     def trains(self) -> list[tuple[TrainingSpec, NDArray[Any]]]:
@@ -84,27 +78,9 @@ class Attacked:
         truth = local_parameters(self.grid, self.strategy.nodes.roster(self.grid), np.arange(TRAINING))
         return np.stack([truth[client]["user"] for client in range(TRAINING)])
 
-    @property
-    def attack(self) -> PacAttack:
-        assert isinstance(self.strategy, PacAttack)
-        return self.strategy
-
-    @property
-    def findings(self) -> list[dict[str, Any]]:
-        return self.attack.findings
-
-    @property
-    def victims(self) -> list[int]:
-        return sorted({row["client"] for row in self.findings})
-
     def last(self, client: int) -> dict[str, Any]:
         """Return the last row on a client."""
         return [row for row in self.findings if row["client"] == client][-1]
-
-    @property
-    def told(self) -> str:
-        """What the report says of the attack."""
-        return self.attack.outcome()
 
 
 @pytest.fixture
@@ -120,32 +96,27 @@ def attack_config(run_config: Config) -> Config:
 U = np.array([3.0, -4.0])
 
 
-def test_from_updates_of_zeros_their_sum_turned_round_is_the_local_vector() -> None:
-    """Delta v_i = alpha / 2 y_i u: of three labels two are negative, so u is added up to minus itself."""
+def test_an_estimate_is_the_local_vector_and_errs_on_items_on_the_other_side() -> None:
+    """Delta v_i = alpha / 2 y_i u: of three labels two are negative, so u is added up to minus itself.
+
+    From honest updates it is the direction of the longest, and their sum tells its sign.
+    """
     estimate = Estimate(2, spectral=False)
     estimate.add(np.array([U, -U, -U, 0 * U]))
     assert estimate.vector.tolist() == U.tolist()
     estimate.add(np.array([-U, -U, -U, 0 * U]))
-    assert estimate.vector.tolist() == (4 * U).tolist()
-    assert estimate.messages == 2
-
-
-def test_from_honest_updates_the_direction_of_the_longest_is_the_local_vector() -> None:
-    """And their sum tells its sign, which the direction alone does not."""
+    assert (estimate.vector.tolist(), estimate.messages) == ((4 * U).tolist(), 2)
     for sign in (1, -1):
         estimate = Estimate(2, spectral=True)
         estimate.add(np.array([0.1 * U, -0.2 * U, -0.3 * U]) * sign)
         direction = estimate.vector
         np.testing.assert_allclose(direction / np.linalg.norm(direction), sign * U / 5, atol=1e-12)
-
-
-def test_an_estimate_errs_on_items_on_the_other_side_and_a_direction_where_no_sign_sets_it_right() -> None:
     items = np.array([[1.0, 0], [0, 1], [-1, 0], [1, 1]])
     assert error_rate(np.array([1.0, 2]), np.array([1.0, -0.5]), items) == 0.25
     assert error_rate(-U, U, items) == error_rate(0 * U, U, items) == 1
     assert direction_error(-U, U, items) == 0
-    assert direction_error(np.array([1.0, 2]), np.array([1.0, -0.5]), items) == 0.25
-    assert direction_error(np.array([-1.0, -2]), np.array([1.0, -0.5]), items) == 0.25
+    for vector in ([1.0, 2], [-1.0, -2]):
+        assert direction_error(np.array(vector), np.array([1.0, -0.5]), items) == 0.25
     assert direction_error(0 * U, U, items) == 1, "who knows nothing predicts nothing, whatever its sign"
     assert direction_error(U, 0 * U, items) == 1, "and of who has no taste nothing is to be known"
 
@@ -162,42 +133,27 @@ def test_biases_tell_the_sign_of_who_likes_most() -> None:
         assert without.vector @ U < 0, "where most labels are likes, Assumption 1 turns it round"
 
 
-def test_what_people_agree_on_tells_the_signs_together() -> None:
+def test_what_people_agree_on_tells_the_signs_together_or_which_labels_are_more_frequent() -> None:
     """Three of four like item 0 and dislike item 1; the last of them was stolen the wrong way round."""
     pushes = np.array([[1.0, -1, 1, 0], [2, -2, 0, 2], [0, -1, 1, 1], [-3, 3, -3, 0]])
     assert signs_by_items(pushes).tolist() == [1, 1, 1, -1]
     assert signs_by_items(-pushes).tolist() == [-1, -1, -1, 1], "items are pushed up on the whole"
     assert len(signs_by_items(np.zeros((2, 3)))) == 2
-
-
-def test_which_labels_are_more_frequent_is_read_off_who_trains() -> None:
     preferences = open_dataset(BUNDLED / "preferences.json")
-    assert lean_of(preferences) == "dislikes"
-    assert lean_of(replace(preferences, targets=-np.asarray(preferences.targets))) == "likes"
-    half = np.asarray(preferences.targets).copy()
-    half[::2], half[1::2] = 1, -1
-    assert lean_of(replace(preferences, targets=half)) == "unknown"
-
-
-def test_the_attack_is_measured_ever_more_seldom() -> None:
-    assert [t for t in range(1, 100) if checkpoint(t)] == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96]
-
-
-def test_what_was_needed_is_when_the_error_became_and_stayed_low() -> None:
+    targets = np.asarray(preferences.targets)
+    half = np.resize([1, -1], len(targets)).astype(targets.dtype)
+    for labels, lean in ((targets, "dislikes"), (-targets, "likes"), (half, "unknown")):
+        assert lean_of(replace(preferences, targets=labels)) == lean
+    # What was needed is when the error became and stayed low.
     errors = {7: [0.3, 0.05, 0.0], 8: [0.0, 0.3, 0.04], 9: [0.0, 0.0, 0.06], 4: [None, None, None]}
     found = ((client, t, error) for client, own in errors.items() for t, error in enumerate(own, start=1))
     rows = [dict(zip(("client", "interactions", "error"), one, strict=True)) for one in found]
     assert needed(rows, 0.05) == {7: 2, 8: 3, 9: None, 4: None}
 
 
-# --- without noise
-
-
 @attacks
 @pytest.mark.parametrize("unit", [{}, {"local-steps": 0, "local-epochs": 1}], ids=["steps", "epochs"])
-def test_without_noise_all_local_parameters_are_stolen_in_a_few_interactions(
-    attack_config: Config, attack: str, unit: Config
-) -> None:
+def test_without_noise_all_are_stolen_in_a_few_interactions(attack_config: Config, attack: str, unit: Config) -> None:
     played = Attacked(attack_config | unit | options(attack=attack))
     assert len(played.victims) == 5
     for row in map(played.last, played.victims):
@@ -227,56 +183,18 @@ def test_the_messages_are_those_of_protocol_2(attack_config: Config) -> None:
     assert not stolen.any()
     assert (last.local_steps, last.local_epochs, list(last.clients)) == (0, 0, played.victims)
     np.testing.assert_array_equal(restored, played.items)
-
-
-@pytest.mark.parametrize(("run", "step"), [({}, 0.1 / 64), ({"message-noise": 0.01}, 6.4)], ids=["short", "long"])
-def test_a_spectral_reading_asks_for_a_step_on_all_rows(attack_config: Config, run: Config, step: float) -> None:
-    """A short one where noise is in proportion, and a long one where it is not; neither moves the victims' vectors."""
-    played = Attacked(attack_config | options(reading="spectral", attack="jitter", interactions=1) | run)
-    *_, (task, _), (last, _) = played.trains
-    assert (task.local_steps, task.local_epochs, task.batch_size) == (0, 1, 0)
-    assert task.step_size == pytest.approx(step)
-    assert (last.local_steps, last.local_epochs) == (0, 0)
-
-
-@pytest.mark.parametrize("attack", ["zero", "spectral"])
-def test_biases_give_away_the_sign_as_well(attack_config: Config, attack: str) -> None:
-    config = attack_config | options(attack=attack, reading="spectral", after=20, lean="unknown")
-    played = Attacked(config | {"model": "biased-factors", "local-steps": 0, "local-epochs": 1})
-    for client in played.victims:
-        row = played.last(client)
-        assert row["error"] == row["by_rate"] == row["by_items"] <= 0.05
-
-
-def test_the_other_lean_takes_the_other_sign(attack_config: Config) -> None:
-    """Clients dislike most here, so that a server that believes the contrary errs on every item."""
-    right, wrong, open_ = (Attacked(attack_config | options(lean=lean)) for lean in ("dislikes", "likes", "unknown"))
-    assert {(row["by_rate"], row["by_items"]) for row in open_.findings} == {(None, None)}
-    for client in right.victims:
-        one, other = right.last(client), wrong.last(client)
-        assert one["error"] == other["error"] == one["by_rate"] == 0
-        assert other["by_rate"] == 1
-
-
-def test_jitter_is_never_the_same_and_almost_nothing(attack_config: Config) -> None:
+    # A spectral reading asks for a step on all rows, a short one where noise is in proportion, else a long one.
+    for run, step in (({}, 0.1 / 64), ({"message-noise": 0.01}, 6.4)):
+        played = Attacked(attack_config | options(reading="spectral", attack="jitter", interactions=1) | run)
+        *_, (task, _), (last, _) = played.trains
+        assert (task.local_steps, task.local_epochs, task.batch_size) == (0, 1, 0)
+        assert task.step_size == pytest.approx(step)
+        assert (last.local_steps, last.local_epochs) == (0, 0)
+    # Jitter is never the same, and almost nothing.
     played = Attacked(attack_config | options(attack="jitter", error=0.0, after=0) | {"noise-multiplier": 9.0})
     sent = [items for _, items in played.trains[:-1]]
-    assert len(sent) == 12
+    assert len({items.tobytes() for items in sent}) == len(sent) == 12
     assert all(0 < np.abs(items).max() < 0.01 for items in sent)
-    assert len({items.tobytes() for items in sent}) == len(sent)
-
-
-# --- with noise
-
-
-def test_a_seed_gives_the_same_findings_whatever_the_number_of_nodes(attack_config: Config) -> None:
-    config = attack_config | options(attack="jitter") | {"message-noise": 0.01, "noise-multiplier": 2.0}
-    first, *others = (Attacked(config, nodes).findings for nodes in (1, 7))
-    assert [first] == others
-    assert Attacked(config | {"seed": 1}).findings != first
-
-
-# --- what a site can do
 
 
 @pytest.mark.parametrize(
@@ -301,34 +219,18 @@ def test_a_budget_caps_the_interactions(attack_config: Config, policy: Config, r
     assert len(played.state.history) == maximum + 3, "round 0, a round without an answer, and one to restore the items"
 
 
-def test_the_papers_budget_counts_no_noise_but_the_papers(attack_config: Config) -> None:
-    formal = {"mechanism": "gaussian", "clipping": "public", "noise-per": "vector", "noise-multiplier": 2.0}
-    played = Attacked(attack_config | formal)
-    assert {row["spent"] for row in played.findings} == {None}
-    assert max(row["interactions"] for row in played.findings) > 0
-
-
-def test_of_nodes_elsewhere_nobody_knows_what_was_stolen(attack_config: Config) -> None:
+def test_a_run_leaves_a_table_and_does_not_know_nodes_elsewhere(attack_config: Config, tmp_path: Path) -> None:
     config = attack_config | {"noise-multiplier": 2.0}
-    played, here = Attacked(config, relayed=True), Attacked(config)
+    here, played = Attacked(config, folder=RunFolder(tmp_path / "run")), Attacked(config, relayed=True)
+    table = pd.read_csv(tmp_path / "run" / "findings.csv")
+    assert list(table) == ["client", "interactions", "error", "by_rate", "by_items", "spent"]
+    assert table.astype(object).where(table.notna(), None).to_dict("records") == here.findings
+    assert here.told.startswith("Attack zero: clients released ")
     assert {row["error"] for row in played.findings} == {None}
     for client in here.victims:
-        assert played.last(client) == here.last(client) | dict.fromkeys(ERRORS), "which changes nothing else"
+        unknown = dict.fromkeys(("error", "by_rate", "by_items"))
+        assert played.last(client) == here.last(client) | unknown, "which changes nothing else"
     assert "cannot be read here" in played.told
-
-
-# --- what it leaves behind
-
-
-def test_a_run_leaves_a_table_and_a_section(attack_config: Config, tmp_path: Path) -> None:
-    played = Attacked(attack_config, folder=RunFolder(tmp_path / "run"))
-    table = pd.read_csv(tmp_path / "run" / "findings.csv")
-    assert list(table) == COLUMNS
-    assert table.astype(object).where(table.notna(), None).to_dict("records") == played.findings
-    assert played.told.startswith("Attack zero: clients released ")
-
-
-# --- the truth
 
 
 def test_the_truth_is_what_each_client_keeps_whatever_the_number_of_nodes(attack_config: Config) -> None:
@@ -341,63 +243,33 @@ def test_the_truth_is_what_each_client_keeps_whatever_the_number_of_nodes(attack
     # Clients that have not been asked yet are as they will begin.
     fresh = Attacked(config | {"rounds": 1, "step-size": 1e-30}).local_parameters()
     assert 20 <= (first != fresh).any(axis=1).sum() < TRAINING
-
-
-def test_reading_the_truth_changes_nothing(attack_config: Config) -> None:
-    setup = Setup.parse(attack_config)
+    # To read it changes nothing.
     grid = ListeningGrid(app, attack_config)
-    roster = setup.fleet.roster(grid)
+    roster = Setup.parse(attack_config).fleet.roster(grid)
     sent, state = len(grid.sent), dict(grid.contexts[100].state)
     assert list(local_parameters(grid, roster, np.array([7, 3]))) == [7, 3]
     assert (len(grid.sent), dict(grid.contexts[100].state)) == (sent, state)
     assert local_parameters(RelayGrid(grid), roster, np.array([7, 3])) == {}
 
 
-def test_only_models_of_factors_have_a_vector_to_steal() -> None:
-    assert factors_of(load("factors items=30 size=7")) == 7
-    assert factors_of(load("linear")) == 0
-    assert factors_of(load("cnn", local="fc2.*")) == 0
-
-
-# --- what cannot be run
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("attack", "guess"), ("victims", 0), ("after", -1),
-        ("interactions", "many"), ("error", "nan"), ("budget", 1),
-    ],
-)  # fmt: skip
-def test_an_option_that_cannot_be_is_named(attack_config: Config, name: str, value: object) -> None:
-    with pytest.raises(ConfigError) as told:
-        Setup.parse(attack_config | {"rounds": 16} | options(**{name: value}))
-    assert "strategy" in told.value.text
-    assert name in told.value.text
-
-
 @pytest.mark.parametrize(
     ("changes", "code", "part"),
     [
+        *((options(**{name: value}), "", name) for name, value in (
+            ("attack", "guess"), ("victims", 0), ("after", -1), ("interactions", "many"), ("error", "nan"),
+            ("budget", 1),
+        )),
         ({"rounds": 15}, "config.attack-rounds", "16 rounds"),
         ({"patience": 3}, "config.attack-patience", "patience = 0"),
         ({"resume": "yesterday"}, "config.attack-resume", 'resume = ""'),
         ({"dataset": "synthetic", "model": "mlp", "local": "0.*"}, "config.strategy-model", "'mlp'"),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_an_attack_that_cannot_be_run_says_why(attack_config: Config, changes: Config, code: str, part: str) -> None:
+    Setup.parse(run_config("pac-attack"))
     Setup.parse(attack_config | {"rounds": 16})
-    with raises(ConfigError, code, part):
-        Setup.parse(attack_config | changes)
-
-
-def test_the_documents_have_every_option_and_the_configuration_has_rounds_enough() -> None:
-    page = (ROOT / "docs" / "papers" / "pac.md").read_text(encoding="utf-8")
-    for field in fields(AttackOptions):
-        assert f"| `{field.name}` | {field.default} |" in page
-    config = run_config("pac-attack")
-    Setup.parse(config)
-    own = parse_options(AttackOptions, config["strategy"].partition(" ")[2], "strategy")
-    assert own.rounds == config["rounds"]
-    assert AttackOptions().rounds == 30 + 1000 + 1
+    with pytest.raises(ConfigError) as told:
+        Setup.parse(attack_config | {"rounds": 16} | changes)
+    assert code in ("", told.value.code)
+    assert part in told.value.text

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.datasets.conftest import DATA, LAB, Recipe, assert_same, experiment, image, needs, rows_of
-from tests.helpers.datasets import manifest
+from tests.datasets.conftest import DATA, LAB, Recipe, assert_same, image, needs, rows_of
 from umbel.data import Dataset, open_dataset
 
 pytestmark = pytest.mark.rest
@@ -51,159 +50,96 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     return write_files(tmp_path, ROWS)
 
 
-def options_of(files: tuple[Path, Path]) -> list[str | Path]:
-    images, labels = files
-    return ["--images", images, "--labels", labels]
-
-
 def run(files: tuple[Path, Path], out: Path, *options: str) -> Any:
     """Run the recipe's command line."""
-    return recipe.run(out, *options_of(files), *options)
+    return recipe.run(out, "--images", files[0], "--labels", files[1], *options)
 
 
 def made(files: tuple[Path, Path], out: Path, *options: str) -> Dataset:
-    """Run the recipe and open what it wrote."""
-    return recipe.made(out, *options_of(files), *options)
-
-
-def assert_refused(result: Any, out: Path, *texts: str) -> None:
-    """Check for a refusal of one line: this recipe shows no progress."""
-    recipe.assert_refused(result, out, *texts)
-    assert len(result.stderr.splitlines()) == 1
-
-
-# --- a few digits
+    """Run it, and open what it wrote."""
+    assert run(files, out, *options).exit_code == 0
+    return open_dataset(out)
 
 
 def test_a_client_is_a_writer_and_is_turned_as_a_whole(files: tuple[Path, Path], tmp_path: Path) -> None:
-    dataset = made(files, tmp_path / "out", "--seed", "5")
+    assert run(files, tmp_path / "out", "--seed", "5").stdout.splitlines() == [
+        "3 training and 1 validation clients, 8 rows; clients whose images are turned: 3",
+        str(tmp_path / "out"),
+    ]
+    dataset = open_dataset(tmp_path / "out")
     # By number the writers are 5, 7, 11, 2100. Seed 5 puts the last of them first, and turns all but the second client.
     generator = np.random.default_rng(5)
     assert generator.permutation(4).tolist() == [3, 1, 2, 0]
     assert generator.integers(2, size=4).tolist() == [1, 0, 1, 1]
-    assert dataset.manifest.groups == [1, 0, 1, 1]
-    assert rows_of(dataset, 0) == {1: (0, True), 7: (8, True)}
-    assert rows_of(dataset, 1) == {0: (3, False), 3: (4, False), 6: (3, False)}
-    assert rows_of(dataset, 2) == {4: (1, True)}
-    assert rows_of(dataset, 3) == {2: (9, True), 5: (9, True)}
-    assert dataset.offsets.tolist() == [0, 2, 5, 6, 8]
-    assert "with seed 5." in dataset.manifest.provenance
+    assert [rows_of(dataset, client) for client in range(4)] == [
+        {1: (0, True), 7: (8, True)}, {0: (3, False), 3: (4, False), 6: (3, False)}, {4: (1, True)},
+        {2: (9, True), 5: (9, True)},
+    ]  # fmt: skip
+    assert (dataset.manifest.groups, dataset.offsets.tolist()) == ([1, 0, 1, 1], [0, 2, 5, 6, 8])
+    told = dataset.manifest
+    assert (told.name, told.model, told.loss, told.feature_scale) == ("qmnist", "cnn10", "cross-entropy", 1 / 255)
+    assert "with seed 5." in told.provenance
+    assert "BSD" in told.licence
+    assert (dataset.features.dtype, dataset.targets.dtype) == (np.uint8, np.int64)
+    # Compressed files are read too.
+    packed = [Path(f"{path}.gz") for path in files]
+    for path, file in zip(packed, files, strict=True):
+        path.write_bytes(gzip.compress(file.read_bytes()))
+    assert_same(made((packed[0], packed[1]), tmp_path / "packed", "--seed", "5"), dataset)
 
 
-def test_the_rows_of_a_client_are_in_random_order(tmp_path: Path) -> None:
-    # Sorted by class, minibatches taken in order would each hold one class.
-    rows = [(writer, digit) for writer in (1, 2) for digit in range(10) for _ in range(2)]
-    dataset = made(write_files(tmp_path, rows), tmp_path / "out")
-    for client in range(2):
-        targets = dataset.client(client)[1]
-        assert np.bincount(targets).tolist() == [2] * 10
-        assert np.any(np.diff(targets) < 0)
-
-
-def test_rows_are_kept_at_random_up_to_the_number_asked_for(files: tuple[Path, Path], tmp_path: Path) -> None:
-    whole = made(files, tmp_path / "whole")
-    dataset = made(files, tmp_path / "out", "--rows", "2")
+def test_rows_are_in_random_order_and_kept_up_to_the_number_asked(files: tuple[Path, Path], tmp_path: Path) -> None:
+    whole, dataset = made(files, tmp_path / "whole"), made(files, tmp_path / "out", "--rows", "2")
     assert dataset.offsets.tolist() == [0, 1, 3, 5, 7]
     assert dataset.manifest.groups == whole.manifest.groups
     for client in range(4):
         assert rows_of(dataset, client).items() <= rows_of(whole, client).items()
-    assert "at most 2 rows, drawn at random" in dataset.manifest.provenance
-    assert "at most" not in whole.manifest.provenance
     # Each pair of the three rows of writer 7 comes up for some seed.
     pairs = set()
     for seed in range(12):
         drawn = made(files, tmp_path / "out", "--rows", "2", "--seed", str(seed))
         pairs |= {frozenset(rows) for client in range(4) if (rows := rows_of(drawn, client)).keys() <= {0, 3, 6}}
     assert pairs == {frozenset({0, 3}), frozenset({0, 6}), frozenset({3, 6})}
+    # Sorted by class, minibatches taken in order would each hold one class.
+    rows = [(writer, digit) for writer in (1, 2) for digit in range(10) for _ in range(2)]
+    dataset = made(write_files(tmp_path, rows), tmp_path / "sorted")
+    for client in range(2):
+        targets = dataset.client(client)[1]
+        assert np.bincount(targets).tolist() == [2] * 10
+        assert np.any(np.diff(targets) < 0)
 
 
-def test_the_manifest_tells_model_scale_source_and_licence(files: tuple[Path, Path], tmp_path: Path) -> None:
-    assert run(files, tmp_path / "out", "--seed", "5").stdout.splitlines() == [
-        "3 training and 1 validation clients, 8 rows; clients whose images are turned: 3",
-        str(tmp_path / "out"),
-    ]
-    dataset = open_dataset(tmp_path / "out")
-    told = dataset.manifest
-    assert (told.name, told.model, told.loss) == ("qmnist", "cnn10", "cross-entropy")
-    assert told.feature_scale == 1 / 255
-    assert "github.com/facebookresearch/qmnist" in told.provenance
-    assert "NIST special database 19" in told.provenance
-    assert "BSD" in told.licence
-    assert (dataset.features.dtype, dataset.targets.dtype) == (np.uint8, np.int64)
-    assert dataset.features.shape == (8, 28, 28)
-
-
-def test_compressed_files_are_read(files: tuple[Path, Path], tmp_path: Path) -> None:
-    for path in files:
-        Path(f"{path}.gz").write_bytes(gzip.compress(path.read_bytes()))
-    images, labels = files
-    plain = made(files, tmp_path / "plain")
-    assert_same(made((Path(f"{images}.gz"), Path(f"{labels}.gz")), tmp_path / "out"), plain)
-
-
-# --- what cannot be used
-
-
-def test_a_missing_file_is_named_with_where_to_get_it(files: tuple[Path, Path], tmp_path: Path) -> None:
-    images, labels = files
-    none, out = tmp_path / "none.gz", tmp_path / "out"
-    assert_refused(run((none, labels), out), out, f"{none} cannot be read", f"download {qmnist.IMAGES_URL}")
-    assert_refused(run((images, none), out), out, f"{none} cannot be read", f"download {qmnist.LABELS_URL}")
-
-
-def test_files_the_wrong_way_round_are_refused(files: tuple[Path, Path], tmp_path: Path) -> None:
-    images, labels = files
-    reason = f"{images} does not hold rows of shape (8,)"
-    assert_refused(run((labels, images), tmp_path / "out"), tmp_path / "out", reason, qmnist.LABELS_URL)
+OTHER_ROWS, OTHER_IMAGES = "does not hold rows of shape (8,)", "does not hold rows of shape (28, 28)"
+ZEROS = idx(np.zeros((8, 28, 28), np.uint8))
 
 
 @pytest.mark.parametrize(
-    ("which", "content", "reason"),
+    ("which", "content", "reasons"),
     [
-        (1, b"", "does not hold rows of shape (8,)"),
-        (1, b"\0\0\x0c\x02\0\0", "does not hold rows of shape (8,)"),
-        (0, idx(np.zeros((8, 28, 28), np.uint8))[:-1], "does not hold rows of shape (28, 28)"),
-        (0, idx(np.zeros((8, 28, 28), np.uint8))[:100], "does not hold rows of shape (28, 28)"),
-        (0, idx(np.zeros((8, 32, 32), np.uint8)), "does not hold rows of shape (28, 28)"),
-        (0, idx(np.zeros((9, 28, 28), np.uint8)), "has 9 images and "),
-        (1, b"\x1f\x8b is no gzip", "cannot be read: "),
-        (1, gzip.compress(bytes(9999), mtime=0)[:20], "cannot be read: "),
+        (0, None, ["cannot be read", f"download {qmnist.IMAGES_URL}"]),
+        (1, None, ["cannot be read", f"download {qmnist.LABELS_URL}"]),
+        (1, ZEROS, [OTHER_ROWS, qmnist.LABELS_URL]),  # the wrong way round
+        (1, b"", [OTHER_ROWS]),
+        (1, b"\0\0\x0c\x02\0\0", [OTHER_ROWS]),
+        (0, ZEROS[:-1], [OTHER_IMAGES]),
+        (0, ZEROS[:100], [OTHER_IMAGES]),
+        (0, idx(np.zeros((8, 32, 32), np.uint8)), [OTHER_IMAGES]),
+        (0, idx(np.zeros((9, 28, 28), np.uint8)), ["has 9 images and "]),
+        (1, b"\x1f\x8b is no gzip", ["cannot be read: "]),
+        (1, gzip.compress(bytes(9999), mtime=0)[:20], ["cannot be read: "]),
+        (1, idx(np.full((8, 8), 10, np.int32)), ["the label of row 0 is 10, not a class from 0 to 9"]),
+        (1, idx(np.full((8, 8), -1, np.int32)), ["the label of row 0 is -1, not a class from 0 to 9"]),
     ],
 )
-def test_a_file_that_cannot_be_used_is_named(
-    files: tuple[Path, Path], tmp_path: Path, which: int, content: bytes, reason: str
+def test_a_file_that_cannot_be_used_is_named_in_one_line(
+    files: tuple[Path, Path], tmp_path: Path, which: int, content: bytes | None, reasons: list[str]
 ) -> None:
-    path = files[which]
-    if "cannot be read" in reason:
-        path = tmp_path / "broken.gz"
-    path.write_bytes(content)
-    given = (path, files[1]) if which == 0 else (files[0], path)
-    assert_refused(run(given, tmp_path / "out"), tmp_path / "out", str(path), reason)
-
-
-@pytest.mark.parametrize("digit", [-1, 10])
-def test_a_label_that_is_no_digit_is_named_with_its_row(tmp_path: Path, digit: int) -> None:
-    files = write_files(tmp_path, [(1, 0), (2, 9), (2, digit)])
-    result = run(files, tmp_path / "out")
-    assert_refused(result, tmp_path / "out", f"{files[1]}: the label of row 2 is {digit}, not a class from 0 to 9")
-
-
-# --- the experiments of both data sets of handwriting
-
-
-@pytest.mark.parametrize(
-    ("name", "train", "validation", "model", "rounds"),
-    [("qmnist", 485, 54, "cnn10", 100), ("femnist", 3150, 350, "cnn", 500)],
-)
-def test_the_experiment_is_a_run_config(
-    name: str, train: int, validation: int, model: str, rounds: int, umbel_home: Path
-) -> None:
-    own = manifest(train, validation, name=name, model=model, loss="cross-entropy")
-    setup = experiment(name, umbel_home, own, 28, 28)
-    run = setup.config
-    assert (setup.model.name, setup.strategy.hypotheses) == (model, 2)
-    assert (run.rounds, run.patience, run.validation.every, run.restarts) == (rounds, 5, 5, 1)
-    assert name == "femnist" or setup.task().noise_multiplier == 3.0
+    path = tmp_path / "broken.gz" if "cannot be read" in reasons[0] else files[which]
+    if content is not None:
+        path.write_bytes(content)
+    result = run((path, files[1]) if which == 0 else (files[0], path), tmp_path / "out")
+    recipe.assert_refused(result, tmp_path / "out", str(path), *reasons)
+    assert len(result.stderr.splitlines()) == 1, "this recipe shows no progress"
 
 
 # --- the real files

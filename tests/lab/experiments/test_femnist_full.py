@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,9 @@ import umbel.simulation.sweep
 from tests.helpers.datasets import manifest
 from tests.lab.experiments.conftest import read_csv
 from umbel.data import offsets_of, write_dataset
-from umbel.server.run import Run
-from umbel.simulation.in_process import run_config
 from umbel.simulation.sweep import Result
 from umbel_lab.experiments import femnist_full
 from umbel_lab.experiments.__main__ import app
-from umbel_lab.experiments.scaffold import resumable
 
 pytestmark = pytest.mark.rest
 
@@ -53,35 +49,28 @@ def test_the_grid_is_the_papers_and_other_arms_have_larger_rounds_or_steps_or_ot
     assert len({spec.name for spec in specs}) == len(specs) == 62
 
 
-def test_patience_stops_after_five_validations_without_a_lower_loss() -> None:
+def test_the_table_has_the_figure_of_a_whole_run_and_that_of_one_which_stops_without_a_lower_loss(
+    tmp_path: Path,
+) -> None:
     # Validated every second round; the lowest loss so far is that after round 2, and the fifth after it is of round 12.
     losses = [2.0, 1.0, 1.5, 1.0, 1.2, 1.1, 3.0, 0.5]
     history = [entry(2 * i, loss, metric=i / 10) for i, loss in enumerate(losses)]
     history[1:1] = [entry(1, None)]
     assert femnist_full.with_patience(history) == (0.1, 12)
     assert femnist_full.with_patience(history[:6]) == (0.1, 8), "not yet"
-
-
-def test_the_table_has_both_figures_of_one_run(tmp_path: Path) -> None:
-    spec = SPECS[0]
-    losses = [3.0, 2.0, *[2.5] * 5, 1.0]
-    path = tmp_path / "runs" / spec.name
-    path.mkdir(parents=True)
-    lines = [json.dumps(entry(5 * i, loss, metric=0.1 * i)) for i, loss in enumerate(losses)]
-    (path / "history.jsonl").write_text("\n".join(lines))
     one = {"mean": 0.7, "worst_decile": 0.5, "rand_index": 1.0}
-    femnist_full.page([Result(spec, {"best": one, "last": one, "best_round": 35}, path)]).write(tmp_path)
+    results = []
+    for spec in (SPECS[0], SPECS[55], SPECS[-1]):  # the paper's, one of a larger step, one of many clients
+        path = tmp_path / "runs" / spec.name
+        path.mkdir(parents=True)
+        lines = [json.dumps(entry(5 * i, loss, 0.1 * i)) for i, loss in enumerate([3.0, 2.0, *[2.5] * 5, 1.0])]
+        (path / "history.jsonl").write_text("\n".join(lines))
+        results.append(Result(spec, {"best": one, "last": one, "best_round": 35}, path))
+    femnist_full.page(results[:1]).write(tmp_path)
     (row,) = read_csv(tmp_path)
-    assert "Reasons" not in (tmp_path / "table.md").read_text()
     assert (row["accuracy"], row["patience"], row["stopped"]) == ("0.7", "0.1", "30")
     assert float(row["difference"]) == pytest.approx(0.7 - 0.835)
-    measures = {"best": one, "last": one, "best_round": 35}
-    larger_step, many = (SPECS[place] for place in (55, -1))
-    for other in (larger_step, many):
-        shutil.copytree(path, path.with_name(other.name))
-    femnist_full.page([Result(other, measures, path.with_name(other.name)) for other in (larger_step, many)]).write(
-        tmp_path
-    )
+    femnist_full.page(results[1:]).write(tmp_path)
     _, clients, reasons = re.split("## (?:Many clients|Reasons)", (tmp_path / "table.md").read_text())
     assert "| rmse | 15 | 47 | 0.05 | 1 | 0.700 |" in clients
     assert "| femnist | rmse | 10 | 10 | 0.2 | 1 | 0.700 |" in reasons
@@ -89,9 +78,7 @@ def test_the_table_has_both_figures_of_one_run(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
-def test_the_command_and_runs_that_are_packed_and_put_back(
-    umbel_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_are_packed_and_put_back(umbel_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = manifest(6, 2, name="femnist", model="cnn", feature_scale=1 / 255, groups=[0, 1] * 4)
     images = np.random.default_rng(0).integers(0, 256, (32, 28, 28), np.uint8)
     write_dataset(umbel_home / "data" / "femnist", own, images, np.arange(32) % 62, offsets_of([4] * 8))
@@ -112,37 +99,3 @@ def test_the_command_and_runs_that_are_packed_and_put_back(
         again = CliRunner().invoke(app, [*command, *place])
         assert again.exit_code == 0, again.output
         assert (umbel_home / "experiments" / "femnist-full" / "table.md").read_bytes() == table
-
-
-@pytest.mark.slow
-def test_a_run_that_is_killed_goes_on_and_ends_as_if_it_had_not_been(
-    umbel_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = run_config("synthetic", rounds=60, patience=0, seed=3)
-    whole = resumable(config)
-    assert whole.saved_in is not None
-    shutil.rmtree(whole.saved_in)
-
-    class Killed(BaseException):
-        pass
-
-    plain, times = Run.before_round, []
-
-    def before_round(self: Run, round: int, arrays: Any) -> None:
-        times.append(round)
-        if round == 40 and times.count(40) == 1:
-            raise Killed
-        plain(self, round, arrays)
-
-    monkeypatch.setattr(Run, "before_round", before_round)
-    with pytest.raises(Killed):
-        resumable(config)
-    resumed = resumable(config)
-    assert times[39:42] == [40, 40, 41], "after the last round that was saved"
-    assert resumed.measures == whole.measures
-    assert whole.state is not None
-    assert resumed.state is not None
-    for name, value in whole.state.hypotheses.items():
-        np.testing.assert_array_equal(resumed.state.hypotheses[name], value)
-    assert [one.loss for one in resumed.state.history] == [one.loss for one in whole.state.history]
-    np.testing.assert_array_equal(resumed.participations, whole.participations)

@@ -32,7 +32,7 @@ from umbel_lab.experiments.frontier import (
     SITE,
     TASKS,
     THREE,
-)
+)  # fmt: skip
 
 pytestmark = pytest.mark.rest
 
@@ -47,29 +47,23 @@ def release_of(config: dict[str, Any], n: int) -> Release:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("epsilon", TASKS["hospital"]["epsilons"])
-def test_a_hospital_config_costs_the_epsilon_in_its_name(epsilon: int) -> None:
-    """Pure, one participation a client, its choice included."""
-    config = run_config(f"hospital-epsilon-{epsilon}")
-    assert config["max-participations"] == 1
-    cost = pure_cost(release_of(config, MODELS["mlp"].num_parameters))
-    assert isinstance(cost, Fraction)
-    assert 0.99 * epsilon <= cost <= epsilon
-
-
-@pytest.mark.parametrize("epsilon", SERVICES["epsilons"])
-def test_a_linear_model_of_services_costs_the_epsilon_that_the_table_says(epsilon: int) -> None:
-    config = frontier.base_of("hospital-services", epsilon)
-    assert (config["max-participations"], config["hypotheses"], config["model"]) == (1, 1, "")
-    assert pure_cost(release_of(config, SERVICES["parameters"])) == epsilon
-
-
-@pytest.mark.parametrize("epsilon", [1, 2, 4, 8, 16])
-def test_one_sum_that_all_trust_costs_its_epsilon_at_delta(epsilon: int) -> None:
-    nu = frontier.central(epsilon)["noise-multiplier"]
-    found = guarantee({Release(Kind.SITE, 7, nu, Clipping.PUBLIC, mechanism="gaussian", hypotheses=1): 1}, 1e-5)
-    assert found is not None
-    assert 0.99 * epsilon <= found.epsilon <= epsilon
+def test_configurations_cost_the_epsilon_in_their_names() -> None:
+    """Pure, one participation a client, its choice included; and at delta of one sum that all trust."""
+    for epsilon in TASKS["hospital"]["epsilons"]:
+        config = run_config(f"hospital-epsilon-{epsilon}")
+        assert config["max-participations"] == 1
+        cost = pure_cost(release_of(config, MODELS["mlp"].num_parameters))
+        assert isinstance(cost, Fraction)
+        assert 0.99 * epsilon <= cost <= epsilon
+    for epsilon in SERVICES["epsilons"]:
+        config = frontier.base_of("hospital-services", epsilon)
+        assert (config["max-participations"], config["hypotheses"], config["model"]) == (1, 1, "")
+        assert pure_cost(release_of(config, SERVICES["parameters"])) == epsilon
+    for epsilon in (1, 2, 4, 8, 16):
+        nu = frontier.central(epsilon)["noise-multiplier"]
+        found = guarantee({Release(Kind.SITE, 7, nu, Clipping.PUBLIC, mechanism="gaussian", hypotheses=1): 1}, 1e-5)
+        assert found is not None
+        assert 0.99 * epsilon <= found.epsilon <= epsilon
 
 
 def test_one_site_with_gaussian_noise_is_central_dp_fedavg(tmp_path: Path) -> None:
@@ -109,27 +103,13 @@ def test_seeds_are_compared_one_by_one() -> None:
     assert not [*frontier.better({(ONE, "epsilon 4"): arms[ONE, "epsilon 4"]})]
 
 
-@pytest.mark.parametrize("name", TASKS)
-def test_every_run_has_a_name_and_a_configuration_of_its_own(name: str, hospitals: Path, tmp_path: Path) -> None:
-    specs = scaffold.specs(frontier, tmp_path, [2000, 2001], of=name)
-    assert len({spec.name for spec in specs}) == len(specs)
-    assert {spec.config["seed"] for spec in specs} == {2000, 2001}
-    # Hospitals are split anew by each seed.
-    datasets = {"hospital": 2, "hospital-services": 4}
-    assert len({spec.config["dataset"] for spec in specs}) == datasets[name]
-    assert len({spec.arm for spec in specs}) == len(specs) / 2
-    assert {arm for _, arm, _ in (spec.arm for spec in specs)} >= {SITE, ONE, CENTRAL, PLAIN}
-
-
 def test_the_table_tells_guarantees_and_none_where_there_is_none(hospitals: Path, tmp_path: Path) -> None:
     short = {"rounds": 2, "clients-per-round": 60}
     specs = scaffold.specs(frontier, tmp_path, [2000], True, "hospital")
     results = [Result(spec, frontier.play(spec.config | short).measures, tmp_path) for spec in specs]
     frontier.page(results).write(tmp_path)
     rows = {(row["arm"], row["label"]): row for row in read_csv(tmp_path)}
-    assert rows[CLIENT, "epsilon 16"]["epsilon_text"] == rows[SITE, "epsilon 16"]["epsilon_text"] == "16"
-    assert rows[ONE, "epsilon 16"]["epsilon_text"] == "16"
-    assert rows[THREE, "epsilon 16"]["epsilon_text"] == "16"
+    assert {rows[arm, "epsilon 16"]["epsilon_text"] for arm in (CLIENT, SITE, ONE, THREE)} == {"16"}
     assert float(rows[THREE, "epsilon 16"]["epsilon"]) <= 16
     assert rows[CENTRAL, "epsilon 16"]["epsilon_text"] == "16, δ 1e-05"
     alone = rows[ALONE, "service as a number"]

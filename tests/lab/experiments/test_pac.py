@@ -40,22 +40,6 @@ def test_tau_is_the_largest_with_at_most_a_share_epsilon_below() -> None:
     assert longest == pytest.approx(np.linalg.norm(clients.items, axis=1).max())
 
 
-@pytest.mark.parametrize(
-    ("failures", "place"), [([0.5, 0.3, 0.1, 0.0], 3), ([0.0, 0.2, 0.0], 3), ([0.0], 1), ([0.5, 0.4], None)]
-)
-def test_what_is_enough_stays_enough(failures: list[float], place: int | None) -> None:
-    assert pac.suffices(failures) == place
-
-
-def test_noise_by_rows_leaves_rows_that_did_not_change() -> None:
-    updates = np.zeros((2, 3, 8), np.float32)
-    updates[0, 1] = 1
-    noised = pac.sanitise_rows(updates, 1.0, np.random.default_rng(0))
-    assert (noised[0, 1] != 1).all()
-    assert not noised[0, [0, 2]].any()
-    assert not noised[1].any()
-
-
 @pytest.mark.slow
 def test_the_command_writes_every_table_and_the_same_bytes_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -77,27 +61,32 @@ def test_the_command_writes_every_table_and_the_same_bytes_again(
     assert [float(row["holds"]) for row in rows if row["table"] == "proposition 1"] == [1.0] * 2
 
 
-def test_a_trial_has_exactly_its_like_rate_and_each_item_once() -> None:
+def test_trials_are_what_they_say_and_zeros_stand_for_items_that_nobody_labelled() -> None:
     clients = Trials.draw(5, 0.3, seed=1)
     labels = clients.cohort.targets.numpy().reshape(5, 40)
     numbers = clients.cohort.features.numpy().reshape(5, 40)
-    assert (labels > 0).sum(axis=1).tolist() == [12] * 5
-    assert all(len(set(own)) == 40 for own in numbers.tolist())
-
-
-def test_items_that_nobody_labelled_may_be_left_out_where_zeros_are_sent() -> None:
-    clients = Trials.draw(3, 0.3, seed=2)
+    assert (labels > 0).sum(axis=1).tolist() == [12] * 5, "exactly its like rate"
+    assert all(len(set(own)) == 40 for own in numbers.tolist()), "each item once"
     update = LocalUpdate(0, 0.1, 10, 1)
     whole, _ = next(interactions(clients, update, True, 0))
     narrow, _ = next(interactions(clients.narrowed(), update, True, 0))
     np.testing.assert_allclose(narrow.sum(axis=1), whole.sum(axis=1), rtol=1e-6)
-    assert narrow.shape == (3, 40, 8)
+    assert narrow.shape == (5, 40, 8)
+    # Noise by rows leaves rows that did not change.
+    updates = np.zeros((2, 3, 8), np.float32)
+    updates[0, 1] = 1
+    noised = pac.sanitise_rows(updates, 1.0, np.random.default_rng(0))
+    assert (noised[0, 1] != 1).all()
+    assert not noised[0, [0, 2]].any()
+    assert not noised[1].any()
 
 
-def test_the_error_of_the_local_model_itself_is_0_and_of_its_opposite_1() -> None:
+def test_an_error_is_0_of_the_local_model_and_1_of_its_opposite_and_what_is_enough_stays_enough() -> None:
     clients = Trials.draw(2, 0.1, seed=3)
     estimates = [Estimate(8, spectral=False) for _ in range(2)]
     for estimate, own in zip(estimates, clients.local, strict=True):
         estimate.add(-own[None])  # items are pushed away from u
     assert clients.errors(estimates, clients.local).tolist() == [0, 0]
     assert clients.errors(estimates, -clients.local).tolist() == [1, 1]
+    for failures, place in (([0.5, 0.3, 0.1, 0.0], 3), ([0.0, 0.2, 0.0], 3), ([0.0], 1), ([0.5, 0.4], None)):
+        assert pac.suffices(failures) == place

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import tomllib
+import xml.etree.ElementTree as ET
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -50,7 +51,14 @@ def docs(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_page_has_the_experiments_tables_and_what_made_them(docs: Path) -> None:
+def rendered(docs: Path, template: str = "") -> str:
+    """Return the page that a template makes; without one, that of before."""
+    if template:
+        (docs / "reproduce.md.j2").write_text(template)
+    return page.render(docs)[docs / "reproduce.md"]
+
+
+def test_the_page_has_the_experiments_tables_and_what_made_them(docs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [path] = page.write(docs)
     assert path == docs / "reproduce.md"
     written = path.read_text().splitlines()
@@ -58,28 +66,59 @@ def test_the_page_has_the_experiments_tables_and_what_made_them(docs: Path) -> N
     assert written[2].startswith("Made by `umbel experiment synthetic` at commit 0123456789, seeds ")
     assert written[2].endswith(", seeds 7, 2000 to 2002.")
     assert written[3:] == ["One line.", "", "| who | error |", "| --- | --- |", "| FedAvg | 3.06 |"]
+    changed = "**Settings, recipes or pinned numbers have changed since.**"
+    assert changed not in rendered(docs)
+    monkeypatch.setattr(page, "digest", lambda name: "another")
+    assert changed in rendered(docs)
 
 
-def test_a_page_may_take_some_rows_and_leave_columns_out(docs: Path) -> None:
+def test_a_page_may_take_some_rows_and_columns_sentences_and_cells(docs: Path) -> None:
     """All rows that begin with a word, in the order of the words."""
     rows = ["| A | 1 | x |", "| B | 2 | y |", "| A | 3 |  |", "| C | 4 | z |"]
     table = "\n".join(["| who | error | note |", "| --- | --- | --- |", *rows])
-    (docs / "results" / "synthetic" / "table.md").write_text(f"# Title\n\n## Errors\n\n{table}\n")
-    template = docs / "reproduce.md.j2"
-    template.write_text("{{ table('synthetic', 'Errors') }}\n")
-    assert page.render(docs)[docs / "reproduce.md"] == f"{table}\n"
-    template.write_text("{{ table('synthetic', 'Errors', 'C', 'A', without=('error',)) }}\n")
+    (docs / "results" / "synthetic" / "table.md").write_text(
+        f"# T\n\n## Errors\n\n{table}\n\n## Claims\n\nTwo of 3 (1 to 2 %) do. Not 0.5 of them. The rest: none.\n\n"
+        "| who | where | last | so here? | best | so here? |\n| --- | --- | --- | --- | --- | --- |\n"
+        "| A | x | 1 | yes | 9 | no |\n| A | y | 2 | no | 9 | no |\n| B | x | 3 | no | 9 | no |\n"
+    )
+    assert rendered(docs, "{{ table('synthetic', 'Errors') }}\n") == f"{table}\n"
     kept = ["| who | note |", "| --- | --- |", "| C | z |", "| A | x |", "| A |  |"]
-    assert page.render(docs)[docs / "reproduce.md"].splitlines() == kept
-    template.write_text("{{ table('synthetic', 'Errors', without=('price',)) }}")
-    with raises(ConfigError, "config.unknown-table", "price", "who, error, note"):
-        page.render(docs)
+    assert rendered(docs, "{{ table('synthetic', 'Errors', 'C', 'A', without=('error',)) }}\n").splitlines() == kept
+    assert rendered(docs, "{{ cell('synthetic', 'Claims', ('A', 'y'), 'last') }}") == "2"
+    assert rendered(docs, "{{ sentence('synthetic', 'Claims', 'Not') }}") == "Not 0.5 of them."
+    assert rendered(docs, "{{ answers('synthetic', 'Claims') }}") == "1 yes, 2 no, 0 open"
 
 
-def test_a_table_whose_settings_have_changed_says_so(docs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "have changed since" not in page.render(docs)[docs / "reproduce.md"]
-    monkeypatch.setattr(page, "digest", lambda name: "another")
-    assert "**Settings, recipes or pinned numbers have changed since.**" in page.render(docs)[docs / "reproduce.md"]
+@pytest.mark.parametrize(
+    ("template", "code", "parts"),
+    [
+        ("table('synthetic', 'Nothing')", "unknown-table", ["Nothing", "What was found, Something else"]),
+        ("table('synthetic', 'What was found', without=('price',))", "unknown-table", ["price", "who, error"]),
+        *((f"cell('synthetic', 'What was found', {what})", "unknown-table", ["What was found"])
+          for what in ("('F',), 'error'", "('IFCA',), 'error'", "('FedAvg',), 'price'")),
+        ("sentence('synthetic', 'What was found', 'nowhere')", "unknown-table", ["What was found"]),
+        ("made('hospital')", "not-done", ["umbel experiment page hospital"]),
+        ("picture('synthetic', 'figure-2', 'Releases')", "not-done", ["figure-2.svg"]),
+    ],
+)  # fmt: skip
+def test_what_was_not_made_is_named(docs: Path, template: str, code: str, parts: list[str]) -> None:
+    with raises(ConfigError, f"config.{code}", *parts):
+        rendered(docs, f"{{{{ {template} }}}}")
+
+
+def test_figures_with_a_number_are_taken_over_and_those_of_an_earlier_time_removed(docs: Path, tmp_path: Path) -> None:
+    made, kept = tmp_path / "made", docs / "results" / "synthetic"
+    (kept / "figure-9.svg").write_text("<svg>old</svg>")
+    for name in ("figure-1.svg", "figure-1.png", "curve.svg"):
+        (made / name).write_text("<svg/>")
+    page.take("synthetic", made, docs)
+    assert sorted(file.name for file in kept.iterdir()) == ["figure-1.svg", "made.toml", "table.md"]
+    picture = rendered(docs, "{{ picture('synthetic', 'figure-1', 'Releases') }}")
+    assert picture == "![Releases](../results/synthetic/figure-1.svg)"
+    with raises(ConfigError, "config.not-done", "table.md", "umbel experiment hospital"):
+        page.take("hospital", tmp_path / "nowhere", docs)
+    with raises(ConfigError, "config.unknown-experiment", "cifar"):
+        page.take("cifar", tmp_path, docs)
 
 
 def test_the_digest_is_of_settings_and_of_what_pins_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,82 +184,23 @@ def test_a_result_names_the_commit_of_a_tree_without_changes(tree: Path, tmp_pat
     assert page.commit_of(tmp_path) == "unknown", "where umbel is installed"
 
 
-@pytest.mark.parametrize("file", ["umbel/core.py", "umbel/new.py", "configs/a.toml"])
-@pytest.mark.parametrize("added", [False, True])
-def test_no_result_comes_from_a_modified_tree(tree: Path, file: str, added: bool) -> None:
+@pytest.mark.parametrize(
+    ("file", "added"), [("umbel/core.py", False), ("umbel/new.py", False), ("configs/a.toml", True)]
+)
+def test_no_result_is_of_a_modified_tree(tree: Path, file: str, added: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     (tree / file).write_text("rounds = 4\n")
     if added:
         git(tree, "add", ".")
     with raises(ConfigError, "config.modified-tree", file, "--quick"):
         page.commit_of(tree)
     assert page.commit_of(tree, quick=True) == git(tree, "rev-parse", "--short=10", "HEAD") + "+"
-
-
-@pytest.mark.parametrize("command", ["synthetic", "pac", "dlg"])
-def test_an_experiment_in_a_modified_tree_starts_no_work(command: str, tree: Path, monkeypatch: Any) -> None:
-    (tree / "umbel" / "new.py").write_text("")
+    # No experiment starts its work there.
     monkeypatch.setattr(page, "commit_of", partial(page.commit_of, tree))
-    for module in (synthetic, pac, dlg):
+    for command, module in (("synthetic", synthetic), ("pac", pac), ("dlg", dlg)):
         for work in {"arms", "page"} & vars(module).keys():
             monkeypatch.setattr(module, work, lambda *_, **__: pytest.fail("work has begun"))
-    done = CliRunner().invoke(app, [command])
-    assert done.exit_code == 2
-    assert "[config.modified-tree]" in done.stderr
-
-
-def test_what_was_not_made_is_named(docs: Path, tmp_path: Path) -> None:
-    (docs / "reproduce.md.j2").write_text("{{ table('synthetic', 'Nothing') }}")
-    with raises(ConfigError, "config.unknown-table", "Nothing", "What was found, Something else"):
-        page.render(docs)
-    (docs / "reproduce.md.j2").write_text("{{ made('hospital') }}")
-    with raises(ConfigError, "config.not-done", "umbel experiment page hospital"):
-        page.render(docs)
-    with raises(ConfigError, "config.not-done", "table.md", "umbel experiment hospital"):
-        page.take("hospital", tmp_path / "nowhere", docs)
-    with raises(ConfigError, "config.unknown-experiment", "cifar"):
-        page.take("cifar", tmp_path, docs)
-
-
-def test_numbers_in_sentences_come_from_the_tables(docs: Path) -> None:
-    (docs / "results" / "synthetic" / "table.md").write_text(
-        "# T\n\n## Claims\n\nTwo of 3 (1 to 2 %) do. Not 0.5 of them. The rest: none.\n\n"
-        "| who | where | last | so here? | best | so here? |\n| --- | --- | --- | --- | --- | --- |\n"
-        "| A | x | 1 | yes | 9 | no |\n| A | y | 2 | no | 9 | no |\n| B | x | 3 | no | 9 | no |\n"
-    )
-
-    def said(text: str) -> str:
-        (docs / "reproduce.md.j2").write_text(text)
-        return page.render(docs)[docs / "reproduce.md"]
-
-    assert said("{{ cell('synthetic', 'Claims', ('A', 'y'), 'last') }}") == "2"
-    assert said("{{ sentence('synthetic', 'Claims', 'Not') }}") == "Not 0.5 of them."
-    assert said("{{ answers('synthetic', 'Claims') }}") == "1 yes, 2 no, 0 open"
-    for wrong in (
-        "cell('synthetic', 'Claims', ('A',), 'last')", "cell('synthetic', 'Claims', ('C',), 'last')",
-        "cell('synthetic', 'Claims', ('B',), 'first')", "sentence('synthetic', 'Claims', 'nowhere')",
-    ):  # fmt: skip
-        with raises(ConfigError, "config.unknown-table", "Claims"):
-            said(f"{{{{ {wrong} }}}}")
-
-
-def test_the_papers_figures_stand_beside_the_tables(docs: Path, tmp_path: Path) -> None:
-    """Figures with a number are taken over, those of an earlier time removed, and a missing one is named."""
-    made, kept = tmp_path / "made", docs / "results" / "synthetic"
-    (kept / "figure-9.svg").write_text("<svg>old</svg>")
-    for name in ("figure-1.svg", "figure-1.png", "curve.svg"):
-        (made / name).write_text("<svg/>")
-    page.take("synthetic", made, docs)
-    assert sorted(file.name for file in kept.iterdir()) == ["figure-1.svg", "made.toml", "table.md"]
-    (docs / "reproduce.md.j2").write_text("{{ picture('synthetic', 'figure-1', 'Releases') }}")
-    assert page.render(docs)[docs / "reproduce.md"] == "![Releases](../results/synthetic/figure-1.svg)"
-    (docs / "reproduce.md.j2").write_text("{{ picture('synthetic', 'figure-2', 'Releases') }}")
-    with raises(ConfigError, "config.not-done", "figure-2.svg"):
-        page.render(docs)
-
-
-def test_figures_in_docs_are_small() -> None:
-    large = [file for file in (page.DOCS / "results").rglob("*.svg") if file.stat().st_size > 150_000]
-    assert large == []
+        done = CliRunner().invoke(app, [command])
+        assert (done.exit_code, "[config.modified-tree]" in done.stderr) == (2, True)
 
 
 def test_the_pages_in_docs_are_what_their_text_and_the_kept_tables_make() -> None:
@@ -230,29 +210,46 @@ def test_the_pages_in_docs_are_what_their_text_and_the_kept_tables_make() -> Non
         assert text == path.read_text(encoding="utf-8"), "umbel experiment page"
 
 
-def test_all_that_is_on_a_page_says_its_command_commit_and_seeds() -> None:
-    written = "".join(template.read_text(encoding="utf-8") for template in page.DOCS.rglob("*.j2"))
+def test_all_that_is_on_the_page_says_its_command_a_commit_of_this_history_and_seeds() -> None:
+    text = "".join(template.read_text(encoding="utf-8") for template in page.DOCS.rglob("*.j2"))
+    commits = {}
     for folder in (page.DOCS / "results").iterdir():
         said = tomllib.loads((folder / "made.toml").read_text(encoding="utf-8"))
         assert said["command"].startswith(("umbel experiment ", "python "))
-        assert said["commit"].strip("+").isalnum()
         assert said["seeds"]
         if folder.name not in page.FROZEN:
             assert said["settings"] == page.digest(folder.name), "its settings have changed since: run it again"
-        assert f"made('{folder.name}')" in written
-
-
-def test_the_commit_of_each_result_is_part_of_this_history() -> None:
+        assert f"made('{folder.name}')" in text
+        assert all(file.stat().st_size < 150_000 for file in folder.glob("*.svg")), "figures in docs are small"
+        commits[folder.name] = said["commit"].rstrip("+")
+    assert all(commit.isalnum() for commit in commits.values())
     if not (ROOT / ".git").exists() or git(ROOT, "rev-parse", "--is-shallow-repository") == "true":
         pytest.skip("the history is not here")
-    kept = sorted((page.DOCS / "results").glob("*/made.toml"))
-    commits = {file: tomllib.loads(file.read_text(encoding="utf-8"))["commit"].rstrip("+") for file in kept}
-    assert commits
+    ancestor = ["git", "merge-base", "--is-ancestor"]
     unknown = [
-        file.parent.name
-        for file, commit in commits.items()
-        if subprocess.run(
-            ["git", "merge-base", "--is-ancestor", commit, "HEAD"], cwd=ROOT, capture_output=True
-        ).returncode
+        name
+        for name, commit in commits.items()
+        if subprocess.run([*ancestor, commit, "HEAD"], cwd=ROOT, capture_output=True).returncode
     ]
     assert unknown == [], "these cite commits that are not there: run them again"
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.mark.rest
+def test_the_picture_in_readme_has_bars_to_scale_that_are_told_in_words() -> None:
+    """And nothing that loads or runs."""
+    text = (page.DOCS / "pictures" / "hospital.svg").read_text(encoding="utf-8")
+    drawn = ET.fromstring(text)
+    widths = {
+        kind: float(rect.get("width", "")) for rect in drawn.iter(f"{SVG}rect") for kind in [rect.get("class", "")]
+    }
+    told = drawn.findtext(f"{SVG}desc") or ""
+    numbers = [int(number.replace(",", "")) for number in re.findall(r" ([\d,]+\d)(?=[;,.])", told)]
+    for kind, mean, worst in zip(("alone", "open", "kept"), numbers[::2], numbers[1::2], strict=True):
+        assert widths[f"{kind} pale"] / worst == pytest.approx(430 / max(numbers), rel=1e-3)
+        assert widths[kind] / mean == pytest.approx(430 / max(numbers), rel=2e-3)
+    assert not re.search(r"<script|<image|href|url\(|@import|\bon\w+=", text)
+    width = float(drawn.get("viewBox", "").split()[2])
+    assert all(float(rect.get("x", 0)) + float(rect.get("width", "")) <= width for rect in drawn.iter(f"{SVG}rect"))

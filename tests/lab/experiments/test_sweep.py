@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from unittest.mock import Mock
 
 import numpy as np
@@ -21,19 +22,11 @@ from typer.testing import CliRunner
 import umbel.simulation.sweep
 import umbel_lab.experiments.synthetic
 from tests.helpers.errors import raises
-from tests.helpers.sources import ROOT
 from umbel.data import find_dataset
 from umbel.protocol.errors import DiskError, SweepError
+from umbel.server.run import Run
 from umbel.simulation.in_process import run_config
-from umbel.simulation.sweep import (
-    Finished,
-    Result,
-    Spec,
-    _digest,
-    finish,
-    made_by,
-    sweep,
-)
+from umbel.simulation.sweep import Finished, Result, Spec, _digest, finish, made_by, sweep
 from umbel_lab.experiments import frontier, synthetic
 from umbel_lab.experiments.__main__ import app
 from umbel_lab.experiments.scaffold import page, resumable, unpack
@@ -45,7 +38,11 @@ EACH, SAVE = umbel.simulation.sweep._each, umbel.simulation.sweep._save
 SPECS = [Spec(f"seed{seed}", run_config("synthetic", rounds=2, seed=seed)) for seed in range(3)]
 
 
-def test_each_run_leaves_what_a_run_of_the_app_leaves(in_process: list[str], tmp_path: Path) -> None:
+def _kill() -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def test_each_run_leaves_what_the_apps_leave_and_is_not_done_again(in_process: list[str], tmp_path: Path) -> None:
     (result,) = sweep(SPECS[:1], tmp_path)
     assert {file.name for file in result.folder.iterdir()} == {
         "config.toml", "history.jsonl", "hypotheses.safetensors", "latest.safetensors", "ledger.csv", "outcome.json",
@@ -58,15 +55,32 @@ def test_each_run_leaves_what_a_run_of_the_app_leaves(in_process: list[str], tmp
     assert result.trace.keys() == finished.trace.keys()
     for name, kept in result.trace.items():
         np.testing.assert_array_equal(kept, finished.trace[name])
+    again = sweep(SPECS, tmp_path)
+    assert in_process == ["seed0", "seed1", "seed2"]
+    assert [one.spec for one in again] == SPECS, "in the order asked for"
+    assert again[0].measures == result.measures
 
 
-def test_a_long_run_could_resume_until_its_result_is_saved(
+def test_a_long_run_resumes_until_it_is_saved(
     umbel_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or a full disk would cost the hours that it took."""
-    spec = Spec("long", run_config("synthetic", rounds=1))
+    spec = Spec("long", run_config("synthetic", rounds=3, patience=0))
     finished = resumable(spec.config)
     assert finished.saved_in is not None
+    with FileLock(finished.saved_in / ".lock"), raises(SweepError, "sweep.running", finished.saved_in):
+        resumable(spec.config)  # of another sweep, which would write to the same folder
+    whole, before = finished.state, Run.before_round
+    shutil.rmtree(finished.saved_in)
+    with monkeypatch.context() as patched:  # killed before its last round
+        patched.setattr(Run, "before_round", lambda run, r, arrays: _kill() if r == 3 else before(run, r, arrays))
+        with pytest.raises(KeyboardInterrupt):
+            resumable(spec.config)
+    finished = resumable(spec.config)
+    assert (finished.state and whole) is not None
+    assert [one.loss for one in finished.state.history] == [one.loss for one in whole.history]
+    for name, value in whole.hypotheses.items():
+        np.testing.assert_array_equal(finished.state.hypotheses[name], value)
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
         with raises(DiskError, "disk.full", tmp_path):
@@ -76,65 +90,40 @@ def test_a_long_run_could_resume_until_its_result_is_saved(
     assert not finished.saved_in.exists()
 
 
-def test_two_sweeps_do_not_share_an_unfinished_run(umbel_home: Path) -> None:
-    """Their results are in two folders, but both would write to the folder from which the run resumes."""
-    config = run_config("synthetic", rounds=1)
-    folder = resumable(config).saved_in
-    assert folder is not None
-    with FileLock(folder / ".lock"), raises(SweepError, "sweep.running", folder):
-        resumable(config)
-
-
-def test_what_is_done_is_not_done_again(in_process: list[str], tmp_path: Path) -> None:
-    first = sweep(SPECS[:2], tmp_path)
-    second = sweep(SPECS, tmp_path)
-    assert in_process == ["seed0", "seed1", "seed2"]
-    assert [result.spec for result in second] == SPECS, "in the order asked for"
-    assert [result.measures for result in second[:2]] == [result.measures for result in first]
-
-
-@pytest.mark.parametrize("other", ["configuration", "code", "data", "result"])
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("other", ["configuration", "code", "data", "result", "new setting", "changed setting"])
 def test_what_is_torn_or_made_in_another_way_is_done_again(
-    other: str, in_process: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    other: str, keep: bool, in_process: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Runs of earlier code are kept when asked, also where a setting is new that has its default; the tables tell."""
     data = tmp_path / "data.json"
     data.write_bytes(find_dataset("synthetic").read_bytes())
-    spec = Spec("seed0", SPECS[0].config | {"dataset": str(data)})
-    (result,) = sweep([spec], tmp_path)
-    if other == "code":
-        monkeypatch.setattr(umbel.simulation.sweep, "_digest", lru_cache(lambda *_: "changed"))
-    elif other == "data":
-        data.write_text(data.read_text().replace("Sec. 5.1", "Section 5.1"))
-    elif other == "result":
-        file = result.folder / "result.json"
-        file.write_text(file.read_text()[: file.stat().st_size // 2])
-    changes = {"noise-multiplier": 1.0} if other == "configuration" else {}
-    sweep([Spec("seed0", spec.config | changes)], tmp_path)
-    assert in_process == ["seed0", "seed0"]
-
-
-@pytest.mark.parametrize("other", ["code", "new setting", "changed setting", "data"])
-def test_runs_of_earlier_code_are_kept_when_asked_and_the_tables_tell(
-    other: str, in_process: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = tmp_path / "data.json"
-    data.write_bytes(find_dataset("synthetic").read_bytes())
-    specs = [Spec(spec.name, spec.config | {"dataset": str(data)}) for spec in SPECS[:2]]
-    (first,) = sweep(specs[:1], tmp_path)
-    monkeypatch.setattr(umbel.simulation.sweep, "_digest", lru_cache(lambda *_: "changed"))
+    spec, new = (Spec(one.name, one.config | {"dataset": str(data)}) for one in SPECS[:2])
+    (first,) = sweep([spec], tmp_path)
     file = first.folder / "result.json"
     document = json.loads(file.read_text())
-    if other == "new setting":
-        del document["config"]["patience"]  # it has its default
-    elif other == "changed setting":
-        del document["config"]["rounds"]  # it has not
-    elif other == "data":
-        document["made_by"]["data"] = "changed"
+    if other in ("code", "new setting", "changed setting"):
+        monkeypatch.setattr(umbel.simulation.sweep, "_digest", lru_cache(lambda *_: "changed"))
+        document["config"].pop({"new setting": "patience", "changed setting": "rounds"}.get(other, ""), None)
     file.write_text(json.dumps(document))
-    kept = sweep(specs, tmp_path, keep=True)
-    assert in_process == ["seed0", *([] if other in ("code", "new setting") else ["seed0"]), "seed1"]
-    said = [section.title for section in page("Runs", [], [], kept).sections]
-    assert ("Code" in said) == (kept[0].code == first.code) == (other in ("code", "new setting"))
+    if other == "data":
+        data.write_text(data.read_text().replace("Sec. 5.1", "Section 5.1"))
+    elif other == "result":
+        file.write_text(file.read_text()[: file.stat().st_size // 2])
+    changes = {"noise-multiplier": 1.0} if other == "configuration" else {}
+    again = sweep([Spec("seed0", spec.config | changes), new], tmp_path, keep=keep)
+    kept = keep and other in ("code", "new setting")
+    assert in_process == ["seed0"] * (1 if kept else 2) + ["seed1"]
+    said = [section.title for section in page("Runs", [], [], again).sections]
+    assert ("Code" in said) == kept
+
+
+def test_two_sweeps_do_not_share_a_folder_nor_two_runs_a_name(in_process: list[str], tmp_path: Path) -> None:
+    with FileLock(tmp_path / ".lock"), raises(SweepError, "sweep.running", tmp_path):
+        sweep(SPECS, tmp_path)
+    with raises(SweepError, "sweep.same-name", "2 runs", "'seed0'"):
+        sweep([SPECS[0], Spec("seed0", SPECS[1].config)], tmp_path)
+    assert in_process == []
 
 
 @pytest.mark.parametrize(
@@ -150,67 +139,38 @@ def test_packed_runs_of_somebody_else_stay_in_the_folder(line: str, tmp_path: Pa
     assert not list(tmp_path.iterdir())
 
 
-def test_two_sweeps_do_not_share_a_folder(in_process: list[str], tmp_path: Path) -> None:
-    with FileLock(tmp_path / ".lock"), raises(SweepError, "sweep.running", tmp_path):
-        sweep(SPECS, tmp_path)
-    assert in_process == []
-
-
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("strategy", "umbel_test_variant:Mine"),
-        ("strategy", "flower:umbel_test_variant:Theirs"),
-        ("model", "umbel_test_variant:network width=3"),
-        ("loss", "umbel_test_variant:absolute"),
-        ("metric", "umbel_test_variant:close"),
-        ("mechanism", "umbel_test_variant:Coordinates"),
-        ("observers", "umbel_lab.attacks.pac_attack:PacAttack; umbel_test_variant:Watch"),
+        ("strategy", "{}:Mine"),
+        ("strategy", "flower:{}:Theirs"),
+        ("model", "{}:network width=3"),
+        *((key, "{}:own") for key in ("loss", "metric", "mechanism")),
+        ("observers", "umbel_lab.attacks.pac_attack:PacAttack; {}:Watch"),
     ],
 )
-def test_what_is_the_users_own_is_part_of_the_code(
+def test_the_users_own_is_part_of_the_code(
     key: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """As is the module that does the runs."""
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "umbel_test_variant.py").write_text("a = 1\n")
-    config = SPECS[0].config | {key: value}
-    _digest.cache_clear()
-    before = made_by(config)["code"]
-    (tmp_path / "umbel_test_variant.py").write_text("a = 2\n")
-    _digest.cache_clear()
-    assert made_by(config)["code"] != before
-    assert made_by(config)["code"] != made_by(SPECS[0].config)["code"]
+    config, made = SPECS[0].config | {key: value.format("umbel_test_variant")}, set()
+    for text in ("a = 1\n", "a = 2\n"):
+        (tmp_path / "umbel_test_variant.py").write_text(text)
+        _digest.cache_clear()
+        made.add(made_by(config)["code"])
+    made |= {made_by(SPECS[0].config, task)["code"] for task in (finish, frontier.play)}
+    assert len(made) == 4
 
 
 @pytest.mark.parametrize("key", ["pretrained", "start-from"])
 def test_so_are_the_weights_that_a_run_starts_from(key: str, in_process: list[str], tmp_path: Path) -> None:
     weights = tmp_path / "hypotheses.safetensors"
-    weights.write_bytes(b"some")
     config = SPECS[0].config | {key: str(weights if key == "pretrained" else tmp_path)}
-    sweep([Spec("one", config)], tmp_path, only_says_that_it_ran)
-    sweep([Spec("one", config)], tmp_path, only_says_that_it_ran)
-    assert in_process == ["one"]
-    weights.write_bytes(b"other")
-    sweep([Spec("one", config)], tmp_path, only_says_that_it_ran)
-    assert in_process == ["one", "one"], "in the same process, as in a notebook"
-
-
-def only_says_that_it_ran(_: Mapping[str, Any]) -> Finished:
-    return Finished({})
-
-
-def test_runs_of_one_name_would_take_each_others_results(in_process: list[str], tmp_path: Path) -> None:
-    with raises(SweepError, "sweep.same-name", "2 runs", "'seed0'"):
-        sweep([SPECS[0], Spec("seed0", SPECS[1].config)], tmp_path)
-    assert in_process == []
-
-
-def test_so_is_the_module_that_does_the_runs() -> None:
-    assert len({made_by(SPECS[0].config, task)["code"] for task in (finish, frontier.play)}) == 2
-
-
-def test_the_code_that_makes_results_is_there() -> None:
-    assert all((ROOT / name).exists() for name in umbel.simulation.sweep._CODE)
+    for content, done in ((b"some", 1), (b"some", 1), (b"other", 2)):  # in the same process, as in a notebook
+        weights.write_bytes(content)
+        sweep([Spec("one", config)], tmp_path, lambda _: Finished({}))
+        assert len(in_process) == done
 
 
 def fragile(config: Mapping[str, Any]) -> Finished:
@@ -220,16 +180,12 @@ def fragile(config: Mapping[str, Any]) -> Finished:
     return finish(config)
 
 
-def repaired(config: Mapping[str, Any]) -> Finished:
-    return finish(config)
-
-
 def test_a_run_that_fails_stops_no_other_and_is_tried_again(in_process: list[str], tmp_path: Path) -> None:
     results = sweep(SPECS, tmp_path, fragile)
     assert [bool(result.error) for result in results] == [False, True, False]
     assert "ValueError: no such luck" in results[1].error
     assert (tmp_path / "failed" / "seed1.txt").read_text() == results[1].error
-    again = sweep(SPECS, tmp_path, repaired)
+    again = sweep(SPECS, tmp_path, lambda config: finish(config))
     assert in_process == ["seed0", "seed1", "seed2", "seed1"]
     assert not again[1].error
     assert not list((tmp_path / "failed").iterdir())

@@ -43,25 +43,16 @@ def shares(own: Predictors) -> list[float]:
     return own.shares.tolist()
 
 
-def test_nearer_rows_count_more() -> None:
-    """Of keys 0, 1 and 3, seen from 1: at distances 1, 0 and 2."""
+def test_of_ten_rows_the_nearer_count_more() -> None:
+    """Of keys 0, 1 and 3, seen from 1: at distances 1, 0 and 2. All rows far away still say something."""
     found = nearest([0.0, 1, 3], [10.0, 20, 50], torch.tensor([[1.0]]))
     weights = np.array([exp(-1), 1, exp(-2)])
     assert found.item() == pytest.approx(weights @ [10, 20, 50] / weights.sum())
-
-
-def test_all_rows_far_away_still_say_something() -> None:
-    """Where exp(-d) is 0 in floating point, the ratio of two of them is not."""
+    # Where exp(-d) is 0 in floating point, the ratio of two of them is not.
     found = nearest([0.0, 1], [10.0, 20], torch.tensor([[-5000.0]]))
     assert found.item() == pytest.approx((10 + 20 * exp(-1)) / (1 + exp(-1)))
-
-
-def test_ten_rows_are_read_and_the_earlier_of_equals() -> None:
-    assert nearest([0.0] * 12, [*range(12)], torch.zeros(1, 1)).item() == pytest.approx(4.5)
-
-
-def test_a_row_that_is_left_out_reads_the_others() -> None:
-    """Three rows in one place."""
+    assert nearest([0.0] * 12, [*range(12)], torch.zeros(1, 1)).item() == pytest.approx(4.5), "the earlier of equals"
+    # Of three rows in one place, each is left out.
     told = nearest([0.0] * 3, [1.0, 3, 11], torch.zeros(3, 1), leave_out=True)
     assert told.ravel().tolist() == pytest.approx([7, 6, 2])
 
@@ -132,22 +123,6 @@ class Raw(nn.Module):
         return self.body(rows) @ self.head.weight.T + self.head.bias
 
 
-def test_a_memory_without_a_share_is_not_written() -> None:
-    own = made(LEARNER, HYPOTHESES, cohort([1.0, 1], [3.0, 3]))
-    assert [*own.arrays(0)] == ["weight"]
-    assert {"own:keys", "own:values", "own:share"} < own.arrays(1).keys()
-    assert own.arrays(1)["own:values"].tolist() == [[3.0], [3.0]]
-
-
-def test_a_client_may_have_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are compared a few at a time, to the same result."""
-    draw = np.random.default_rng(3)
-    clients = cohort_of((draw.normal(size=(40, 2)), draw.normal(size=40)))
-    whole = made(LEARNER, HYPOTHESES, clients)
-    monkeypatch.setattr("umbel_lab.personal.memory._AT_ONCE", 50)
-    assert torch.equal(made(LEARNER, HYPOTHESES, clients).outputs(LEARNER, clients), whole.outputs(LEARNER, clients))
-
-
 class Spread(nn.Module):
     """A mean and a variance for each target."""
 
@@ -168,7 +143,16 @@ def test_a_model_whose_rows_cannot_be_remembered_is_refused(network: type[nn.Mod
         made(learner_of("batched", model), draw_hypotheses(model, 1), cohort([1.0, 2, 3], [1.0]))
 
 
-def test_a_network_for_other_programs_holds_no_rows() -> None:
-    own = made(LEARNER, HYPOTHESES, cohort([3.0, 3]))
+def test_a_memory_is_written_where_it_has_a_share_and_never_for_other_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = made(LEARNER, HYPOTHESES, cohort([1.0, 1], [3.0, 3]))
+    assert [*own.arrays(0)] == ["weight"]
+    assert {"own:keys", "own:values", "own:share"} < own.arrays(1).keys()
+    assert own.arrays(1)["own:values"].tolist() == [[3.0], [3.0]]
     with raises(ConfigError, "config.rows-in-file", "choose another method"):
         OwnNetwork(LEARNER.model, own)
+    # Many rows are compared a few at a time, to the same result.
+    draw = np.random.default_rng(3)
+    clients = cohort_of((draw.normal(size=(40, 2)), draw.normal(size=40)))
+    whole = made(LEARNER, HYPOTHESES, clients).outputs(LEARNER, clients)
+    monkeypatch.setattr("umbel_lab.personal.memory._AT_ONCE", 50)
+    assert torch.equal(made(LEARNER, HYPOTHESES, clients).outputs(LEARNER, clients), whole)

@@ -47,32 +47,33 @@ def test_the_parts_are_those_between_which_the_largest_cosine_is_smallest() -> N
     assert gap == pytest.approx(math.sqrt(0.75))
 
 
-def test_clients_that_pull_apart_are_split_into_their_means() -> None:
-    found = round_of(on(Fleet(), ClusteredFL(hypotheses=4)), EAST + WEST)
-    np.testing.assert_allclose(found, [np.mean(EAST, 0), np.mean(WEST, 0)], rtol=1e-6)
+def four() -> ClusteredFL:
+    return on(Fleet(), ClusteredFL(hypotheses=4))
 
 
-@pytest.mark.parametrize(
-    ("releases", "why"),
-    [
+def test_clients_that_pull_apart_are_split_into_their_means_and_others_averaged() -> None:
+    np.testing.assert_allclose(round_of(four(), EAST + WEST), [np.mean(EAST, 0), np.mean(WEST, 0)], rtol=1e-6)
+    for releases, why in (
         ([*EAST, (0.5, 0.2)], "all go one way"),
         ([(1, 0), (0, 1), (-1, 0), (0, -1)], "there is no gap"),
         (EAST + WEST[:1], "one client alone is no part"),
         ([EAST[0], *WEST[:2]], "three clients are no two parts"),
-    ],
-)
-def test_others_are_averaged(releases: Any, why: str) -> None:
-    np.testing.assert_allclose(
-        round_of(on(Fleet(), ClusteredFL(hypotheses=4)), releases), [np.mean(releases, 0)], rtol=1e-6
-    )
+    ):
+        np.testing.assert_allclose(round_of(four(), releases), [np.mean(releases, 0)], rtol=1e-6, err_msg=why)
+    strategy = four()
+    for longest, parts in ((50.0, 1), (19.0, 2)):  # 1 is no more than a twentieth of 50: such a cluster is at its end
+        strategy.state["cfl/longest"] = np.asarray(longest)
+        assert len(round_of(strategy, EAST + WEST)) == parts
+    strict = on(Fleet(), ClusteredFL(hypotheses=4, **vars(SplitOptions(gamma=1.0))))
+    assert len(round_of(strict, EAST + WEST)) == 1, "options say when"
 
 
-def test_a_cluster_that_hardly_moves_any_more_is_at_its_end() -> None:
-    strategy = on(Fleet(), ClusteredFL(hypotheses=4))
-    strategy.state["cfl/longest"] = np.asarray(50.0)
-    assert len(round_of(strategy, EAST + WEST)) == 1, "1 is no more than a twentieth of 50"
-    strategy.state["cfl/longest"] = np.asarray(19.0)
-    assert len(round_of(strategy, EAST + WEST)) == 2
+def test_options_and_runs_that_could_split_nothing_are_refused() -> None:
+    with raises(ConfigError, "config.option-value", "0", "strategy"):
+        on(Fleet(), strategies.make(RunConfig(strategy=f"{NAME} eps1=0")))
+    for hypotheses in (0, 1):
+        with raises(ConfigError, "config.hypotheses", "hypotheses"):
+            Setup.parse(RunConfig(strategy=NAME, hypotheses=hypotheses, clients_per_round=40).entries())
 
 
 def test_there_are_no_more_than_the_run_says_and_each_is_split_by_itself() -> None:
@@ -97,27 +98,8 @@ def test_clusters_of_large_models_are_split_as_their_updates_go() -> None:
     np.testing.assert_allclose(found, parts, rtol=1e-5, atol=1e-6)
 
 
-def test_options_say_when() -> None:
-    strict = on(Fleet(), ClusteredFL(hypotheses=4, **vars(SplitOptions(gamma=1.0))))
-    assert len(round_of(strict, EAST + WEST)) == 1
-    with raises(ConfigError, "config.option-value", "0", "strategy"):
-        on(Fleet(), strategies.make(RunConfig(strategy=f"{NAME} eps1=0")))
-
-
-@pytest.mark.parametrize("hypotheses", [0, 1])
-def test_a_run_that_could_split_nothing_is_refused(hypotheses: int) -> None:
-    with raises(ConfigError, "config.hypotheses", "hypotheses"):
-        Setup.parse(RunConfig(strategy=NAME, hypotheses=hypotheses, clients_per_round=40).entries())
-
-
 def test_a_run_finds_two_groups_and_leaves_one_whole(tmp_path: Path, run_config: dict[str, Any]) -> None:
-    run_config |= {
-        "strategy": NAME,
-        "hypotheses": 4,
-        "rounds": 60,
-        "clients-per-round": 40,
-        "restarts": 2,
-    }
+    run_config |= {"strategy": NAME, "hypotheses": 4, "rounds": 60, "clients-per-round": 40, "restarts": 2}
     run_config |= {"noise-multiplier": 0.1, "validation": "every=20"}
     for groups in (1, 2):
         run = play(run_config | {"dataset": dataset(tmp_path, groups, 0)})

@@ -6,7 +6,6 @@ with a probability of at least 1 - 6 x 16 x 1e-4 = 99.0 %, where 95 % is wanted.
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
@@ -96,11 +95,6 @@ def test_a_right_target_passes(name: str) -> None:
     assert not report.failed
 
 
-def test_six_right_targets_pass_together_with_the_stated_probability() -> None:
-    assert len(right.TARGETS) == 6
-    assert 1 - 6 * TESTS * LEVEL > 0.95
-
-
 def test_every_fault_has_a_mend_and_a_wrong_target() -> None:
     assert {*wrong.FAULTS.values()} == MENDS.keys()
-    assert all(re.fullmatch(r"[A-Z].*\.|.*: .*", mend) for mend in MENDS.values())
+    assert 1 - len(right.TARGETS) * TESTS * LEVEL > 0.95, "the stated probability"

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from flwr.app import ArrayRecord
+from flwr.clientapp.mod import fixedclipping_mod
 from numpy.typing import NDArray
 
 from umbel_lab.attacks.defences.worker import Asked, Kind, Refusal, kind_of, maker, required
@@ -21,65 +23,46 @@ def made(one: Any, **options: Any) -> Kind:
     return kind_of(lambda: one, **options)
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
+def test_a_function_takes_a_list_a_dictionary_or_a_flat_array_and_nothing_else_is_a_target() -> None:
+    functions: list[Callable[..., Any]] = [
         lambda arrays: [-array for array in arrays],
         lambda named: {name: -array for name, array in named.items()},
         lambda flat: -flat,
-    ],
-    ids=["list", "dictionary", "flat"],
-)
-def test_a_function_takes_a_list_a_dictionary_or_a_flat_array(function: Callable[..., Any]) -> None:
-    kind = made(function)
-    assert kind.name == "function of arrays"
-    left, _ = kind.release(Asked(UPDATE, 1))
-    assert {name: value.tolist() for name, value in left.items()} == {"w": [[-3, -4]], "b": [0, 0]}
+    ]
+    for function in functions:
+        kind = made(function)
+        assert kind.name == "function of arrays"
+        left, _ = kind.release(Asked(UPDATE, 1))
+        assert {name: value.tolist() for name, value in left.items()} == {"w": [[-3, -4]], "b": [0, 0]}
+    others: list[Any] = [lambda arrays: 7, lambda arrays: arrays[:1], 7, "text"]
+    for other in others:
+        with pytest.raises(TypeError):
+            made(other)
 
 
-@pytest.mark.parametrize("one", [lambda arrays: 7, lambda arrays: arrays[:1], 7, "text"])
-def test_nothing_else_is_a_target(one: Any) -> None:
-    with pytest.raises(TypeError):
-        made(one)
-
-
-def test_a_mod_needs_three_arguments() -> None:
+def test_a_mod_needs_three_arguments_and_its_arrays_are_matched_by_name_or_position() -> None:
     assert required(lambda msg, context, call_next: msg) == 3
     assert required(lambda msg, context, call_next, more=1: msg) == 3
-    kind = made(lambda msg, context, call_next: call_next(msg, context))
-    arrays, numbers = kind.release(Asked(UPDATE, 2, loss=0.25, examples=9))
-    assert kind.name == "Flower Mod"
-    assert arrays["w"].tolist() == [[3, 4]]
-    assert numbers == {"metrics.train_loss": 0.25, "metrics.num-examples": 9, "client.rows": 9}
-
-
-def test_a_mod_reads_what_the_server_sent() -> None:
     seen = []
 
     def mod(msg: Any, context: Any, call_next: Any) -> Any:
         seen.append(dict(msg.content.config_records["config"]))
         return call_next(msg, context)
 
-    made(mod, clip_norm=2).release(Asked(UPDATE, 5))
-    assert (seen[0]["server-round"], seen[0]["clipping_norm"]) == (5, 2.0)
-
-
-def test_arrays_of_a_list_are_matched_by_position() -> None:
-    from flwr.app import ArrayRecord
-
-    def mod(msg: Any, context: Any, call_next: Any) -> Any:
+    def unnamed(msg: Any, context: Any, call_next: Any) -> Any:
         reply = call_next(msg, context)
         reply.content["arrays"] = ArrayRecord(reply.content["arrays"].to_numpy_ndarrays())
         return reply
 
-    left, _ = made(mod).release(Asked(UPDATE, 1))
+    kind = made(mod, clip_norm=2)
+    arrays, numbers = kind.release(Asked(UPDATE, 5, loss=0.25, examples=9))
+    assert kind.name == "Flower Mod"
+    assert arrays["w"].tolist() == [[3, 4]]
+    assert numbers == {"metrics.train_loss": 0.25, "metrics.num-examples": 9, "client.rows": 9}
+    assert (seen[0]["server-round"], seen[0]["clipping_norm"]) == (5, 2.0), "what the server sent"
+    left, _ = made(unnamed).release(Asked(UPDATE, 1))
     assert {name: value.tolist() for name, value in left.items()} == {"w": [[3, 4]], "b": [0, 0]}
-
-
-def test_an_error_reply_is_a_refusal() -> None:
-    from flwr.clientapp.mod import fixedclipping_mod
-
-    with pytest.raises(Refusal):  # it finds no clip norm in the message
+    with pytest.raises(Refusal):  # it finds no clip norm in the message, and replies an error
         made(fixedclipping_mod).release(Asked(UPDATE, 1))
     left, _ = made(fixedclipping_mod, clip_norm=1.0).release(Asked(UPDATE, 1))
     np.testing.assert_allclose(left["w"], [[0.6, 0.8]], rtol=1e-6)
@@ -95,14 +78,9 @@ def test_a_wrapper_wraps_fedavg_and_averages_the_canary_with_others() -> None:
     kind = kind_of(make)
     facts = kind.facts()
     assert (facts["share"], facts["clips"], facts["clip_norm"], facts["deviation"]) == (0.25, False, 1.0, 0.0)
-    left, _ = kind.release(Asked(UPDATE, 1))
-    np.testing.assert_allclose(left["w"], [[0.75, 1]], atol=0.01)
-
-
-def test_a_wrappers_clients_run_the_mod() -> None:
-    mod = ("flwr.clientapp.mod:fixedclipping_mod", None, {})
-    kind = kind_of(maker(WRAPPER, [], GIVEN)[0], mod)
-    assert kind.facts()["clips"]
+    np.testing.assert_allclose(kind.release(Asked(UPDATE, 1))[0]["w"], [[0.75, 1]], atol=0.01)
+    kind = kind_of(maker(WRAPPER, [], GIVEN)[0], ("flwr.clientapp.mod:fixedclipping_mod", None, {}))
+    assert kind.facts()["clips"], "its clients run the Mod"
     np.testing.assert_allclose(kind.release(Asked(UPDATE, 1))[0]["w"], [[0.15, 0.2]], atol=0.01)
 
 

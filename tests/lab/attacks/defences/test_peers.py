@@ -41,11 +41,3 @@ def test_umbels_own_code_gives_the_formula_figures() -> None:
     """Noise multiplier 8: of 8 values, Laplace noise costs 2 n / nu = 2."""
     wanted = {"gaussian": compose({GaussianLoss(0.25): 1}, 1e-5), "laplace": 2.0}
     assert said("umbel_figures") == pytest.approx(wanted, rel=0.02)
-
-
-def test_a_script_has_twenty_lines_beside_its_imports_and_its_targets() -> None:
-    scripts = list(FOLDER.glob("*_figures.py"))
-    assert len(scripts) == 4
-    for path in scripts:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        assert len(lines) <= 45

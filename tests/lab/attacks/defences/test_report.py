@@ -24,13 +24,13 @@ from umbel_lab.attacks.defences import command, report
 from umbel_lab.attacks.defences.claims import Claim, claim_of, formula
 from umbel_lab.attacks.defences.laws import GAUSSIAN, LAPLACE, VECTOR
 from umbel_lab.attacks.defences.process import Target
-from umbel_lab.attacks.defences.report import Options, Report, audit
+from umbel_lab.attacks.defences.report import Options, audit
 
 pytestmark = pytest.mark.rest
 
 FEW = Options(rounds=2, canaries=300)
-RIGHT = "tests.helpers.defences.right"
 TOLD = {"epsilon": None, "delta": None, "clip_norm": None, "box": None, "order": None}
+RIGHT = "tests.helpers.defences.right"
 
 
 @pytest.fixture(autouse=True)
@@ -38,14 +38,6 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Targets run in this process, with noise from a seed."""
     monkeypatch.setattr(report, "Worker", WorkerHere)
     monkeypatch.setattr(right, "seeds", np.random.default_rng(30))
-
-
-@pytest.fixture(scope="module")
-def plain() -> Report:
-    """The report of a function that sends updates as they are."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "Worker", WorkerHere)
-        return audit(Target(f"{__name__}:as_it_is"), replace(FEW, epsilon=1.0))
 
 
 def as_it_is(arrays: list[Any]) -> list[Any]:
@@ -124,44 +116,27 @@ def test_rounds_after_the_end_of_a_budget_cost_nothing() -> None:
     assert not found.faults
 
 
-def test_counted_guesses_refute_a_claim(plain: Report) -> None:
+def test_counted_guesses_refute_a_claim_and_page_and_json_have_each_figure_and_fault() -> None:
+    """Of a function that sends updates as they are: the formula is infinite, and nothing is fitted."""
+    plain = audit(Target(f"{__name__}:as_it_is"), replace(FEW, epsilon=1.0))
     assert [one.proved.verdict for one in plain.figures] == [Verdict.EXCEEDS, Verdict.EXCEEDS]
-    assert plain.refuted
-    assert plain.failed
-    assert "no-noise" in {fault.code for fault in plain.faults}
-
-
-def test_without_noise_the_formula_is_infinite_and_nothing_is_fitted(plain: Report) -> None:
     assert {(one.formula, one.fitted, one.low) for one in plain.figures} == {(math.inf, None, None)}
-
-
-def test_a_target_that_claims_nothing_passes() -> None:
-    found = audit(Target(f"{__name__}:as_it_is"), FEW)
-    assert found.claim.epsilon is None
-    assert (found.faults, found.failed) == ((), False)
-    assert command.verdict(found).startswith("Nothing is claimed")
-
-
-def test_json_has_all_figures_and_no_infinity(plain: Report) -> None:
+    assert (plain.refuted, plain.failed) == (True, True)
+    codes = [fault.code for fault in plain.faults]
+    assert "no-noise" in codes
     found = json.loads(json.dumps(plain.as_json(), allow_nan=False))
-    assert (found["refuted"], found["failed"]) == (True, True)
-    assert found["figures"][0]["formula"] == "inf"
+    assert (found["refuted"], found["failed"], found["figures"][0]["formula"]) == (True, True, "inf")
     assert found["figures"][0]["proved"]["shown"] == pytest.approx(plain.figures[0].proved.shown)
-    assert {fault["code"] for fault in found["faults"]} == {fault.code for fault in plain.faults}
+    assert [fault["code"] for fault in found["faults"]] == codes
     assert all(fault["mend"] for fault in found["faults"])
-
-
-def test_the_page_has_each_fault_with_its_mend(plain: Report) -> None:
     figures, faults, verdict = command.page(plain, 0.95).sections
-    assert [row[0] for row in figures.rows] == ["1 round", "2 rounds"]
-    assert [row[1:4] for row in figures.rows] == [["1", "infinite", "none"]] * 2
+    assert [row[:4] for row in figures.rows] == [
+        [rounds, "1", "infinite", "none"] for rounds in ("1 round", "2 rounds")
+    ]
     assert [(row[0], row[2]) for row in faults.rows] == [(fault.code, fault.mend) for fault in plain.faults]
     assert "REFUTED" in verdict.text
-
-
-def test_a_target_that_sends_nothing_is_told() -> None:
-    with raises(NotApplicableError, "attack.target-silent", "too large"):
-        audit(Target(f"{__name__}:silent"), FEW)
+    silent_claim = audit(Target(f"{__name__}:as_it_is"), FEW)
+    assert (silent_claim.claim.epsilon, silent_claim.faults, silent_claim.failed) == (None, (), False)
 
 
 def renames(msg: Any, context: Any, call_next: Any) -> Any:
@@ -170,28 +145,14 @@ def renames(msg: Any, context: Any, call_next: Any) -> Any:
     return reply
 
 
-def test_a_target_whose_arrays_have_other_names_is_told() -> None:
-    """Otherwise nothing of it would be seen, and it would pass as one without noise."""
-    with raises(NotApplicableError, "attack.target-renames", "b, w"):
-        audit(Target(f"{__name__}:renames"), FEW)
-
-
-def test_the_page_says_how_to_tell_what_attributes_do_not() -> None:
-    found = audit(Target(f"{__name__}:as_it_is"), FEW)
-    text = command.page(found, 0.95).sections[0].text
-    assert "--clip-norm" in text
-    assert "--claim-epsilon" in text
-
-
-def test_gaussian_noise_with_a_pure_claim_is_told_to_give_a_delta(plain: Report) -> None:
-    found = replace(plain, noisy=True, law=GAUSSIAN, claim=Claim(1.0, 0.0, 1.0, None))
-    assert "--claim-delta" in command.page(found, 0.95).sections[0].text
-
-
-def test_noise_on_the_norm_of_all_values_has_a_formula(monkeypatch: pytest.MonkeyPatch) -> None:
-    """umbel's Laplace noise: 2 n / nu = 2 between two updates. The formula takes the least scale that fits."""
-    monkeypatch.setattr(right, "seeds", np.random.default_rng(3))
-    found = audit(Target.parse("tests.helpers.defences.vectors:noisy()"), replace(FEW, canaries=1500))
-    assert found.law == VECTOR
-    assert found.figures[0].formula == pytest.approx(2.0, rel=0.15)
-    assert not {"no-pure-epsilon", "too-little-noise"} & {fault.code for fault in found.faults}
+@pytest.mark.parametrize(
+    ("name", "code", "part"),
+    [
+        ("silent", "attack.target-silent", "too large"),
+        # Otherwise nothing of it would be seen, and it would pass as one without noise.
+        ("renames", "attack.target-renames", "b, w"),
+    ],
+)
+def test_a_target_of_which_nothing_is_seen_is_told(name: str, code: str, part: str) -> None:
+    with raises(NotApplicableError, code, part):
+        audit(Target(f"{__name__}:{name}"), FEW)
