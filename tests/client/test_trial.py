@@ -378,7 +378,7 @@ def test_tied_weights_count_once() -> None:
     once, frozen = of(TiedWriter, "cross-entropy"), of(TiedWriter, "cross-entropy", frozen=("out.*",))
     assert "words.weight" in once.shapes
     assert "out.weight" not in once.shapes
-    assert set(frozen.frozen_values) == {"words.weight"}, "by either name"
+    assert set(frozen.frozen_values) == {"words.weight", "mask"}, "by either name, beside a constant"
 
 
 def test_each_engine_of_a_site_is_tried_with_all_that_training_loads(monkeypatch: pytest.MonkeyPatch) -> None:
