@@ -32,7 +32,7 @@ from umbel.client.prediction import (
 from umbel.client.trial import try_out
 from umbel.data import Dataset, Manifest, Schema, check, offsets_of
 from umbel.data.hints import Syntax
-from umbel.data.table import encode, named, plain_client
+from umbel.data.table import encode, named, plain_client, spellings
 from umbel.models.fit import traits_of
 from umbel.models.model import Model
 from umbel.protocol.errors import DatasetError
@@ -62,11 +62,19 @@ class Table:
     notes: list[str]
 
     @classmethod
-    def of(cls, frame: pd.DataFrame, schema: Schema, source: Any, clients: Sequence[str] = ()) -> Table:
+    def of(
+        cls,
+        frame: pd.DataFrame,
+        schema: Schema,
+        source: Any,
+        clients: Sequence[str] = (),
+        known: Sequence[str] = (),
+    ) -> Table:
         """Encode the rows of a table by a schema.
 
         If a table names clients, the rows of `clients` are taken, by default all. If it names none, all rows belong to
-        the single client given.
+        the single client given. Names in another case than the `known` ones are of these clients
+        (`umbel.data.table.spellings`).
 
         Raises
         ------
@@ -85,7 +93,9 @@ class Table:
             raise DatasetError(text, code="data.missing-column")
         found = encode(frame, schema, source, to_predict=True, syntax=Syntax.PREDICTION)
         notes = found.notes
-        owners = np.array([str(one) for one in found.clients], object)
+        spelt, joined = spellings(pd.Series([*map(str, found.clients), *clients], dtype=str), known)
+        notes += [f"Names of clients are read in one case: {joined}."] if joined else []
+        owners, clients = np.array([spelt[str(one)] for one in found.clients], object), [spelt[one] for one in clients]
         chosen = np.flatnonzero(np.isin(owners, clients)) if clients else np.arange(len(owners))
         if len(owners) and (strange := [one for one in clients if one not in owners]):
             raise unknown_client(strange[0], f"{source} has the clients ", sorted({*owners}))

@@ -69,6 +69,8 @@ _NUMBERED = re.compile(r"0*(\d+)(?:\.0+)?")
 _MOST_SURPLUS = 30
 """A row may have so many fields, all of them empty, after those of the header."""
 
+_FEW = 3  # examples of texts
+
 _MOST_ABSENT = 10
 """A hint lists so many texts that may count as missing."""
 
@@ -583,6 +585,23 @@ def _bare(texts: pd.Series) -> pd.Series:
 def folded(texts: pd.Series) -> pd.Series:
     """Return words in one case; a single letter is a code, whose case may tell it from another."""
     return texts.str.casefold().where(texts.str.len() > 1, texts)
+
+
+def spellings(texts: pd.Series, known: Sequence[str] = (), *, apart: bool = False) -> tuple[dict[str, str], str]:
+    """Return how each text is to be spelt, and the first of those that this changes, as ``'Sun' as 'sun'``.
+
+    Words that differ in case alone are one, as the known one, else the most frequent, is written, unless they are to
+    stay `apart`, or known words differ in case alone.
+    """
+    apart |= not folded(pd.Series(known, dtype=str)).is_unique
+    spelt = pd.Series([*known, *texts.value_counts().index], dtype=str)
+    found = dict(zip(spelt, spelt if apart else spelt.groupby(folded(spelt)).transform("first"), strict=True))
+    return found, first_of([f"{other!r} as {one!r}" for other, one in found.items() if other != one])
+
+
+def first_of(texts: Sequence[str]) -> str:
+    """Return the first texts, and how many more there are."""
+    return ", ".join(texts[:_FEW]) + (f" and {len(texts) - _FEW:,} more" if len(texts) > _FEW else "")
 
 
 def missing_in(series: pd.Series, column: Column | None = None) -> pd.Series:

@@ -86,11 +86,20 @@ def test_rows_of_clients_that_are_known_new_or_without_labels(run: Path, new: Pa
 
 
 def test_a_new_client_with_nearly_the_name_of_a_known_one_is_told(run: Path, new: Path) -> None:
-    new.write_text("hospital,x,y,cost\nNorth,3,1,3000\nsouth,3,1,2000\nbare,3,1,2000\n")
+    new.write_text("hospital,x,y,cost\nNor th,3,1,3000\nsouth,3,1,2000\nbare,3,1,2000\n")
     notes = predict(run, new, *PLAIN).stderr
-    assert "'North' counts as a new client, although 'north' is known;" in notes
+    assert "'Nor th' counts as a new client, although 'north' is known;" in notes
     new.write_text("hospital,x,y,cost\nnorth,3,1,3000\nbare,3,1,2000\n")
     assert "although" not in predict(run, new, *PLAIN).stderr
+
+
+def test_a_known_client_in_capitals_is_that_client(run: Path, new: Path) -> None:
+    new.write_text("hospital,x,y\nNORTH,3,4\n north ,1,4\nNew,1,2\nNEW,1,2\nNew,1,2\n")
+    done = predict(run, new, *PLAIN)
+    assert [line.split(",")[0] for line in done.stdout.splitlines()[1:]] == ["north"] * 2 + ["New"] * 3
+    assert "known in stays: 1." in done.stderr
+    assert "'NORTH' as 'north'" in done.stderr
+    assert len(predict(run, new, "--client", "North", *PLAIN).stdout.splitlines()) == 3
 
 
 def test_without_any_target_only_known_clients_choose(run: Path, tmp_path: Path, new: Path) -> None:

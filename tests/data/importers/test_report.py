@@ -187,6 +187,22 @@ def test_numbers_of_people_who_come_again_are_an_id_by_their_name(name: str, fla
 
 
 @pytest.mark.parametrize(
+    ("apart", "names", "joined"),
+    [({}, ["Alton Vets", "b"], True), ({"vet": {"categories": True}}, ["ALTON VETS", "Alton Vets", "b"], False)],
+)
+def test_names_of_clients_are_trimmed_and_joined_by_case_unless_that_is_declined(
+    apart: dict[str, Any], names: list[str], joined: bool
+) -> None:
+    vets = ["ALTON VETS", "Alton Vets ", "Alton Vets", " b", "b ", "b"] * 10
+    frame = pd.DataFrame({"vet": vets, "x": np.arange(60.0), "cost": np.arange(60.0)})
+    report = look(frame, None, "cost", None, apart, "visits", Syntax.FLAGS)
+    assert f"whose {len(names)} values" in report.guesses[0]
+    assert any("--set vet.categories=true" in note for note in report.notes) == joined
+    data = umbel.from_dataframe(frame, client="vet", target="cost", columns=apart)
+    assert sorted(data.dataset.names) == names
+
+
+@pytest.mark.parametrize(
     ("values", "kind"),
     [
         (["0", "1", "2-10", "over 10"], "category"),

@@ -221,7 +221,7 @@ def import_(
         text = "--schema replaces --client, --target, --features, --missing, --clip and entries of columns"
         raise DatasetError(f"{text}; give it, or those", code="data.schema-clash")
     data = from_dataframe(
-        frame,
+        report.frame if report else frame,
         client=who if clients else None,
         schema=report.schema if report else schema,
         syntax=Syntax.FLAGS if report else Syntax.SCHEMA,

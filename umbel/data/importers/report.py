@@ -28,10 +28,12 @@ from umbel.data.table import (
     as_numbers,
     as_texts,
     clients_in,
+    first_of,
     folded,
     formats_of,
     missing_in,
     seen,
+    spellings,
     values_of,
 )
 from umbel.protocol.errors import DatasetError
@@ -43,8 +45,6 @@ MOST_CATEGORIES = 100
 MOST_CODES, ROWS_A_CODE, ROUND = 20, 10, 5
 """Integers count as codes if there are at most so many of them, each in so many rows on average, and they are not all
 multiples of a number from `ROUND` on."""
-
-_FEW = 3  # examples of a column
 
 _PADDED = r"0\d+"
 """An integer with a leading zero, as codes such as ZIP codes have; a number would lose it."""
@@ -82,6 +82,7 @@ class Report:
     settings: Mapping[str, Any]  # what is proposed, as keywords of `umbel.from_dataframe`
     guesses: Sequence[str]  # why the client or the target was guessed
     remarks: Sequence[str]  # notes on several columns
+    frame: pd.DataFrame  # the table, with one spelling for each client
 
     @property
     def schema(self) -> Schema:
@@ -169,12 +170,6 @@ def look(
     if client is None and not dealt:
         client = _likely_client(frame.drop(columns=target), source)
         settings["client"] = client
-        count = frame[client].nunique() if client else 0
-        guesses.append(
-            f"the client is {client}, whose {count:,} values have {len(frame) / count:,.0f} rows each"
-            if client
-            else "no column looks like one of clients, so rows are dealt out"
-        )
     chosen = [name for name in frame.columns if name not in (client, target)] if features is None else list(features)
     if target in chosen:
         raise DatasetError(f"{target!r} is the target, and cannot also be a feature", code="data.no-target")
@@ -188,7 +183,20 @@ def look(
     missing = entries.get("missing", "refuse")
     if missing == "indicate":
         entries["missing"] = "refuse"
+    joined = list[str]()
+    if client:
+        own = dict(given.get(client, {}))
+        frame, joined = _with_clients(frame, client, own.pop("categories", False) is True, own, syntax)
+        given = {**given, client: own}
+    if "client" in settings:
+        count = frame[client].nunique() if client else 0
+        guesses.append(
+            f"the client is {client}, whose {count:,} values have {len(frame) / count:,.0f} rows each"
+            if client
+            else "no column looks like one of clients, so rows are dealt out"
+        )
     findings = [_finding(frame, *of, given.get(of[0], {}), missing, source, syntax) for of in roles.items()]
+    findings[0].notes += joined
     _find_leaks(frame, findings)
     if findings[-1].column.type == "boolean":
         loss = entries.get("loss") or LOSS["boolean"]
@@ -197,7 +205,19 @@ def look(
     remarks = _remarks(findings, given)
     if frame.attrs.get("encoding") == "Windows-1252":
         remarks.append(f"{source} is not in UTF-8, and is read as Windows-1252: check letters such as é.")
-    return Report(findings, entries, settings, guesses, remarks)
+    return Report(findings, entries, settings, guesses, remarks, frame)
+
+
+def _with_clients(
+    frame: pd.DataFrame, client: str, apart: bool, given: Mapping[str, Any], syntax: Syntax
+) -> tuple[pd.DataFrame, list[str]]:
+    """Return the table with one spelling for each client, and a note on the names that this joins."""
+    series, column = frame[client], Column(name=client, **({"type": "text"} | dict(given)))
+    if pd.api.types.is_numeric_dtype(series):
+        return frame, []
+    there = as_texts(series[~missing_in(series, column)])
+    spelt, notes = _spelt(client, there, apart, syntax)
+    return frame.assign(**{client: there.map(spelt)}), notes
 
 
 def _remarks(findings: Sequence[Finding], given: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -384,12 +404,15 @@ def _categories(there: pd.Series, column: Column, keep: bool, syntax: Syntax) ->
 
     Words that differ in case alone are one, as the most frequent is written, unless all are to `keep`.
     """
-    spelt = pd.Series(as_texts(there, column.pattern).value_counts().index, dtype=str)
-    first = spelt if keep else spelt.groupby(folded(spelt)).transform("first")
-    alike = [f"{other!r} as {one!r}" for other, one in zip(spelt, first, strict=True) if other != one]
-    apart = syntax.entry(column.name, "categories", True)
-    notes = [f"{column.name} reads {', '.join(alike)}; to keep them apart: {apart}."] if alike else []
-    return sorted(first.unique().tolist(), key=_natural) or ["?"], notes
+    spelt, notes = _spelt(column.name, as_texts(there, column.pattern), keep, syntax)
+    return sorted({*spelt.values()}, key=_natural) or ["?"], notes
+
+
+def _spelt(name: str, texts: pd.Series, apart: bool, syntax: Syntax) -> tuple[dict[str, str], list[str]]:
+    """Return how each text of a column is to be spelt, and a note on those that this joins."""
+    spelt, joined = spellings(texts, apart=apart)
+    fix = f"to keep them apart: {syntax.entry(name, 'categories', True)}"
+    return spelt, [f"{name} reads {joined}; {fix}."] if joined else []
 
 
 def _natural(text: str) -> tuple[int, float, str]:
@@ -413,8 +436,7 @@ def _holds(values: pd.Series) -> str:
     style = "{:%Y-%m-%d}" if pd.api.types.is_datetime64_any_dtype(values) else "{:,.6g}"
     if len(values) and not pd.api.types.is_string_dtype(values):
         return f"{style.format(values.min())} to {style.format(values.max())}"
-    texts = sorted(values.unique().tolist(), key=_natural)
-    return ", ".join(texts[:_FEW]) + (f" and {len(texts) - _FEW:,} more" if len(texts) > _FEW else "")
+    return first_of(sorted(values.unique().tolist(), key=_natural))
 
 
 # --- what is to be done
