@@ -88,13 +88,14 @@ class Table:
             schema = schema.model_copy(update={"client": None, "name": clients[0]})
         if schema.client and not clients and anonymous:
             text = (
-                f"{source} has no column {schema.client.name!r}; add it, or name the client of all rows with --client"
+                f"{source} has no column {schema.client.name!r}; it has {', '.join(map(str, frame.columns))}; "
+                "add it, rename one of these, or name the client of all rows with --client"
             )
             raise DatasetError(text, code="data.missing-column")
         found = encode(frame, schema, source, to_predict=True, syntax=Syntax.PREDICTION)
-        notes = found.notes
-        spelt, joined = spellings(pd.Series([*map(str, found.clients), *clients], dtype=str), known)
-        notes += [f"Names of clients are read in one case: {joined}."] if joined else []
+        names = [*map(str, found.clients), *clients]
+        spelt, joined = spellings("The table", pd.Series(names, dtype=str), known)
+        notes = [*found.notes, *joined]
         owners, clients = np.array([spelt[str(one)] for one in found.clients], object), [spelt[one] for one in clients]
         chosen = np.flatnonzero(np.isin(owners, clients)) if clients else np.arange(len(owners))
         if len(owners) and (strange := [one for one in clients if one not in owners]):
@@ -102,12 +103,12 @@ class Table:
         if not len(chosen):
             text = f"{source}: no rows are left ({' '.join(notes)}); repair the table or the schema"
             raise DatasetError(text, code="data.no-rows")
-        owner, names = pd.factorize(owners[chosen])
+        owner, there = pd.factorize(owners[chosen])
         order = chosen[np.argsort(owner, kind="stable")]
-        own = {"name": Path(str(source)).name, "clients": len(names), "split": {"train": len(names), "validation": 0}}
+        own = {"name": Path(str(source)).name, "clients": len(there), "split": {"train": len(there), "validation": 0}}
         offsets = offsets_of(np.bincount(owner))
         rows = Dataset(
-            Manifest(**schema.said | own), found.features[order], found.targets[order], offsets, names.tolist()
+            Manifest(**schema.said | own), found.features[order], found.targets[order], offsets, there.tolist()
         )
         check(rows, Path(str(source)))
         return cls(rows, found.labelled[order], found.places[order], notes)

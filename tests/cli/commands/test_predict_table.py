@@ -177,6 +177,20 @@ def test_a_class_goes_by_its_name_and_without_labels_by_the_mean_of_the_probabil
     assert made["prediction"].tolist() == ["B", "A", "B"]
 
 
+def test_other_words_for_yes_and_no_are_read_and_shown_in_those_of_the_run(umbel_home: Path, tmp_path: Path) -> None:
+    frame = pd.DataFrame({"hospital": ["a", "a", "b", "b"], "x": [1.0, 2, 1, 2], "again": ["Yes", "No", "No", "Yes"]})
+    umbel.from_dataframe(frame, client="hospital", target="again").write("visits")
+    model = umbel.load(learnt(tmp_path / "other", "linear inputs=1 outputs=1", "log", {})).model
+    best = dict(zip(model.shapes, [np.ones((1, 1, 1), np.float32), np.zeros((1, 1), np.float32)], strict=True))
+    run = learnt(tmp_path / "run", "", "", best, "visits", [[3]])
+    (tmp_path / "new.csv").write_text("hospital,x,again\na,9,true\na,-9,0\na,9,\n")
+    made = predict(run, tmp_path / "new.csv", *PLAIN)
+    told = pd.read_csv(io.StringIO(made.stdout), dtype=str)
+    assert told["prediction"].tolist() == ["Yes", "No", "Yes"]
+    assert told["target"].fillna("").tolist() == ["Yes", "No", ""]
+    assert "The probability is that of Yes." in made.stderr
+
+
 def test_a_run_of_sites_takes_the_schema_by_hand(run: Path, tmp_path: Path, new: Path) -> None:
     schema = tmp_path / "schema.toml"
     schema.write_text(CliRunner().invoke(app, ["data", "show", "stays", "--schema"]).stdout)
@@ -284,7 +298,8 @@ def test_rows_in_other_scales_than_those_of_the_run_are_refused(run: Path, tmp_p
     [
         ("", "data.unreadable", ["new.csv"]),
         ("hospital,x,y\n", "data.no-rows", ["new.csv", "no rows"]),
-        ("hospital,x\nnorth,1\n", "data.missing-column", ["'y'"]),
+        ("hospital,x\nnorth,1\n", "data.missing-column", ["'y'", "add them, or rename"]),
+        ("clinic,x,y\nnorth,1,2\n", "data.missing-column", ["'hospital'; it has clinic, x, y"]),
         ("hospital,x,y\nnorth,1,2\nsouth,1,\n", "data.missing-value", ["y in data row 2"]),
         ("hospital,x,y\nnorth,1,2\nsouth,1,two\n", "data.bad-value", ["y in data row 2", "'two'"]),
         ("hospital,x,y,cost\nnorth,1,2,many\n", "data.bad-value", ["cost in data row 1", "'many'"]),

@@ -210,6 +210,8 @@ def import_(
         report = look(frame, *names, columns, file, Syntax.FLAGS, **options)
         _print_report(report)
         if report.guesses or report.faults:
+            if left_out := [f"{one.column.name} ({one.drop})" for one in report.findings if one.drop]:
+                typer.echo(f"The next command leaves out {', '.join(left_out)}.")
             typer.echo(f"Next: {_command(report.settings)}")
         if not (client or clients):
             raise DatasetError("give --client COLUMN, --clients NUMBER or --schema FILE", code="data.no-client")
