@@ -141,7 +141,7 @@ class Run(Result):
         if not isinstance(layout, Schema):
             layout = Schema.read(Path(layout))
             distrust(layout.model, layout.loss, layout.metric)
-        asked = Table.of(frame, layout, source, clients)
+        asked = Table.of(frame, layout, source, clients, known.names if known else ())
         if known and known.features.shape[1:] != asked.rows.features.shape[1:]:
             both = f"{asked.rows.features.shape[1:]}, but those of {known.manifest.name} {known.features.shape[1:]}"
             raise DatasetError(f"rows of {source} have shape {both}; leave out the schema", code="data.unfit-rows")

@@ -32,7 +32,7 @@ from umbel.client.prediction import (
 from umbel.client.trial import try_out
 from umbel.data import Dataset, Manifest, Schema, check, offsets_of
 from umbel.data.hints import Syntax
-from umbel.data.table import encode, named, plain_client
+from umbel.data.table import encode, named, plain_client, spellings
 from umbel.models.fit import traits_of
 from umbel.models.model import Model
 from umbel.protocol.errors import DatasetError
@@ -62,11 +62,19 @@ class Table:
     notes: list[str]
 
     @classmethod
-    def of(cls, frame: pd.DataFrame, schema: Schema, source: Any, clients: Sequence[str] = ()) -> Table:
+    def of(
+        cls,
+        frame: pd.DataFrame,
+        schema: Schema,
+        source: Any,
+        clients: Sequence[str] = (),
+        known: Sequence[str] = (),
+    ) -> Table:
         """Encode the rows of a table by a schema.
 
         If a table names clients, the rows of `clients` are taken, by default all. If it names none, all rows belong to
-        the single client given.
+        the single client given. Names in another case than the `known` ones are of these clients
+        (`umbel.data.table.spellings`).
 
         Raises
         ------
@@ -80,24 +88,27 @@ class Table:
             schema = schema.model_copy(update={"client": None, "name": clients[0]})
         if schema.client and not clients and anonymous:
             text = (
-                f"{source} has no column {schema.client.name!r}; add it, or name the client of all rows with --client"
+                f"{source} has no column {schema.client.name!r}; it has {', '.join(map(str, frame.columns))}; "
+                "add it, rename one of these, or name the client of all rows with --client"
             )
             raise DatasetError(text, code="data.missing-column")
         found = encode(frame, schema, source, to_predict=True, syntax=Syntax.PREDICTION)
-        notes = found.notes
-        owners = np.array([str(one) for one in found.clients], object)
+        names = [*map(str, found.clients), *clients]
+        spelt, joined = spellings("The table", pd.Series(names, dtype=str), known)
+        notes = [*found.notes, *joined]
+        owners, clients = np.array([spelt[str(one)] for one in found.clients], object), [spelt[one] for one in clients]
         chosen = np.flatnonzero(np.isin(owners, clients)) if clients else np.arange(len(owners))
         if len(owners) and (strange := [one for one in clients if one not in owners]):
             raise unknown_client(strange[0], f"{source} has the clients ", sorted({*owners}))
         if not len(chosen):
             text = f"{source}: no rows are left ({' '.join(notes)}); repair the table or the schema"
             raise DatasetError(text, code="data.no-rows")
-        owner, names = pd.factorize(owners[chosen])
+        owner, there = pd.factorize(owners[chosen])
         order = chosen[np.argsort(owner, kind="stable")]
-        own = {"name": Path(str(source)).name, "clients": len(names), "split": {"train": len(names), "validation": 0}}
+        own = {"name": Path(str(source)).name, "clients": len(there), "split": {"train": len(there), "validation": 0}}
         offsets = offsets_of(np.bincount(owner))
         rows = Dataset(
-            Manifest(**schema.said | own), found.features[order], found.targets[order], offsets, names.tolist()
+            Manifest(**schema.said | own), found.features[order], found.targets[order], offsets, there.tolist()
         )
         check(rows, Path(str(source)))
         return cls(rows, found.labelled[order], found.places[order], notes)

@@ -28,6 +28,9 @@ Day = Annotated[str, _AS_TEXT]
 OTHER = "other"
 """The category of all unlisted texts, where a column has ``other = "category"``."""
 
+TRUE, FALSE = ("true", "yes", "t", "y", "1", "on"), ("false", "no", "f", "n", "0", "off", "-1")
+"""Texts of a boolean, in any case. -1 is a label of margin losses."""
+
 _NUMBERS = ("number", "integer")
 
 _YEAR = 365.25  # days
@@ -68,12 +71,12 @@ class Column(Entries):
     outside : str
         Treatment of a number out of that range: ``refuse`` the table, or ``clip`` it to the bound.
     decimal : str
-        Of numbers in text: the decimal sign, ``.`` or ``,``; empty for a point, where a file's separators leave no
-        doubt.
+        Of numbers in text: the decimal sign, ``.`` or ``,``, or ``either``, if no comma of the column is followed by
+        exactly three digits; empty for a point, where a file's separators leave no doubt.
     scale, offset : float
         Public constants: a model sees ``(number - offset) / scale``.
     categories : list of str
-        The accepted texts, in order.
+        The accepted texts, in order; of a boolean, how a prediction calls false and true, as ``["No", "Yes"]``.
     other : str
         Treatment of other texts: ``refuse`` the table, count them as one more ``category``, or ``drop``
         the row.
@@ -106,7 +109,7 @@ class Column(Entries):
     minimum: Finite | None = None
     maximum: Finite | None = None
     outside: Literal["refuse", "clip"] = "refuse"
-    decimal: Literal["", ".", ","] = ""
+    decimal: Literal["", ".", ",", "either"] = ""
     scale: float = Field(1.0, allow_inf_nan=False)
     offset: float = Field(0.0, allow_inf_nan=False)
     categories: list[str] = Field(default_factory=list)
@@ -135,13 +138,20 @@ class Column(Entries):
         scaled = self.type in _NUMBERS or (self.type == "category" and self.encode == "index")
         if not scaled and (self.scale, self.offset) != (1, 0):
             raise ValueError(f"{where}: only numbers have a scale and an offset, not the type {self.type}")
+        words = [[one.lower() in of for of in (FALSE, TRUE)] for one in self.categories] == [
+            [True, False],
+            [False, True],
+        ]
         if self.type == "category":
             if not self.categories:
                 raise ValueError(f"{where} is of type category and lists none; set categories")
             if twice := repeated(self.classes):
                 raise ValueError(f"{where} lists the category {twice[0]!r} twice")
-        elif self.categories or self.other != "refuse" or self.pattern:
-            raise ValueError(f"{where}: categories, other and pattern are for the type category, not {self.type}")
+        elif (self.categories and not (words and self.type == "boolean")) or self.other != "refuse" or self.pattern:
+            raise ValueError(
+                f"{where}: categories, other and pattern are for the type category, not {self.type}; but a boolean "
+                "may have two categories, a word for false and then one for true"
+            )
         try:
             date.fromisoformat(self.since)
         except ValueError:
@@ -174,7 +184,7 @@ class Column(Entries):
     def classes(self) -> list[str]:
         """The categories, with that of all others if there is one; for a boolean, its two texts."""
         if self.type == "boolean":
-            return ["false", "true"]
+            return self.categories or ["false", "true"]
         return [*self.categories, *([OTHER] if self.other == "category" else [])]
 
     @property
@@ -294,7 +304,11 @@ class Schema(Entries):
         """The entries that decide which numbers the features and the target become."""
         accepted = {"unit", "minimum", "maximum", "missing", "outside", "decimal", "na"}
         return [
-            {**column.model_dump(exclude=accepted), "numbers": len(column.stored)}
+            {
+                **column.model_dump(exclude=accepted),
+                "categories": column.categories if column.type == "category" else [],  # a boolean's change no number
+                "numbers": len(column.stored),
+            }
             for column in (*self.features, self.target)
         ]
 

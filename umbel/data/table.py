@@ -25,7 +25,7 @@ from pandas.tseries.api import guess_datetime_format
 
 from umbel.data.data import Dataset, Manifest, check, offsets_of
 from umbel.data.hints import Syntax
-from umbel.data.schema import Column, Schema, repeated
+from umbel.data.schema import FALSE, TRUE, Column, Schema, repeated
 from umbel.protocol.errors import DatasetError, SiteError
 from umbel.protocol.project import to_install
 from umbel.protocol.words import count_of
@@ -35,9 +35,6 @@ MISSING = ("", "na", "n/a", "n.a.", "#n/a", "<na>", "nan", "nat", "null", "-", "
 
 _OTHERS = (".json", ".jsonl", ".ndjson", ".xlsx", ".xls", ".ods", ".feather", ".arrow")
 """Other table formats, which a CSV reader would take for one column of garbage."""
-
-TRUE, FALSE = ("true", "yes", "t", "y", "1", "on"), ("false", "no", "f", "n", "0", "off", "-1")
-"""Texts of a boolean, in any case. -1 is a label of margin losses."""
 
 ISO_DATE = r"\d{4}-\d{2}-\d{2}(?:[T ].*)?"
 
@@ -69,11 +66,20 @@ _NUMBERED = re.compile(r"0*(\d+)(?:\.0+)?")
 _MOST_SURPLUS = 30
 """A row may have so many fields, all of them empty, after those of the header."""
 
+_FEW = 3  # examples of texts
+
 _MOST_ABSENT = 10
 """A hint lists so many texts that may count as missing."""
 
 UNIT = r".*\d\)?\s*([^\d\s.,'()+$€£¥-](?:[^\d]{0,8}[^\d\s])?)"
 """A number with a unit after it."""
+
+# What may change a number in a few rows: a letter, a percent sign, a multiple or a bound. In most rows it is a unit.
+_NO_UNIT = re.compile(
+    r"\S|.*\s.*|(?:percent|pct|dozen|hundred|thousand|tsd|mi?ll?n?|mi?n|mio|million|billion|bn|mrd|lakh|crore|[ap]m"
+    r"|plus|up|over|above|more|older|under|below|less|younger)s?",
+    re.IGNORECASE,
+)
 
 _LARGEST_EXACT = 2**53 - 1
 """The largest integer that a 64-bit number holds apart from its neighbours."""
@@ -97,11 +103,13 @@ class Rows:
     left_out: Mapping[str, int]  # number of dropped rows by reason
     clipped: Mapping[str, int]  # number of values that were taken to the bound of their range, by column
     blurred: Sequence[Column]  # columns whose numbers differ by too little for 32 bits
+    styles: Sequence[str]  # how numbers are written, as sentences, where the schema does not say it
 
     @property
     def notes(self) -> list[str]:
-        """Sentences on the rows left out and the values changed."""
+        """Sentences on the rows left out, and the values changed or read in another way."""
         return [
+            *self.styles,
             *(f"Rows left out: {count:,}, because {reason}." for reason, count in self.left_out.items()),
             *(f"Values of {name} taken to the bound of its range: {count:,}." for name, count in self.clipped.items()),
         ]
@@ -129,12 +137,14 @@ class Fault:
 
 @dataclass
 class Reading:
-    """The faults of all columns of a table, called `source` in errors, and the numbers that were clipped."""
+    """The faults of all columns of a table, called `source` in errors, the numbers that were clipped, and notes on how
+    numbers are written."""
 
     source: Any
     syntax: Syntax = Syntax.SCHEMA
     faults: list[Fault] = field(default_factory=list)
     clipped: dict[str, int] = field(default_factory=dict)
+    styles: list[str] = field(default_factory=list)
 
     def add(self, series: pd.Series, odd: Any, column: Column, what: str, fix: str, **mend: Any) -> None:
         """Note the odd rows of a column (rows,), if there are any."""
@@ -327,7 +337,17 @@ def encode(
     stacked = np.concatenate(scaled, axis=1).astype(np.float32)
     lost = [column for column, numbers in zip(schema.features, scaled, strict=True) if _blurs(numbers)]
     lost += [schema.target] * blurred
-    return Rows(stacked, targets, labelled, clients, frame.index.to_numpy(np.int64), left_out, reading.clipped, lost)
+    return Rows(
+        features=stacked,
+        targets=targets,
+        labelled=labelled,
+        clients=clients,
+        places=frame.index.to_numpy(np.int64),
+        left_out=left_out,
+        clipped=reading.clipped,
+        blurred=lost,
+        styles=reading.styles,
+    )
 
 
 def _blurs(numbers: NDArray[np.float64]) -> bool:
@@ -433,6 +453,11 @@ def _numbers(series: pd.Series, column: Column, reading: Reading, missing: Seque
         since = days_since(days, column)
         parts = {"year": days.dt.year, "month": days.dt.month, "weekday": days.dt.day_of_week, "days": since}
         return np.column_stack([parts[part].to_numpy(np.float64) for part in column.parts])
+    if syntax is Syntax.PREDICTION:  # new rows may have units and commas that those of the run lacked
+        texts, given = as_texts(series[~lacks]), column.model_dump(include={"unit", "decimal"}, exclude_defaults=True)
+        style = style_of(texts, given, ["either"])
+        reading.styles += style_note(column.name, texts, style) if style.keys() - given.keys() else []
+        column = column.model_copy(update=style)
     values = as_numbers(series, column).copy()
     if series.attrs.get("separator") == ";" and not column.decimal and _comma(as_texts(series[~lacks])):
         comma = as_texts(series).str.fullmatch(_COMMA)
@@ -468,6 +493,8 @@ def as_numbers(series: pd.Series, column: Column | None = None) -> NDArray[np.fl
         return series.to_numpy(np.float64, na_value=np.nan)
     texts = as_texts(series)
     unit, decimal = (column.unit, column.decimal) if column else ("", "")
+    if decimal == "either" and not texts.str.contains(r",\d{3}(?!\d)").any():
+        texts = texts.str.replace(",", ".")
     plain = texts if decimal != "," else texts.where(~texts.str.contains("[.,]"))
     values = pd.to_numeric(plain, errors="coerce").to_numpy(np.float64, na_value=np.nan, copy=True)
     rest = texts[np.isnan(values)]
@@ -494,6 +521,33 @@ def number_in(text: str, unit: str = "", decimal: str = "") -> float:
     if not found:
         return float("nan")
     return float((found["sign"] or found["late"] or "") + re.sub("[,' ]", "", found["digits"]))
+
+
+def style_of(texts: pd.Series, given: Mapping[str, Any], decimals: Sequence[str]) -> dict[str, Any]:
+    """Return the unit and the decimal sign with which all numbers in text are written, if they have these.
+
+    Those `given` hold, and otherwise the first of `decimals` that reads all.
+    """
+    style = {key: given[key] for key in ("unit", "decimal") if key in given}
+    units = texts.str.extract(UNIT, expand=False)
+    if units.nunique() == 1 and (units.notna().mean() > 0.5 or not _NO_UNIT.fullmatch(units.dropna().iloc[0])):
+        style = {"unit": str(units.dropna().iloc[0])} | style
+    for tried in (style, *({"decimal": one} | style for one in decimals)):
+        if np.isfinite(as_numbers(texts, Column(name="-", type="number", **tried))).all():
+            return tried
+    return {}
+
+
+def style_note(name: str, texts: pd.Series, style: Mapping[str, Any]) -> list[str]:
+    """Return a note on how the numbers of a column, in text, are read: without unit, decimal comma or currency."""
+    ways = {
+        f"with the unit {style.get('unit')}": re.escape(style.get("unit", "")),
+        "with a decimal comma": "," if style.get("decimal") in (",", "either") else "",
+        "without the currency": CURRENCY,
+    }
+    found = {how: few.iloc[0] for how, mark in ways.items() if mark and len(few := texts[texts.str.contains(mark)])}
+    examples = " and ".join(dict.fromkeys(map(repr, found.values())))
+    return [f"Numbers of {name}, as {examples}, are read {' and '.join(found)}."] if found else []
 
 
 def formats_of(texts: pd.Series) -> list[str]:
@@ -585,6 +639,26 @@ def folded(texts: pd.Series) -> pd.Series:
     return texts.str.casefold().where(texts.str.len() > 1, texts)
 
 
+def spellings(
+    name: str, texts: pd.Series, known: Sequence[str] = (), fix: str = "", *, apart: bool = False
+) -> tuple[dict[str, str], list[str]]:
+    """Return how each text of a column is to be spelt, and a note on those that this changes, with a `fix`.
+
+    Words that differ in case alone are one, as the known one, else the most frequent, is written, unless they are to
+    stay `apart`, or known words differ in case alone.
+    """
+    words = pd.Series([*known, *texts.value_counts().index], dtype=str)
+    joins = not apart and folded(pd.Series(known, dtype=str)).is_unique
+    spelt = dict(zip(words, words.groupby(folded(words)).transform("first") if joins else words, strict=True))
+    alike = [f"{other!r} as {one!r}" for other, one in spelt.items() if other != one]
+    return spelt, [f"{name} reads {first_of(alike)}{fix}."] if alike else []
+
+
+def first_of(texts: Sequence[str]) -> str:
+    """Return the first texts, and how many more there are."""
+    return ", ".join(texts[:_FEW]) + (f" and {len(texts) - _FEW:,} more" if len(texts) > _FEW else "")
+
+
 def missing_in(series: pd.Series, column: Column | None = None) -> pd.Series:
     """Return a mask of the missing values of a column; a text among its categories is a value."""
     empty, listed, absent = series.isna(), column.categories if column else (), column.na if column else ()
@@ -598,8 +672,10 @@ def check_columns(frame: pd.DataFrame, columns: Sequence[Column], source: Any) -
     """Raise `DatasetError` unless a table has all of the columns, under their names (see `named`)."""
     if lacking := [column.name for column in columns if column.name not in frame.columns]:
         found = [str(name).strip() for name in frame.columns]
-        wrong = f"{source} lacks the columns {lacking}; it has {found}"
-        raise DatasetError(f"{wrong}; rename one side's", code="data.missing-column")
+        gaps = [one.name for one in columns if one.name in lacking and (one.missing == "indicate" or one.fill != "")]
+        wrong = f"{source} lacks the columns {lacking}; it has {found}; add them"
+        empty = f" ({gaps} may be empty, if unknown)" if gaps else ""
+        raise DatasetError(f"{wrong}{empty}, or rename one side's", code="data.missing-column")
 
 
 def column_in(frame: pd.DataFrame, column: Column) -> pd.Series:

@@ -86,11 +86,20 @@ def test_rows_of_clients_that_are_known_new_or_without_labels(run: Path, new: Pa
 
 
 def test_a_new_client_with_nearly_the_name_of_a_known_one_is_told(run: Path, new: Path) -> None:
-    new.write_text("hospital,x,y,cost\nNorth,3,1,3000\nsouth,3,1,2000\nbare,3,1,2000\n")
+    new.write_text("hospital,x,y,cost\nNor th,3,1,3000\nsouth,3,1,2000\nbare,3,1,2000\n")
     notes = predict(run, new, *PLAIN).stderr
-    assert "'North' counts as a new client, although 'north' is known;" in notes
+    assert "'Nor th' counts as a new client, although 'north' is known;" in notes
     new.write_text("hospital,x,y,cost\nnorth,3,1,3000\nbare,3,1,2000\n")
     assert "although" not in predict(run, new, *PLAIN).stderr
+
+
+def test_a_known_client_in_capitals_is_that_client(run: Path, new: Path) -> None:
+    new.write_text("hospital,x,y\nNORTH,3,4\n north ,1,4\nNew,1,2\nNEW,1,2\nNew,1,2\n")
+    done = predict(run, new, *PLAIN)
+    assert [line.split(",")[0] for line in done.stdout.splitlines()[1:]] == ["north"] * 2 + ["New"] * 3
+    assert "known in stays: 1." in done.stderr
+    assert "'NORTH' as 'north'" in done.stderr
+    assert len(predict(run, new, "--client", "North", *PLAIN).stdout.splitlines()) == 3
 
 
 def test_without_any_target_only_known_clients_choose(run: Path, tmp_path: Path, new: Path) -> None:
@@ -166,6 +175,20 @@ def test_a_class_goes_by_its_name_and_without_labels_by_the_mean_of_the_probabil
     with pytest.warns(UserWarning, match="labelled row"):
         made = umbel.load(run).predict(asked, personalise="no")
     assert made["prediction"].tolist() == ["B", "A", "B"]
+
+
+def test_other_words_for_yes_and_no_are_read_and_shown_in_those_of_the_run(umbel_home: Path, tmp_path: Path) -> None:
+    frame = pd.DataFrame({"hospital": ["a", "a", "b", "b"], "x": [1.0, 2, 1, 2], "again": ["Yes", "No", "No", "Yes"]})
+    umbel.from_dataframe(frame, client="hospital", target="again").write("visits")
+    model = umbel.load(learnt(tmp_path / "other", "linear inputs=1 outputs=1", "log", {})).model
+    best = dict(zip(model.shapes, [np.ones((1, 1, 1), np.float32), np.zeros((1, 1), np.float32)], strict=True))
+    run = learnt(tmp_path / "run", "", "", best, "visits", [[3]])
+    (tmp_path / "new.csv").write_text("hospital,x,again\na,9,true\na,-9,0\na,9,\n")
+    made = predict(run, tmp_path / "new.csv", *PLAIN)
+    told = pd.read_csv(io.StringIO(made.stdout), dtype=str)
+    assert told["prediction"].tolist() == ["Yes", "No", "Yes"]
+    assert told["target"].fillna("").tolist() == ["Yes", "No", ""]
+    assert "The probability is that of Yes." in made.stderr
 
 
 def test_a_run_of_sites_takes_the_schema_by_hand(run: Path, tmp_path: Path, new: Path) -> None:
@@ -275,7 +298,8 @@ def test_rows_in_other_scales_than_those_of_the_run_are_refused(run: Path, tmp_p
     [
         ("", "data.unreadable", ["new.csv"]),
         ("hospital,x,y\n", "data.no-rows", ["new.csv", "no rows"]),
-        ("hospital,x\nnorth,1\n", "data.missing-column", ["'y'"]),
+        ("hospital,x\nnorth,1\n", "data.missing-column", ["'y'", "add them, or rename"]),
+        ("clinic,x,y\nnorth,1,2\n", "data.missing-column", ["'hospital'; it has clinic, x, y"]),
         ("hospital,x,y\nnorth,1,2\nsouth,1,\n", "data.missing-value", ["y in data row 2"]),
         ("hospital,x,y\nnorth,1,2\nsouth,1,two\n", "data.bad-value", ["y in data row 2", "'two'"]),
         ("hospital,x,y,cost\nnorth,1,2,many\n", "data.bad-value", ["cost in data row 1", "'many'"]),

@@ -187,6 +187,22 @@ def test_numbers_of_people_who_come_again_are_an_id_by_their_name(name: str, fla
 
 
 @pytest.mark.parametrize(
+    ("apart", "names", "joined"),
+    [({}, ["Alton Vets", "b"], True), ({"vet": {"categories": True}}, ["ALTON VETS", "Alton Vets", "b"], False)],
+)
+def test_names_of_clients_are_trimmed_and_joined_by_case_unless_that_is_declined(
+    apart: dict[str, Any], names: list[str], joined: bool
+) -> None:
+    vets = ["ALTON VETS", "Alton Vets ", "Alton Vets", " b", "b ", "b"] * 10
+    frame = pd.DataFrame({"vet": vets, "x": np.arange(60.0), "cost": np.arange(60.0)})
+    report = look(frame, None, "cost", None, apart, "visits", Syntax.FLAGS)
+    assert f"whose {len(names)} values" in report.guesses[0]
+    assert any("--set vet.categories=true" in note for note in report.notes) == joined
+    data = umbel.from_dataframe(frame, client="vet", target="cost", columns=apart)
+    assert sorted(data.dataset.names) == names
+
+
+@pytest.mark.parametrize(
     ("values", "kind"),
     [
         (["0", "1", "2-10", "over 10"], "category"),
@@ -199,6 +215,61 @@ def test_as_many_texts_as_numbers_are_classes_and_fewer_are_faults(values: list[
     report = look(frame, "who", "cost", None, {}, "birds", Syntax.PYTHON)
     finding = next(one for one in report.findings if one.column.name == "struck")
     assert (finding.column.type, bool(finding.faults)) == (kind, "unknown" in values)
+
+
+@pytest.mark.parametrize(
+    ("values", "numbers"),
+    [
+        (["5.4 kg", "5.4", "7"], [5.4, 5.4, 7]),
+        (["17,7", "17.7", "5 kg"], [17.7, 17.7, 5]),
+        (["17,7", "1,234", "17.7"], None),  # the comma may be one between thousands
+        (["17,7", "1.234,5", "0.125"], None),
+        (["5 kg", "5 lb", "5"], None),
+        (["5 k", "5", "6"], None),
+        (["90 plus", "89", "6"], None),
+        (["2 million", "3", "6"], None),
+        (["5%", "0.05", "7"], None),
+    ],
+)
+def test_a_unit_or_a_decimal_comma_in_a_few_rows_is_read_if_it_can_be_nothing_else(
+    values: list[str], numbers: list[float] | None
+) -> None:
+    frame = pd.DataFrame({"who": ["a", "b", "c"], "weight": values, "cost": [1.0, 2.0, 3.0]})
+    given = {"weight": {"type": "number"}}
+    report = look(frame, "who", "cost", None, given, "visits", Syntax.FLAGS)
+    assert bool(report.faults) == (numbers is None)
+    assert any(note.startswith("Numbers of weight, as '") for note in report.notes) == (numbers is not None)
+    schema = Schema(target=Column(name="cost", type="number"), features=[Column(name="weight", type="number")])
+    if numbers is None:
+        with raises(DatasetError, "data.bad-value", "weight"):
+            encode(frame, schema, "new", to_predict=True, syntax=Syntax.PREDICTION)
+        return
+    assert encode(frame, report.schema, "visits").features.ravel() == pytest.approx(numbers)
+    rows = encode(frame, schema, "new", to_predict=True, syntax=Syntax.PREDICTION)
+    assert rows.features.ravel() == pytest.approx(numbers)
+    assert rows.notes[0].startswith("Numbers of weight, as '")
+    with raises(DatasetError, "data.bad-value", "weight"):  # a site reads what its schema says
+        encode(frame, schema, "a site's")
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [(["Yes", "No", "No"], ["No", "Yes"]), (["y", "n", "Y"], ["n", "y"]), (["0", "1", "1"], []), ([False, True], [])],
+)
+def test_a_boolean_target_keeps_its_words(values: list[Any], words: list[str]) -> None:
+    values = values * 3
+    frame = pd.DataFrame({"who": np.arange(len(values)) % 3, "x": np.arange(len(values)), "again": values})
+    target = look(frame, "who", "again", None, {}, "visits", Syntax.FLAGS).schema.target
+    assert (target.type, target.categories) == ("boolean", words)
+
+
+def test_columns_that_the_next_command_leaves_out_are_told_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messy.clinics(tmp_path / "clinics.csv")
+    output = typed(monkeypatch, "data", "import", str(tmp_path / "clinics.csv"))[1].splitlines()
+    before = output[output.index(next(line for line in output if line.startswith("Next:"))) - 1]
+    assert "patient_id (predicts again alone)" in before
 
 
 def test_a_guess_at_the_client_passes_over_names_that_are_missing() -> None:

@@ -210,6 +210,8 @@ def import_(
         report = look(frame, *names, columns, file, Syntax.FLAGS, **options)
         _print_report(report)
         if report.guesses or report.faults:
+            if left_out := [f"{one.column.name} ({one.drop})" for one in report.findings if one.drop]:
+                typer.echo(f"The next command leaves out {', '.join(left_out)}.")
             typer.echo(f"Next: {_command(report.settings)}")
         if not (client or clients):
             raise DatasetError("give --client COLUMN, --clients NUMBER or --schema FILE", code="data.no-client")
@@ -221,7 +223,7 @@ def import_(
         text = "--schema replaces --client, --target, --features, --missing, --clip and entries of columns"
         raise DatasetError(f"{text}; give it, or those", code="data.schema-clash")
     data = from_dataframe(
-        frame,
+        report.frame if report else frame,
         client=who if clients else None,
         schema=report.schema if report else schema,
         syntax=Syntax.FLAGS if report else Syntax.SCHEMA,

@@ -99,7 +99,7 @@ def from_dataframe(
         column = None if isinstance(client, Partitioner) else client
         report = look(frame, column, target, features, given, source, syntax, **options | entries)
         report.check(source, syntax)
-        what, notes = report.schema, report.notes
+        frame, what, notes = report.frame, report.schema, report.notes
     rows = encode(frame, what, source, syntax=syntax)
     if not len(rows.targets):
         raise DatasetError(f"{source}: no rows are left; repair the table or the schema", code="data.no-rows")

@@ -15,23 +15,23 @@ from numpy.typing import NDArray
 from umbel.data import Column, Schema
 from umbel.data.hints import Syntax
 from umbel.data.leaks import FEWEST, LEAK, SAMPLE, cut
-from umbel.data.schema import bounded, scaling
+from umbel.data.schema import FALSE, TRUE, bounded, scaling
 from umbel.data.table import (
-    CURRENCY,
-    FALSE,
     ISO_DATE,
-    TRUE,
-    UNIT,
     Fault,
     Reading,
     as_dates,
     as_numbers,
     as_texts,
     clients_in,
+    first_of,
     folded,
     formats_of,
     missing_in,
     seen,
+    spellings,
+    style_note,
+    style_of,
     values_of,
 )
 from umbel.protocol.errors import DatasetError
@@ -43,8 +43,6 @@ MOST_CATEGORIES = 100
 MOST_CODES, ROWS_A_CODE, ROUND = 20, 10, 5
 """Integers count as codes if there are at most so many of them, each in so many rows on average, and they are not all
 multiples of a number from `ROUND` on."""
-
-_FEW = 3  # examples of a column
 
 _PADDED = r"0\d+"
 """An integer with a leading zero, as codes such as ZIP codes have; a number would lose it."""
@@ -68,7 +66,7 @@ class Finding:
     notes: list[str] = field(default_factory=list)  # what was read or guessed, and why
     faults: list[Fault] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)  # entries that mend the faults
-    drop: bool = False  # whether it is better left out, as the notes say
+    drop: str = ""  # why it is better left out, if it is
     holds: str = ""  # its range, or examples
     lacks: int = 0  # rows without a value
 
@@ -82,6 +80,7 @@ class Report:
     settings: Mapping[str, Any]  # what is proposed, as keywords of `umbel.from_dataframe`
     guesses: Sequence[str]  # why the client or the target was guessed
     remarks: Sequence[str]  # notes on several columns
+    frame: pd.DataFrame  # the table, with one spelling for each client
 
     @property
     def schema(self) -> Schema:
@@ -169,6 +168,8 @@ def look(
     if client is None and not dealt:
         client = _likely_client(frame.drop(columns=target), source)
         settings["client"] = client
+    frame, joined = _with_clients(frame, client, given.get(str(client), {}), syntax)
+    if "client" in settings:
         count = frame[client].nunique() if client else 0
         guesses.append(
             f"the client is {client}, whose {count:,} values have {len(frame) / count:,.0f} rows each"
@@ -189,15 +190,30 @@ def look(
     if missing == "indicate":
         entries["missing"] = "refuse"
     findings = [_finding(frame, *of, given.get(of[0], {}), missing, source, syntax) for of in roles.items()]
+    findings[0].notes += joined
     _find_leaks(frame, findings)
     if findings[-1].column.type == "boolean":
         loss = entries.get("loss") or LOSS["boolean"]
-        findings[-1].notes.append(f"The target's false and true are stored as -1 and 1, for the loss {loss}.")
+        findings[-1].notes.append(
+            f"The target's {' and '.join(findings[-1].column.classes)} are stored as -1 and 1, for the loss {loss}."
+        )
     settings |= _mending(findings, missing, syntax)
     remarks = _remarks(findings, given)
     if frame.attrs.get("encoding") == "Windows-1252":
         remarks.append(f"{source} is not in UTF-8, and is read as Windows-1252: check letters such as é.")
-    return Report(findings, entries, settings, guesses, remarks)
+    return Report(findings, entries, settings, guesses, remarks, frame)
+
+
+def _with_clients(
+    frame: pd.DataFrame, client: str | None, given: Mapping[str, Any], syntax: Syntax
+) -> tuple[pd.DataFrame, list[str]]:
+    """Return the table with one spelling for each client, and a note on the names that this joins."""
+    if not isinstance(client, str) or pd.api.types.is_numeric_dtype(frame[client]):
+        return frame, []
+    lacks = missing_in(frame[client], Column(name=client, type="text", na=given.get("na", [])))
+    fix = f"; to keep them apart: {syntax.entry(client, 'categories', True)}"
+    spelt, notes = spellings(client, as_texts(frame[client][~lacks]), fix=fix, apart=given.get("categories") is True)
+    return frame.assign(**{client: as_texts(frame[client]).where(~lacks).map(spelt)}), notes
 
 
 def _remarks(findings: Sequence[Finding], given: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -243,7 +259,8 @@ def _finding(
         return frame.loc[~missing_in(series, column) if drops else frame.index, [name]]
 
     if role == "client":
-        finding = Finding(Column(name=name, **({"type": "text"} | dict(given))), role)
+        entries = {key: one for key, one in given.items() if (key, one) != ("categories", True)}
+        finding = Finding(Column(name=name, **{"type": "text"} | entries), role)
         clients_in(kept(finding.column), finding.column, reading)
     else:
         finding = _column(series, name, role, given, source, syntax)
@@ -263,8 +280,8 @@ def _finding(
         finding.settings |= fault.mend
         if role != "feature" and (fault.code == "data.missing-value" or "na" in fault.mend):
             finding.settings["missing"] = "drop"
-        elif fault.code != "data.missing-value" and not fault.mend:
-            finding.drop = role == "feature"
+        elif fault.code != "data.missing-value" and not fault.mend and role == "feature":
+            finding.drop = f"{fault.what} in data row {fault.row}"
     if role != "client":
         _flag(finding, there, values)
     return finding
@@ -278,7 +295,7 @@ def _column(series: pd.Series, name: str, role: str, given: Mapping[str, Any], s
         fix = "give each of its numbers as a column, or the arrays to from_arrays"
         raise DatasetError(f"{source}: {name} holds lists; {fix}", code="data.vectors")
     there = series[~missing_in(series, Column(name=name, type="number", na=entries.get("na", [])))]
-    style = {} if pd.api.types.is_numeric_dtype(series) else _style(as_texts(there), entries)
+    style = {} if pd.api.types.is_numeric_dtype(series) else style_of(as_texts(there), entries, [",", "either"])
     if "type" not in entries:
         if {"categories", "encode"} & entries.keys():
             entries["type"] = "category"
@@ -301,12 +318,12 @@ def _column(series: pd.Series, name: str, role: str, given: Mapping[str, Any], s
             what = f"{texts.iloc[0]!r}, which may be a day and a month, or a month and a day"
             at = name, int(there.index[0]) + 1, len(there), fix, {"format": formats[0]}
             faults.append(Fault(what, *at, code="data.ambiguous-date"))
-    phrases = {"unit": f"with the unit {entries.get('unit')}", "decimal": "with a decimal comma"}
-    ways = [phrases[key] for key in phrases if entries.get(key) and key not in given]
-    if entries["type"] in ("number", "integer") and as_texts(there).str.contains(CURRENCY).any():
-        ways.append("without the currency")
-    if ways:
-        notes.append(f"Numbers of {name}, as {as_texts(there).iloc[0]!r}, are read {' and '.join(ways)}.")
+    if entries["type"] in ("number", "integer"):
+        notes += style_note(name, as_texts(there), {key: style[key] for key in style if key not in given})
+    if entries["type"] == "boolean" and role == "target" and not pd.api.types.is_bool_dtype(series):
+        words = [one for one in as_texts(there).value_counts().index if one.isalpha()]
+        pair = [next((one for one in words if one.lower() in of), "") for of in (FALSE, TRUE)]
+        entries = ({"categories": pair} if all(pair) else {}) | entries
     if listed or (entries["type"] == "category" and "categories" not in entries):
         checked = Column(name=name, **(entries | {"categories": ["?"]}))
         entries["categories"], joined = _categories(there, checked, listed, syntax)
@@ -324,18 +341,6 @@ def _column(series: pd.Series, name: str, role: str, given: Mapping[str, Any], s
         assert column.maximum is not None
         column = column.model_copy(update=scaling(column.minimum, column.maximum, role == "target"))
     return Finding(column, role, notes=notes, faults=faults)
-
-
-def _style(texts: pd.Series, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the decimal sign with which all numbers in text are written, and the unit of most, if they have these."""
-    style = {key: given[key] for key in ("unit", "decimal") if key in given}
-    units = texts.str.extract(UNIT, expand=False)
-    if units.nunique() == 1 and units.notna().mean() > 0.5:
-        style = {"unit": str(units.dropna().iloc[0])} | style
-    for tried in (style, {"decimal": ","} | style):
-        if np.isfinite(as_numbers(texts, Column(name="-", type="number", **tried))).all():
-            return tried
-    return {}
 
 
 def _guess(there: pd.Series, column: Column, is_target: bool) -> str:
@@ -384,12 +389,9 @@ def _categories(there: pd.Series, column: Column, keep: bool, syntax: Syntax) ->
 
     Words that differ in case alone are one, as the most frequent is written, unless all are to `keep`.
     """
-    spelt = pd.Series(as_texts(there, column.pattern).value_counts().index, dtype=str)
-    first = spelt if keep else spelt.groupby(folded(spelt)).transform("first")
-    alike = [f"{other!r} as {one!r}" for other, one in zip(spelt, first, strict=True) if other != one]
-    apart = syntax.entry(column.name, "categories", True)
-    notes = [f"{column.name} reads {', '.join(alike)}; to keep them apart: {apart}."] if alike else []
-    return sorted(first.unique().tolist(), key=_natural) or ["?"], notes
+    fix = f"; to keep them apart: {syntax.entry(column.name, 'categories', True)}"
+    spelt, notes = spellings(column.name, as_texts(there, column.pattern), fix=fix, apart=keep)
+    return sorted({*spelt.values()}, key=_natural) or ["?"], notes
 
 
 def _natural(text: str) -> tuple[int, float, str]:
@@ -413,8 +415,7 @@ def _holds(values: pd.Series) -> str:
     style = "{:%Y-%m-%d}" if pd.api.types.is_datetime64_any_dtype(values) else "{:,.6g}"
     if len(values) and not pd.api.types.is_string_dtype(values):
         return f"{style.format(values.min())} to {style.format(values.max())}"
-    texts = sorted(values.unique().tolist(), key=_natural)
-    return ", ".join(texts[:_FEW]) + (f" and {len(texts) - _FEW:,} more" if len(texts) > _FEW else "")
+    return first_of(sorted(values.unique().tolist(), key=_natural))
 
 
 # --- what is to be done
@@ -425,13 +426,13 @@ def _flag(finding: Finding, there: pd.Series, values: pd.Series) -> None:
     name, kind, count = finding.column.name, finding.column.type, there.nunique()
     whole = kind in ("number", "integer") and bool((values % 1 == 0).all())
     if count < (1 if finding.lacks else 2):
-        finding.drop = finding.role == "feature"
+        finding.drop = "a single value" if finding.role == "feature" else ""
         finding.notes.append(f"{name} has a single value, from which nothing is learnt.")
         return
     named, differ = whole and bool(_NAMED_ID.fullmatch(name)), count == len(there)
     most = differ or (named and 2 * count > len(there))
     if finding.role == "feature" and len(there) >= 3 * FEWEST and (whole or kind == "category") and most:
-        finding.drop = bool(not whole or named or values.is_monotonic_increasing)
+        finding.drop = "like an id" if not whole or named or values.is_monotonic_increasing else finding.drop
         how = "All" if differ else "Most"
         finding.notes.append(f"{how} values of {name} differ, as those of an id do; if it is one, leave it out.")
 
@@ -472,7 +473,7 @@ def _find_leaks(frame: pd.DataFrame, findings: Sequence[Finding]) -> None:
         of_lacks = cut(lacks.to_numpy(), classes.to_numpy(), ordered=False)
         score = max(of_lacks, cut(values.to_numpy(), classes[values.index].to_numpy(), ordered))
         if score >= LEAK:
-            finding.drop = True
+            finding.drop = f"predicts {target.name} alone"
             accuracy = f"one cut has a balanced accuracy of {score:.0%} on these rows"
             fix = "If it is known only afterwards, it gives the answer away; leave it out."
             finding.notes.append(f"{name} alone predicts {target.name}: {accuracy}. {fix}")
