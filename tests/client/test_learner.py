@@ -69,8 +69,9 @@ CRITERIA: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 REPORTED = CRITERIA | {"mse": CRITERIA["rmse"]}
 MEASURED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "rmse": CRITERIA["rmse"],
-    "accuracy": lambda outputs, targets: (outputs.argmax(-1) == targets).float().mean(),
-    "right-sign": lambda outputs, targets: (outputs * targets > 0).float().mean(),
+    "accuracy": lambda outputs, targets: (
+        ((outputs.argmax(-1) == targets) if outputs.shape[-1] > 1 else outputs * targets > 0).float().mean()
+    ),
 }
 Make = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
 

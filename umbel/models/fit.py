@@ -169,8 +169,8 @@ def _bad_targets(model: Model, outputs: tuple[int, ...], targets: Any) -> str:
     by_sign = model.metric.name == "accuracy" and model.loss.name != "cross-entropy" and outputs == (1,)
     if model.loss.name in SLOPES or by_sign:
         fits = outputs == (1,) and targets.ndim == 1 and bool(np.isin(targets, (-1, 1)).all())
-        why = f"with loss {model.loss.name!r} and metric {model.metric.name!r}"
-        return "" if fits else f"{why} needs one output, and labels of -1 and 1"
+        which = f"metric {model.metric.name!r}" if by_sign else f"loss {model.loss.name!r}"
+        return "" if fits else f"with {which} needs one output, and labels of -1 and 1"
     if targets.dtype.kind in "iu" and shape == outputs[:-1] and width > 1:
         fits = bool(0 <= targets.min() <= targets.max() < width)
         return "" if fits else f"knows only the classes 0 to {width - 1}"

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import logsumexp, ndtr, stdtrit
 from torch import Tensor
 
 from umbel.client.personal.predictors import Floats
@@ -68,7 +67,7 @@ def jackknifed(values: Floats, labels: Integers, lengths: Integers, probabilitie
             }
             found[AUC] /= true.prod(1)
             if probabilities:
-                losses = logsumexp(values, 1) - values[np.arange(len(values)), labels]
+                losses = np.logaddexp.reduce(values, 1) - values[np.arange(len(values)), labels]
                 found["log loss"] = _without_one(np.bincount(owner, losses)) / true.sum(1)
         return {
             name: np.concatenate([score[:1], score[0] + (clients - 1) * (score[1:].mean() - score[1:])])
@@ -82,6 +81,8 @@ def chance(values: Floats) -> float:
     With few values the factor is larger: Student's t distribution gives it for the same certainty. It is infinite for a
     single value.
     """
+    from scipy.special import ndtr, stdtrit  # the import takes a moment
+
     if len(values) < 2:
         return math.inf
     return float(stdtrit(len(values) - 1, ndtr(_ERRORS)) * values.std(ddof=1) / math.sqrt(len(values)))

@@ -16,7 +16,7 @@ from umbel.cli.main import app
 from umbel.cli.runs import Run
 from umbel.server.worth import Arm, Way, Worth
 
-PAGE = ROOT / "docs" / "start" / "demo.md"
+PAGE = ROOT / "docs" / "start" / "first-run.md"
 
 
 def worth(last: float, own: float) -> Worth:

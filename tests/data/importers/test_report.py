@@ -82,7 +82,7 @@ def test_one_look_reports_every_column_and_what_it_proposes_imports(
     status, output = typed(monkeypatch, *following(output))
     assert status == 0, output
     assert np.isfinite(open_dataset(find_dataset(name)).features).all()
-    with raises(ConfigError, "config.few-for-ranges", "public ranges of"):
+    with raises(ConfigError, "config.in-vain", "leaving out columns"):
         start.values_of(name, wanted=Wanted(epsilon=4))
 
 
