@@ -211,8 +211,8 @@ def _with_clients(
     if not isinstance(client, str) or pd.api.types.is_numeric_dtype(frame[client]):
         return frame, []
     lacks = missing_in(frame[client], Column(name=client, type="text", na=given.get("na", [])))
-    fix = f"; to keep them apart: {syntax.entry(client, 'categories', True)}"
-    spelt, notes = spellings(client, as_texts(frame[client][~lacks]), fix=fix, apart=given.get("categories") is True)
+    apart, fix = given.get("categories") is True, syntax.entry(client, "categories", True)
+    spelt, notes = spellings(client, as_texts(frame[client][~lacks]), apart=apart, fix=fix)
     return frame.assign(**{client: as_texts(frame[client]).where(~lacks).map(spelt)}), notes
 
 
@@ -259,8 +259,8 @@ def _finding(
         return frame.loc[~missing_in(series, column) if drops else frame.index, [name]]
 
     if role == "client":
-        entries = {key: one for key, one in given.items() if (key, one) != ("categories", True)}
-        finding = Finding(Column(name=name, **{"type": "text"} | entries), role)
+        own = {"type": "text"} | {key: one for key, one in given.items() if (key, one) != ("categories", True)}
+        finding = Finding(Column(name=name, **own), role)
         clients_in(kept(finding.column), finding.column, reading)
     else:
         finding = _column(series, name, role, given, source, syntax)
@@ -389,8 +389,8 @@ def _categories(there: pd.Series, column: Column, keep: bool, syntax: Syntax) ->
 
     Words that differ in case alone are one, as the most frequent is written, unless all are to `keep`.
     """
-    fix = f"; to keep them apart: {syntax.entry(column.name, 'categories', True)}"
-    spelt, notes = spellings(column.name, as_texts(there, column.pattern), fix=fix, apart=keep)
+    texts, fix = as_texts(there, column.pattern), syntax.entry(column.name, "categories", True)
+    spelt, notes = spellings(column.name, texts, apart=keep, fix=fix)
     return sorted({*spelt.values()}, key=_natural) or ["?"], notes
 
 
