@@ -493,8 +493,8 @@ def as_numbers(series: pd.Series, column: Column | None = None) -> NDArray[np.fl
         return series.to_numpy(np.float64, na_value=np.nan)
     texts = as_texts(series)
     unit, decimal = (column.unit, column.decimal) if column else ("", "")
-    if decimal == "either":  # a comma before three digits may be one between thousands
-        texts = texts.mask(texts.str.contains(r",\d{3}(?!\d)"), "").str.replace(",", ".")
+    # Where either sign is decimal, a comma before three digits may be one between thousands.
+    texts = texts if decimal != "either" else texts.mask(texts.str.contains(r",\d{3}(?!\d)"), "").str.replace(",", ".")
     plain = texts if decimal != "," else texts.where(~texts.str.contains("[.,]"))
     values = pd.to_numeric(plain, errors="coerce").to_numpy(np.float64, na_value=np.nan, copy=True)
     rest = texts[np.isnan(values)]
@@ -546,8 +546,8 @@ def style_note(name: str, texts: pd.Series, style: Mapping[str, Any]) -> list[st
         "without the currency": CURRENCY,
     }
     found = {how: few.iloc[0] for how, mark in ways.items() if mark and len(few := texts[texts.str.contains(mark)])}
-    examples = dict.fromkeys(map(repr, found.values()))
-    return [f"Numbers of {name}, as {' and '.join(examples)}, are read {' and '.join(found)}."] if found else []
+    examples = " and ".join(dict.fromkeys(map(repr, found.values())))
+    return [f"Numbers of {name}, as {examples}, are read {' and '.join(found)}."] if found else []
 
 
 def formats_of(texts: pd.Series) -> list[str]:
@@ -672,10 +672,11 @@ def check_columns(frame: pd.DataFrame, columns: Sequence[Column], source: Any) -
     """Raise `DatasetError` unless a table has all of the columns, under their names (see `named`)."""
     if lacking := [column.name for column in columns if column.name not in frame.columns]:
         found = [str(name).strip() for name in frame.columns]
-        gaps = [one.name for one in columns if one.name in lacking and (one.missing == "indicate" or one.fill != "")]
-        fix = f"add them ({', '.join(gaps)} may be empty, if unknown)" if gaps else "add them"
-        wrong = f"{source} lacks the columns {lacking}; it has {found}"
-        raise DatasetError(f"{wrong}; {fix}, or rename one side's", code="data.missing-column")
+        wrong = (
+            f"{source} lacks the columns {lacking}; it has {found}; "
+            "add them (empty if unknown, where missing values are indicated), or rename one side's"
+        )
+        raise DatasetError(wrong, code="data.missing-column")
 
 
 def column_in(frame: pd.DataFrame, column: Column) -> pd.Series:
