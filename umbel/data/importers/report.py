@@ -211,7 +211,7 @@ def _with_clients(
     if not isinstance(client, str) or pd.api.types.is_numeric_dtype(frame[client]):
         return frame, []
     lacks = missing_in(frame[client], Column(name=client, type="text", na=given.get("na", [])))
-    names, apart = as_texts(frame[client]).where(~lacks), given.get("categories") is True
+    names, apart = as_texts(frame[client]).mask(lacks), given.get("categories") is True
     spelt, notes = spellings(client, names, apart=apart, fix=syntax.entry(client, "categories", True))
     return frame.assign(**{client: names.map(spelt)}), notes
 
@@ -259,8 +259,9 @@ def _finding(
         return frame.loc[~missing_in(series, column) if drops else frame.index, [name]]
 
     if role == "client":
-        entries = {key: one for key, one in given.items() if (key, one) != ("categories", True)}
-        finding = Finding(Column(name=name, **{"type": "text"} | entries), role)
+        # Categories that are True keep names apart, and are of no schema.
+        own = (one for one in given.items() if one != ("categories", True))
+        finding = Finding(Column(name=name, **{"type": "text"} | dict(own)), role)
         clients_in(kept(finding.column), finding.column, reading)
     else:
         finding = _column(series, name, role, given, source, syntax)
@@ -389,8 +390,9 @@ def _categories(there: pd.Series, column: Column, keep: bool, syntax: Syntax) ->
 
     Words that differ in case alone are one, as the most frequent is written, unless all are to `keep`.
     """
-    name, texts = column.name, as_texts(there, column.pattern)
-    spelt, notes = spellings(name, texts, apart=keep, fix=syntax.entry(name, "categories", True))
+    spelt, notes = spellings(
+        column.name, as_texts(there, column.pattern), apart=keep, fix=syntax.entry(column.name, "categories", True)
+    )
     return sorted({*spelt.values()}, key=_natural) or ["?"], notes
 
 
