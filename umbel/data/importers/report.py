@@ -260,8 +260,10 @@ def _finding(
 
     if role == "client":
         # Categories that are True keep names apart, and are of no schema.
-        own = (one for one in given.items() if one != ("categories", True))
-        finding = Finding(Column(name=name, **{"type": "text"} | dict(own)), role)
+        finding = Finding(
+            Column(name=name, **{"type": "text"} | dict(one for one in given.items() if one != ("categories", True))),
+            role,
+        )
         clients_in(kept(finding.column), finding.column, reading)
     else:
         finding = _column(series, name, role, given, source, syntax)
