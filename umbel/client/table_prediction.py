@@ -93,8 +93,7 @@ class Table:
             )
             raise DatasetError(text, code="data.missing-column")
         found = encode(frame, schema, source, to_predict=True, syntax=Syntax.PREDICTION)
-        names = [*map(str, found.clients), *clients]
-        spelt, joined = spellings("The table", pd.Series(names, dtype=str), known)
+        spelt, joined = spellings("The table", pd.Series([*map(str, found.clients), *clients], dtype=str), known)
         notes = [*found.notes, *joined]
         owners, clients = np.array([spelt[str(one)] for one in found.clients], object), [spelt[one] for one in clients]
         chosen = np.flatnonzero(np.isin(owners, clients)) if clients else np.arange(len(owners))
@@ -103,12 +102,12 @@ class Table:
         if not len(chosen):
             text = f"{source}: no rows are left ({' '.join(notes)}); repair the table or the schema"
             raise DatasetError(text, code="data.no-rows")
-        owner, there = pd.factorize(owners[chosen])
+        owner, names = pd.factorize(owners[chosen])
         order = chosen[np.argsort(owner, kind="stable")]
-        own = {"name": Path(str(source)).name, "clients": len(there), "split": {"train": len(there), "validation": 0}}
+        own = {"name": Path(str(source)).name, "clients": len(names), "split": {"train": len(names), "validation": 0}}
         offsets = offsets_of(np.bincount(owner))
         rows = Dataset(
-            Manifest(**schema.said | own), found.features[order], found.targets[order], offsets, there.tolist()
+            Manifest(**schema.said | own), found.features[order], found.targets[order], offsets, names.tolist()
         )
         check(rows, Path(str(source)))
         return cls(rows, found.labelled[order], found.places[order], notes)

@@ -493,8 +493,8 @@ def as_numbers(series: pd.Series, column: Column | None = None) -> NDArray[np.fl
         return series.to_numpy(np.float64, na_value=np.nan)
     texts = as_texts(series)
     unit, decimal = (column.unit, column.decimal) if column else ("", "")
-    if decimal == "either" and not texts.str.contains(r",\d{3}(?!\d)").any():
-        texts = texts.str.replace(",", ".")
+    # Where either sign is decimal, a comma before three digits may be one between thousands.
+    texts = texts if decimal != "either" else texts.mask(texts.str.contains(r",\d{3}(?!\d)"), "").str.replace(",", ".")
     plain = texts if decimal != "," else texts.where(~texts.str.contains("[.,]"))
     values = pd.to_numeric(plain, errors="coerce").to_numpy(np.float64, na_value=np.nan, copy=True)
     rest = texts[np.isnan(values)]
@@ -640,18 +640,18 @@ def folded(texts: pd.Series) -> pd.Series:
 
 
 def spellings(
-    name: str, texts: pd.Series, known: Sequence[str] = (), fix: str = "", *, apart: bool = False
+    name: str, texts: pd.Series, known: Sequence[str] = (), *, apart: bool = False, fix: str = ""
 ) -> tuple[dict[str, str], list[str]]:
-    """Return how each text of a column is to be spelt, and a note on those that this changes, with a `fix`.
+    """Return how each text of a column is to be spelt, and a note on those that this changes.
 
     Words that differ in case alone are one, as the known one, else the most frequent, is written, unless they are to
-    stay `apart`, or known words differ in case alone.
+    stay `apart`, or known words differ in case alone. The note names the setting that is a `fix`.
     """
     words = pd.Series([*known, *texts.value_counts().index], dtype=str)
     joins = not apart and folded(pd.Series(known, dtype=str)).is_unique
     spelt = dict(zip(words, words.groupby(folded(words)).transform("first") if joins else words, strict=True))
     alike = [f"{other!r} as {one!r}" for other, one in spelt.items() if other != one]
-    return spelt, [f"{name} reads {first_of(alike)}{fix}."] if alike else []
+    return spelt, [f"{name} reads {first_of(alike)}{fix and f'; to keep them apart: {fix}'}."] if alike else []
 
 
 def first_of(texts: Sequence[str]) -> str:
@@ -672,10 +672,11 @@ def check_columns(frame: pd.DataFrame, columns: Sequence[Column], source: Any) -
     """Raise `DatasetError` unless a table has all of the columns, under their names (see `named`)."""
     if lacking := [column.name for column in columns if column.name not in frame.columns]:
         found = [str(name).strip() for name in frame.columns]
-        gaps = [one.name for one in columns if one.name in lacking and (one.missing == "indicate" or one.fill != "")]
-        wrong = f"{source} lacks the columns {lacking}; it has {found}; add them"
-        empty = f" ({gaps} may be empty, if unknown)" if gaps else ""
-        raise DatasetError(f"{wrong}{empty}, or rename one side's", code="data.missing-column")
+        wrong = (
+            f"{source} lacks the columns {lacking}; it has {found}; "
+            "add them (empty if unknown, where missing values are indicated), or rename one side's"
+        )
+        raise DatasetError(wrong, code="data.missing-column")
 
 
 def column_in(frame: pd.DataFrame, column: Column) -> pd.Series:

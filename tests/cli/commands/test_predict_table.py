@@ -298,7 +298,7 @@ def test_rows_in_other_scales_than_those_of_the_run_are_refused(run: Path, tmp_p
     [
         ("", "data.unreadable", ["new.csv"]),
         ("hospital,x,y\n", "data.no-rows", ["new.csv", "no rows"]),
-        ("hospital,x\nnorth,1\n", "data.missing-column", ["'y'", "add them, or rename"]),
+        ("hospital,x\nnorth,1\n", "data.missing-column", ["'y'", "add them (empty if unknown"]),
         ("clinic,x,y\nnorth,1,2\n", "data.missing-column", ["'hospital'; it has clinic, x, y"]),
         ("hospital,x,y\nnorth,1,2\nsouth,1,\n", "data.missing-value", ["y in data row 2"]),
         ("hospital,x,y\nnorth,1,2\nsouth,1,two\n", "data.bad-value", ["y in data row 2", "'two'"]),

@@ -252,6 +252,12 @@ def test_a_unit_or_a_decimal_comma_in_a_few_rows_is_read_if_it_can_be_nothing_el
         encode(frame, schema, "a site's")
 
 
+def test_where_either_sign_is_decimal_a_comma_before_three_digits_is_asked_about() -> None:
+    reading = Reading("mine")
+    values_of(pd.DataFrame({"x": ["17,7", "1,234", "5"]}), Column(name="x", type="number", decimal="either"), reading)
+    assert [(fault.row, fault.count) for fault in reading.faults] == [(2, 1)]
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [(["Yes", "No", "No"], ["No", "Yes"]), (["y", "n", "Y"], ["n", "y"]), (["0", "1", "1"], []), ([False, True], [])],

@@ -211,9 +211,9 @@ def _with_clients(
     if not isinstance(client, str) or pd.api.types.is_numeric_dtype(frame[client]):
         return frame, []
     lacks = missing_in(frame[client], Column(name=client, type="text", na=given.get("na", [])))
-    fix = f"; to keep them apart: {syntax.entry(client, 'categories', True)}"
-    spelt, notes = spellings(client, as_texts(frame[client][~lacks]), fix=fix, apart=given.get("categories") is True)
-    return frame.assign(**{client: as_texts(frame[client]).where(~lacks).map(spelt)}), notes
+    names, apart = as_texts(frame[client]).mask(lacks), given.get("categories") is True
+    spelt, notes = spellings(client, names, apart=apart, fix=syntax.entry(client, "categories", True))
+    return frame.assign(**{client: names.map(spelt)}), notes
 
 
 def _remarks(findings: Sequence[Finding], given: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -259,8 +259,11 @@ def _finding(
         return frame.loc[~missing_in(series, column) if drops else frame.index, [name]]
 
     if role == "client":
-        entries = {key: one for key, one in given.items() if (key, one) != ("categories", True)}
-        finding = Finding(Column(name=name, **{"type": "text"} | entries), role)
+        # Categories that are True keep names apart, and are of no schema.
+        finding = Finding(
+            Column(name=name, **{"type": "text"} | dict(one for one in given.items() if one != ("categories", True))),
+            role,
+        )
         clients_in(kept(finding.column), finding.column, reading)
     else:
         finding = _column(series, name, role, given, source, syntax)
@@ -321,8 +324,8 @@ def _column(series: pd.Series, name: str, role: str, given: Mapping[str, Any], s
     if entries["type"] in ("number", "integer"):
         notes += style_note(name, as_texts(there), {key: style[key] for key in style if key not in given})
     if entries["type"] == "boolean" and role == "target" and not pd.api.types.is_bool_dtype(series):
-        words = [one for one in as_texts(there).value_counts().index if one.isalpha()]
-        pair = [next((one for one in words if one.lower() in of), "") for of in (FALSE, TRUE)]
+        words = as_texts(there).value_counts().index
+        pair = [next((one for one in words if one.isalpha() and one.lower() in of), "") for of in (FALSE, TRUE)]
         entries = ({"categories": pair} if all(pair) else {}) | entries
     if listed or (entries["type"] == "category" and "categories" not in entries):
         checked = Column(name=name, **(entries | {"categories": ["?"]}))
@@ -389,8 +392,9 @@ def _categories(there: pd.Series, column: Column, keep: bool, syntax: Syntax) ->
 
     Words that differ in case alone are one, as the most frequent is written, unless all are to `keep`.
     """
-    fix = f"; to keep them apart: {syntax.entry(column.name, 'categories', True)}"
-    spelt, notes = spellings(column.name, as_texts(there, column.pattern), fix=fix, apart=keep)
+    spelt, notes = spellings(
+        column.name, as_texts(there, column.pattern), apart=keep, fix=syntax.entry(column.name, "categories", True)
+    )
     return sorted({*spelt.values()}, key=_natural) or ["?"], notes
 
 
