@@ -176,9 +176,9 @@ def predict_table(
     if unlabelled.any():
         names = [data.names[i] for i in np.flatnonzero(unlabelled).tolist()]
         listed = ", ".join(names[:_SHOWN]) + ", ..." * (len(names) > _SHOWN)
-        instead = "the mean of the hypotheses, weighted by their releases"
         warning = (
-            f"Clients without a labelled row: {len(names):,} ({listed}). They get {instead}; fill in a few targets."
+            f"Clients without a labelled row: {len(names):,} ({listed}). Their predictions are those of the run's "
+            "models on average; past rows with a target, in the same table, would choose and fit a model for them."
         )
     return Predicted(rows, notes, warning)
 
