@@ -9,7 +9,8 @@ import pytest
 import torch
 from sklearn.metrics import balanced_accuracy_score, f1_score, log_loss, roc_auc_score
 
-from umbel.simulation.scores import chance, jackknifed, of_classes
+from umbel.models.losses import of_classes
+from umbel.simulation.scores import chance, jackknifed
 
 LENGTHS = np.array([7, 12, 5, 16])
 ROWS = int(LENGTHS.sum())
@@ -23,7 +24,7 @@ def test_a_single_score_is_that_of_the_second_class() -> None:
 def test_scores_of_two_classes_are_those_of_scikit_learn_with_and_without_each_client() -> None:
     generator = np.random.default_rng(0)
     score, labels = generator.integers(-3, 4, ROWS).astype(float), generator.integers(2, size=ROWS)
-    values = of_classes(torch.from_numpy(score[:, None]))
+    values = of_classes(torch.from_numpy(score[:, None])).numpy()
     found = jackknifed(values, labels, LENGTHS, probabilities=True)
 
     def expected(kept: np.ndarray) -> list[float]:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import safetensors.numpy
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -24,7 +23,7 @@ from umbel.data import Dataset, Manifest
 from umbel.data.data import encoded_alike
 from umbel.data.files import read_manifest_of_run
 from umbel.models.fit import misfit, traits_of
-from umbel.models.losses import PROBABLE
+from umbel.models.losses import PROBABLE, of_classes
 from umbel.models.model import Model
 from umbel.models.optimizers import descent_of
 from umbel.models.prior import Prior
@@ -276,8 +275,7 @@ def probability(model: Model, outputs: Tensor, manifest: Manifest) -> tuple[dict
     """
     if model.loss.name not in PROBABLE or outputs.ndim != 2:
         return {}, []
-    both = outputs if outputs.shape[1] > 1 else torch.cat([torch.zeros_like(outputs), outputs], 1)
-    each = both.double().softmax(1)
+    each = of_classes(outputs).double().softmax(1)
     if each.shape[1] > 2:
         return {"probability": each.max(1).values.numpy()}, ["The probability is that of the predicted class."]
     second = class_names(manifest.target.get("categories", []), 2)[1]

@@ -33,6 +33,11 @@ _SETTLED_NS = 2 * 10**9  # more than the resolution of a file system's times
 _checked: deque[Version] = deque(maxlen=16)  # versions of datasets that this process has checked
 
 
+def datasets_made() -> list[Path]:
+    """Return the folders of the datasets under ``$UMBEL_HOME/data``, without one that is being written."""
+    return sorted(path.parent for path in (umbel_home() / "data").glob("[!.]*/manifest.json"))
+
+
 def find_dataset(name: str) -> Path:
     """Return the path of the dataset called `name`.
 

@@ -22,11 +22,11 @@ def cut(values: NDArray[Any], classes: NDArray[Any], ordered: bool) -> float:
     """
     (kinds, place), (names, number) = (np.unique(one, return_inverse=True) for one in (values, classes))
     counts = np.bincount(place * len(names) + number, minlength=len(kinds) * len(names)).reshape(len(kinds), len(names))
-    own = counts[:, counts.sum(0) >= FEWEST]
-    if own.shape[1] < 2 or (not ordered and FEWEST * len(counts) > len(values)):
+    common = counts[:, counts.sum(0) >= FEWEST]
+    if common.shape[1] < 2 or (not ordered and FEWEST * len(counts) > len(values)):
         return 0.0
-    rest = counts.sum(1)[:, None] - own
-    apart = own / own.sum(0) - rest / rest.sum(0)
+    rest = counts.sum(1)[:, None] - common
+    apart = common / common.sum(0) - rest / rest.sum(0)
     sums = apart.cumsum(0)
     best = sums.clip(min=0).max(0) - sums.clip(max=0).min(0) if ordered else apart.clip(min=0).sum(0)
     return float(1 + best.min()) / 2

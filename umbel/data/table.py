@@ -545,9 +545,9 @@ def style_note(name: str, texts: pd.Series, style: Mapping[str, Any]) -> list[st
         "with a decimal comma": "," if style.get("decimal") in (",", "either") else "",
         "without the currency": CURRENCY,
     }
-    found = {how: few.iloc[0] for how, mark in ways.items() if mark and len(few := texts[texts.str.contains(mark)])}
-    examples = " and ".join(dict.fromkeys(map(repr, found.values())))
-    return [f"Numbers of {name}, as {examples}, are read {' and '.join(found)}."] if found else []
+    read = {how: few.iloc[0] for how, mark in ways.items() if mark and len(few := texts[texts.str.contains(mark)])}
+    examples = " and ".join(dict.fromkeys(map(repr, read.values())))
+    return [f"Numbers of {name}, as {examples}, are read {' and '.join(read)}."] if read else []
 
 
 def formats_of(texts: pd.Series) -> list[str]:

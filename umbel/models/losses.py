@@ -138,6 +138,15 @@ paper, Sec. 3)."""
 PROBABLE = frozenset({"cross-entropy", "log"})
 """Losses whose outputs are logarithms of probabilities, up to a number for each row, or their difference."""
 
+
+def of_classes(outputs: Tensor) -> Tensor:
+    """Return a number for each class (rows, classes), of which the largest is predicted.
+
+    A single score (rows, 1) is that of the second class, whose label is 1; the first has 0.
+    """
+    return outputs if outputs.shape[1] > 1 else torch.cat([torch.zeros_like(outputs), outputs], 1)
+
+
 METRICS = {
     "rmse": Score("rmse", squared_error, torch.sqrt),
     "accuracy": Score("accuracy", correct, _same, higher_is_better=True, share=True),

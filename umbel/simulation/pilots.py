@@ -28,10 +28,10 @@ def changes_for(run: RunConfig, rounds: int, k: int, differ: bool, improves: boo
 
     Its `k` hypotheses may be too few if clients `differ`, and its rounds if it still `improves`.
     """
-    noisy, found = run.noise_multiplier or run.protect.rows, list[dict[str, Any]]()
-    found += [{"hypotheses": 2}] * (k == 1 and differ) + [{"rounds": 2 * rounds}] * (improves and not noisy)
-    found += [{"step-size": float(f"{run.step_size * factor:.3g}")} for factor in (_TIMES, 1 / _TIMES)]
-    return found[: 3 if k == 1 else 2]  # with several, one model alone is the third
+    noisy, changes = run.noise_multiplier or run.protect.rows, list[dict[str, Any]]()
+    changes += [{"hypotheses": 2}] * (k == 1 and differ) + [{"rounds": 2 * rounds}] * (improves and not noisy)
+    changes += [{"step-size": float(f"{run.step_size * factor:.3g}")} for factor in (_TIMES, 1 / _TIMES)]
+    return changes[: 3 if k == 1 else 2]  # with several, one model alone is the third
 
 
 def pilot(setup: Setup, dataset: Dataset, rounds: int, numbers: int, changes: Mapping[str, Any]) -> Run | str:

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from umbel.client.personal.predictors import Floats
 
@@ -20,15 +19,6 @@ Integers = NDArray[np.int64]
 
 AUC = "AUC"
 _ERRORS = 2.0  # standard errors, as of a normal distribution
-
-
-def of_classes(outputs: Tensor) -> Floats:
-    """Return a number for each class (rows, classes), of which the largest is predicted.
-
-    A single score (rows, 1) is that of the second class, whose label is 1; the first has 0.
-    """
-    values: Floats = outputs.double().cpu().numpy()
-    return values if values.shape[1] > 1 else np.concatenate([np.zeros_like(values), values], 1)
 
 
 def jackknifed(values: Floats, labels: Integers, lengths: Integers, probabilities: bool) -> Mapping[str, Floats]:
@@ -59,19 +49,19 @@ def jackknifed(values: Floats, labels: Integers, lengths: Integers, probabilitie
     with np.errstate(divide="ignore", invalid="ignore"):
         if classes > 2:
             score = 2 * hits / (true + guessed)
-            found = {"macro F1": np.nansum(score, 1) / (~np.isnan(score)).sum(1)}  # of the classes that are there
+            scores = {"macro F1": np.nansum(score, 1) / (~np.isnan(score)).sum(1)}  # of the classes that are there
         else:
-            found = {
+            scores = {
                 "balanced accuracy": (hits / true).mean(1),
                 AUC: _wins(values[:, 1] - values[:, 0], labels > 0, owner),
             }
-            found[AUC] /= true.prod(1)
+            scores[AUC] /= true.prod(1)
             if probabilities:
                 losses = np.logaddexp.reduce(values, 1) - values[np.arange(len(values)), labels]
-                found["log loss"] = _without_one(np.bincount(owner, losses)) / true.sum(1)
+                scores["log loss"] = _without_one(np.bincount(owner, losses)) / true.sum(1)
         return {
             name: np.concatenate([score[:1], score[0] + (clients - 1) * (score[1:].mean() - score[1:])])
-            for name, score in found.items()
+            for name, score in scores.items()
         }
 
 

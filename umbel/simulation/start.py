@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from umbel.data import find_dataset
+from umbel.data.find import datasets_made
 from umbel.protocol.errors import ConfigError, DatasetError
 from umbel.protocol.home import umbel_home
 from umbel.protocol.log import log
@@ -181,12 +182,12 @@ def _named(name: str) -> dict[str, Any]:
     try:
         found = find_run(name)
     except ConfigError:
-        own = {path.parent.name for path in (umbel_home() / "data").glob("[!.]*/manifest.json")}
 
         def listed(names: Iterable[str]) -> str:
             return ", ".join(sorted(names, key=lambda one: (-difflib.SequenceMatcher(None, name, one).ratio(), one)))
 
-        hint = f"your datasets: {listed(own) or 'none yet'}; shipped configurations: {listed(known)}"
+        datasets = listed(path.name for path in datasets_made()) or "none yet"
+        hint = f"your datasets: {datasets}; shipped configurations: {listed(known)}"
         text = f"there is no configuration or dataset {name!r}: neither a file nor a known name; {hint}"
         raise ConfigError(text, code="config.unknown-configuration") from None
     raise ConfigError(f"{found.name} is a run; to resume it add --resume", code="config.is-a-run")

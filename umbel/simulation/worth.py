@@ -29,7 +29,7 @@ from umbel.client.trial import try_out
 from umbel.data import Dataset
 from umbel.data.leaks import telling
 from umbel.models.fit import traits_of
-from umbel.models.losses import PROBABLE, SLOPES
+from umbel.models.losses import PROBABLE, SLOPES, of_classes
 from umbel.models.prior import Prior
 from umbel.privacy.mechanisms.randomness import streams
 from umbel.privacy.site.policy import Personal
@@ -47,7 +47,7 @@ from umbel.server.summary import Summary
 from umbel.server.worth import LABELS, OWN_WAYS, Arm, LeftOut, Score, Way, Worth, figure
 from umbel.simulation.baselines import LOCAL_EPOCHS, halves, own, ridge, serve, train_alone, worst_decile
 from umbel.simulation.pilots import changes_for, pilot
-from umbel.simulation.scores import AUC, chance, jackknifed, of_classes
+from umbel.simulation.scores import AUC, chance, jackknifed
 from umbel.strategies import Callback
 from umbel.strategies.differences import prior_of
 
@@ -281,7 +281,7 @@ class Ways:
         metrics = np.asarray(metric.report(rows).numpy())
         if self.labels is None:
             return Figures(metrics)
-        values = of_classes(outputs)
+        values = of_classes(outputs).double().cpu().numpy()
         predicted = values.argmax(1)
         scores = jackknifed(values, self.labels, lengths, self.model.loss.name in PROBABLE)
         return Figures(metrics, scores, int(predicted[0]) if (predicted == predicted[0]).all() else None)

@@ -29,7 +29,7 @@ from umbel.data import (
     open_dataset,
     read_manifest,
 )
-from umbel.data.find import load_recipe, recipes
+from umbel.data.find import datasets_made, load_recipe, recipes
 from umbel.data.hints import Syntax
 from umbel.protocol.cli import command_group, console
 from umbel.protocol.errors import DatasetError
@@ -73,8 +73,7 @@ app.add_typer(_make, name="make")
 
 def _list() -> None:
     """Print the datasets under $UMBEL_HOME/data, and umbel's own."""
-    home = umbel_home() / "data"
-    made = sorted(path.parent for path in home.glob("*/manifest.json")) if home.is_dir() else []
+    made = datasets_made()
     names = {path.name for path in made}
     found = [*made, *(path for path in sorted(BUNDLED.glob("*.json")) if path.stem not in names)]
     table = Table("name", "training", "validation", "target", "model", "loss", box=None)
@@ -263,8 +262,8 @@ def _print_report(report: Report) -> None:
         lacks = f"{one.lacks:,}" if one.lacks else ""
         table.add_row(*map(Text, (one.column.name, one.role, one.column.type, one.holds, lacks, advice)))
     console().print(table)
-    features = {one.column.name for one in report.findings if one.role == "feature"}
-    gaps = [fault for fault in report.faults if fault.what == "missing" and fault.column in features]
+    features = [one for one in report.findings if one.role == "feature"]
+    gaps = [fault for one in features for fault in one.faults if fault.what == "missing"]
     for line in (*report.notes, *(f"To mend: {fault}." for fault in report.faults if fault not in gaps)):
         typer.echo(line)
     if places := ", ".join(f"{fault.column} (first data row {fault.row})" for fault in gaps):
