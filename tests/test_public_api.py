@@ -43,6 +43,7 @@ def changed(now: Api, **changes: Any) -> Api:
     [
         ({"settings": lambda names: names.remove("rounds")}, "settings: rounds"),
         ({"errors": lambda names: names.remove("config.unknown-key")}, "errors: config.unknown-key"),
+        ({"exit codes": lambda codes: codes.update(worth=1)}, "exit code: worth"),
         ({"commands": lambda commands: commands.pop("demo")}, "command: demo"),
         ({"commands": lambda commands: commands["run"].remove("--epsilon")}, "run --epsilon"),
         ({"names": lambda names: names.pop("Run.predict")}, "umbel.Run.predict"),

@@ -22,6 +22,8 @@ from tests.helpers.codes import made
 from tests.helpers.sources import ROOT
 from umbel.cli.main import app
 from umbel.privacy.site.policy import Policy
+from umbel.protocol import errors
+from umbel.protocol.errors import UmbelError
 from umbel.protocol.run_config import RunConfig
 
 FILE = ROOT / "tests" / "public_api.json"
@@ -40,6 +42,11 @@ def current() -> Api:
         "settings": sorted(RunConfig.names()),
         "site policy": sorted(Policy.names()),
         "errors": sorted({code for place in made() for code in place.codes}),
+        "exit codes": {
+            one.kind: one.exit_code
+            for one in vars(errors).values()
+            if isinstance(one, type) and issubclass(one, UmbelError)
+        },
         "extras": sorted(project["optional-dependencies"]),
     }
 
@@ -80,6 +87,7 @@ def missing(old: Api, new: Api) -> list[str]:
         for kind in ("settings", "site policy", "errors", "extras")
         for name in sorted({*old[kind]} - {*new[kind]})
     ]
+    gone += [f"exit code: {kind}" for kind, code in old["exit codes"].items() if new["exit codes"].get(kind) != code]
     for path, options in old["commands"].items():
         there = new["commands"].get(path)
         gone += [f"command: {path}"] if there is None else [f"{path} {one}" for one in options if one not in there]

@@ -690,7 +690,7 @@ def test_what_a_run_cannot_start_from_is_said_before_any_work(
     ],
 )
 def test_what_no_run_can_begin_with_is_named(play: Play, tmp_path: Path, value: NDArray[Any], words: Any) -> None:
-    (tmp_path / "config.toml").write_text("version = 2\n[config]\nseed = 0\n")
+    (tmp_path / "config.toml").write_text("version = 1\n[config]\nseed = 0\n")
     safetensors.numpy.save_file({"weight": value}, tmp_path / "hypotheses.safetensors")
     with raises(*words, tmp_path):
         play(start_from=str(tmp_path), seed=1)
@@ -704,7 +704,7 @@ def test_numbers_of_a_kind_that_numpy_lacks_are_named(play: Play, whole: AppRun,
         play(start_from=str(tmp_path), seed=1)
 
 
-@pytest.mark.parametrize("config", ["other = 1", "version = 2\n[config]\nseed = true"])
+@pytest.mark.parametrize("config", ["other = 1", "version = 1\n[config]\nseed = true"])
 def test_a_run_to_start_from_says_its_seed(play: Play, whole: AppRun, tmp_path: Path, config: str) -> None:
     (tmp_path / "config.toml").write_text(config)
     (tmp_path / "hypotheses.safetensors").write_bytes((whole.folder / "hypotheses.safetensors").read_bytes())
@@ -720,7 +720,7 @@ def test_hypotheses_of_other_data_are_told_with_these(play: Play, whole: AppRun,
 
 def test_hypotheses_go_with_their_frozen_parameters(play: Play, whole: AppRun, tmp_path: Path) -> None:
     """The same shapes, trained on top of another body."""
-    (tmp_path / "config.toml").write_text('version = 2\nfrozen = "of another body"\n[config]\nseed = 0\n')
+    (tmp_path / "config.toml").write_text('version = 1\nfrozen = "of another body"\n[config]\nseed = 0\n')
     (tmp_path / "hypotheses.safetensors").write_bytes((whole.folder / "hypotheses.safetensors").read_bytes())
     with raises(ConfigError, "config.other-frozen", "frozen", "pretrained"):
         play(start_from=str(tmp_path), seed=1)

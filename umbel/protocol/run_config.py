@@ -36,7 +36,7 @@ MAX_CLIENTS = 1_000_000
 AUTO = 0
 """Placeholder for a number of hypotheses that the strategy chooses (`umbel.strategies.how_many`)."""
 _AUTO_MOST, _RELEASES_EACH = 8, 4
-FOLDER_VERSION = 2
+FOLDER_VERSION = 1
 """The version of the run folders that this umbel writes, and the only one that it reads."""
 
 
