@@ -21,4 +21,5 @@ def main(grid: Grid, context: Context) -> None:
     strategy = umbel.GroupPrivacy(fraction_train=config["fraction-train"])
     start = umbel.hypotheses(draw, k=2, seed=0)  # one ArrayRecord, each array (k, *shape)
     result = strategy.start(grid, start, num_rounds=config["num-server-rounds"])
-    print("found", result.arrays["w"].numpy().astype(float).round(1).tolist())
+    models = umbel.unstack(result.arrays)  # one ordinary ArrayRecord a group
+    print("found", [model["w"].numpy().astype(float).round(1).tolist() for model in models])
