@@ -49,6 +49,7 @@ def test_an_error_in_the_targets_unit_is_above_0_whatever_the_sign_of_its_scale(
         ({"units": {"target": {"categories": [1]}}}, ("data.conflict", "units.target.categories", "[1]")),
         ({"tokens": 5, "feature_scale": 0.5}, ("data.conflict", "feature_scale", "0.5")),
         ({"units": {"target": {"unit": None}}}, ("data.conflict", "units.target.unit", "None")),
+        ({"units": {"target": {"scale": float("nan")}}}, ("data.conflict", "units.target.scale", "nan")),
     ],
 )
 def test_a_manifest_that_does_not_fit_is_refused(folder: Path, changes: dict[str, Any], parts: tuple[str, ...]) -> None:

@@ -92,6 +92,7 @@ def feature(kind: str, **entries: Any) -> dict[str, Any]:
         (feature("category", categories=["other"], other="category"), ("data.conflict", "'other' twice")),
         (feature("number", categories=["x"]), ("data.conflict", "categories")),
         (feature("boolean", scale=2), ("data.conflict", "scale", "boolean")),
+        (feature("boolean", minimum=2), ("data.conflict", "minimum", "boolean")),
         (feature("number", minimum=2, maximum=1), ("data.conflict", "2", "1")),
         (feature("category", categories=["x"], pattern="("), ("data.conflict", "'('")),
         (feature("category", categories=["x"], pattern="x"), ("data.conflict", "'x'", "group")),

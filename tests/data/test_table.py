@@ -151,6 +151,9 @@ COUNTRIES = CODE | {"categories": ["NA", "EU"]}
         (["1234567.5", "+1.2345675e6"], {"type": "number"}, [[1_234_567.5]] * 2),
         *((["70", "", "50"], {"type": "number", "fill": fill}, [[70], [40], [50]]) for fill in ("40", 40, 40.0)),
         (["70", ""], {"type": "number", "fill": 0}, [[70], [0]]),
+        (["70", "", "50"], {"type": "number", "offset": 50, "scale": 20, "missing": "indicate"},
+         [[1, 0], [0, 1], [0, 0]]),
+        (["70", ""], {"type": "number", "fill": 30, "missing": "indicate"}, [[70, 0], [30, 1]]),
         # Of a longer text, by its place.
         (["194 - LUNG", "039 - NECK", "292 - HEART"],
          CODE | {"categories": ["194", "292"], "pattern": r"^0*(\d+)", "other": "drop", "scale": 2}, [[0], [0.5]]),

@@ -215,6 +215,7 @@ X, GREY, LABELS = "x must be lists of 784 numbers", "grey values must be from 0 
             '{"users": "a", "user_data": {"a": {"x": [], "y": []}}}',
         )),
         (json.dumps({"users": ["a", "b", "a"], "user_data": {"a": ROW, "b": ROW}}), ": users names 'a' 2 times"),
+        (json.dumps({"users": ["b"], "user_data": {"a": ROW, "b": ROW}}), ": users does not name 'a'"),
         *((ROW | {"x": rows}, X) for rows in (
             [[0.0] * 783], [["a"] * 784], [[0.0] * 392] * 2, [[0.0] * 783 + [10**400]],
         )),

@@ -441,6 +441,18 @@ def test_limits_of_participations_in_a_run_that_goes_on(
     assert "start from 0 again" in caplog.text
 
 
+def test_simulated_clients_of_a_run_that_goes_on_have_lost_their_local_parameters(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    local = {"model": "mlp inputs=2 hidden=3 outputs=1", "loss": "mse", "local": "3.*"}
+    short = play(rounds=1, **local)
+    assert "new local parameters" not in caplog.text
+    for changes in ({"start_from": str(short.folder), "seed": 1}, {"resume": str(short.folder), "rounds": 2}):
+        caplog.clear()
+        play(**{"rounds": 1} | local | changes)
+        assert "new local parameters" in caplog.text
+
+
 def test_a_run_that_was_killed_twice_in_a_round_goes_on() -> None:
     """Each time everybody releases again: the history then knows of more releases than the participations do."""
     everybody = {"clients_per_round": 100}

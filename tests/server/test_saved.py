@@ -41,15 +41,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return in_process.run(CONFIG)
 
 
-@pytest.fixture(scope="module")
-def longer(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same after two more rounds."""
-    folder = shutil.copytree(whole, tmp_path_factory.mktemp("longer") / "run")
-    with pytest.MonkeyPatch.context() as patch:
-        leave_blank(patch)
-        return in_process.run(CONFIG | {"rounds": 6, "resume": str(folder)})
-
-
 @pytest.fixture
 def copy(whole: Path, tmp_path: Path) -> Path:
     """A copy of it to do damage to."""
@@ -60,9 +51,8 @@ def saved(folder: Path, **changes: Any) -> Saved:
     return Saved.of(Setup.parse(CONFIG | {"rounds": 9, "resume": str(folder)} | changes))
 
 
-def latest(change: Callable[[Arrays], Arrays], rounds: str = "", killed: bool = False) -> Damage:
-    """Change arrays of latest.safetensors; with a number of rounds the digest fits them, as if a run had written so,
-    and been `killed` before the last of these was validated."""
+def latest(change: Callable[[Arrays], Arrays], rounds: str = "") -> Damage:
+    """Change arrays of latest.safetensors; with a number of rounds the digest fits them, as if a run had written so."""
 
     def do(folder: Path) -> None:
         file = folder / "latest.safetensors"
@@ -70,8 +60,7 @@ def latest(change: Callable[[Arrays], Arrays], rounds: str = "", killed: bool = 
             before = opened.metadata()
         arrays = change(safetensors.numpy.load_file(file))
         if rounds:
-            best, line = before["rounds"].split(" ")[2], RunFolder(folder).read_history()[-1].line if killed else ""
-            before = {"rounds": f"{rounds} {_digest(arrays, rounds)} {best} {line}"}
+            before = {"rounds": f"{rounds} {_digest(arrays, rounds)} {before['rounds'].split(' ')[2]} "}
         safetensors.numpy.save_file(arrays, file, before)
 
     return do
@@ -101,15 +90,6 @@ def test_a_whole_folder_says_where_the_run_stands(copy: Path) -> None:
     assert sum(found.spent.values()) == sum(entry.releases for entry in found.state.history)
     assert list(found.kept) == ["respawn/idle", "respawn/told"]
     assert before == {file.name: file.read_bytes() for file in copy.iterdir()}, "nothing is written"
-
-
-@pytest.mark.parametrize("written", [[], ["history.jsonl"], ["history.jsonl", "participations.jsonl"]])
-def test_a_round_that_was_not_finished_is_no_damage(copy: Path, longer: Path, written: list[str]) -> None:
-    """A run writes history, participations and latest, in this order, and may be killed in between."""
-    latest(lambda arrays: arrays, rounds="4", killed=True)(copy)
-    for file in written:
-        shutil.copy(longer / file, copy)
-    assert [entry.number for entry in saved(copy).state.history] == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -159,11 +139,6 @@ def test_a_run_that_cannot_go_on_is_told(copy: Path, damage: Any, changes: dict[
     damage(copy)
     with raises(ConfigError, *parts):
         saved(copy, **changes)
-
-
-def test_a_run_that_was_killed_before_the_evaluation_at_its_end_goes_on(copy: Path) -> None:
-    latest(lambda arrays: arrays, rounds="4", killed=True)(copy)
-    assert len(saved(copy, rounds=4).state.history) == 5
 
 
 def to_start_from(folder: Path, weights: Any) -> None:

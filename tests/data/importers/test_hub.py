@@ -107,8 +107,10 @@ def test_sequences_of_tokens_by_a_column_or_a_partitioner_of_flower_datasets(dat
     data = umbel.from_datasets(dataset(COLUMNS), target=None, tokens=True, **options)
     features, targets = rows(data, "b" if client == "who" else "client-1")
     assert (features.tolist(), targets.tolist()) == ([[4, 0], [3, 1]], [[0, 1], [1, 0]])
-    dealt = umbel.from_datasets(dataset(COLUMNS), client=umbel.Uniform(2), features=["x"], target="label")
-    assert sorted(dealt.dataset.names) == ["client-0", "client-1"]
+    for dealer in (umbel.Uniform(2), ByParity()):
+        dealt = umbel.from_datasets(dataset(COLUMNS), client=dealer, features=["x"], target="label")
+        assert sorted(dealt.dataset.names) == ["client-0", "client-1"]
+    assert rows(dealt, "client-0")[0].tolist() == [[1], [3]]
 
 
 def test_numbers_and_labels(dataset: Any) -> None:
