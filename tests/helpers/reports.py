@@ -173,11 +173,5 @@ def plain() -> Page:
 
 
 @cache
-def formal() -> Page:
-    """Of a run with a guarantee: a pure epsilon of 2 n / nu + 1/2 = .51 a participation."""
-    return report(mode="public", noise=400.0, choice=0.5)
-
-
-@cache
 def full() -> Page:
     return report(drawn=True)
