@@ -47,7 +47,7 @@ WORTH = Worth(
     left_out=[LeftOut("each client alone", "since its network is too large for so many rows")],
     worth_it=False,
     verdict="Diverged.",
-    rounds=4,
+    history=4,
 )
 VOID = {"meta", "br", "link", "img", "input", "hr", "base", "source", "embed"}
 

@@ -246,7 +246,9 @@ def test_every_column_without_a_range_is_named_at_once(umbel_home: Path) -> None
     rows = np.random.default_rng(0).normal(size=(200, 6))
     table = pd.DataFrame(rows, columns=["a", "b", "c", "d", "e", "cost"]).assign(who=np.arange(200) % 50)
     from_dataframe(table, client="who", target="cost", columns={"e": {"scale": 2.0}}).write("mine")
-    with raises(ConfigError, "config.no-range", "a, b, c, d, cost, because", "scale other than 1", "umbel ranges"):
+    with raises(
+        ConfigError, "config.no-range", "a, b, c, d, cost, as --set a.minimum=0", "scale other than 1", "umbel ranges"
+    ):
         values_of("mine", wanted=Wanted(epsilon=8), ask=False)
 
 

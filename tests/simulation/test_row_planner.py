@@ -38,14 +38,14 @@ def spent(values: dict[str, Any]) -> float:
 
 
 def test_one_knob_plans_the_noise_of_training(umbel_home: Path) -> None:
-    """20 rounds of 100 of 600 clients: each takes part in four. Each of its five steps is on all of its 40 rows."""
+    """20 rounds of 100 of 600 clients: each takes part in four. Each of its 20 steps is on all of its 40 rows."""
     save(umbel_home)
     planned = values_of("mine", wanted=Wanted(3, rows=40))
     run = RunConfig.parse(planned.values)
     assert (run.protect, run.noise_multiplier, run.hypotheses, run.restarts) == ("rows", 0, 1, 1)
     assert (run.rounds, run.clients_per_round, run.max_participations) == (20, 100, 4)
     assert run.rows is not None
-    assert (run.rows.rate, run.rows.batch, run.local_steps) == (1, 40, 5)
+    assert (run.rows.rate, run.rows.batch, run.local_steps) == (1, 40, 20)
     assert 2.97 < spent(planned.values) <= 3
     assert "Above 20 a guarantee proves next to nothing" in values_of("mine", wanted=Wanted(25, rows=40)).words[-1]
     assert "epsilon 3" in planned.words[0] or "epsilon 2.99" in planned.words[0]

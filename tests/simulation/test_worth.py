@@ -285,7 +285,7 @@ def gains(**means: float) -> dict[Way, Any]:
     ("found", "worth_it", "words"),
     [
         (gains(constant=2, last_round=1), False, "No: it is worse than a constant."),
-        (gains(constant=1, last_round=1), False, "Not shown: it is about as good as a constant."),
+        (gains(constant=1, last_round=1), False, "Not shown: it is not shown to differ from a constant."),
         (gains(constant=0, last_round=1), True, "Yes: it is better than a constant."),
         (
             gains(constant=0, alone=2, last_round=1),
@@ -295,7 +295,7 @@ def gains(**means: float) -> dict[Way, Any]:
         (
             gains(constant=0, alone=1, last_round=1),
             False,
-            "Not shown: it is better than a constant and about as good as each client alone.",
+            "Not shown: it is better than a constant and not shown to differ from each client alone.",
         ),
         (gains(constant=0, alone=1, last_round=0, made_own=2), True, "better than each client alone."),
         (
@@ -303,7 +303,7 @@ def gains(**means: float) -> dict[Way, Any]:
             True,
             "Yes: it is better than a constant, better than each client alone and worse than all rows pooled.",
         ),
-        (gains(constant=0, alone=0, pooled=1, last_round=1), True, "and about as good as all rows pooled."),
+        (gains(constant=0, alone=0, pooled=1, last_round=1), True, "and not shown to differ from all rows pooled."),
         (gains(constant=0, alone=0, pooled=1, last_round=2), True, "and better than all rows pooled."),
     ],
 )
@@ -353,7 +353,7 @@ def test_a_difference_within_chance_is_none() -> None:
     """Means of .5 with standard errors of .5 (differences 3, -1, 0, 0) and .1 are no more, and more, than none."""
     apart = {Way.CONSTANT: np.zeros(4), Way.LAST: np.array([3.0, -1.0, 0.0, 0.0])}
     for sign in (1, -1):
-        assert "about as good" in judge(apart | {Way.LAST: sign * apart[Way.LAST]})[1]
+        assert "not shown to differ" in judge(apart | {Way.LAST: sign * apart[Way.LAST]})[1]
     assert judge(apart | {Way.LAST: np.array([0.6, 0.4, 0.6, 0.4])})[0]
 
 

@@ -228,7 +228,7 @@ def test_categories_are_those_found_or_given(stays: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "part"),
     [
-        ("", "data.no-client", "--client"),
+        ("--target cost", "data.no-client", "--client"),
         ("--client hospital", "data.no-target", "--target 'cost'"),
         ("--client hospita --target cost", "data", "'hospita'"),
         ("--client hospital --target cost --drop x", "data", "'x'"),
