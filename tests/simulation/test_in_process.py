@@ -19,7 +19,6 @@ from umbel.protocol.run_config import RunConfig
 from umbel.server.summary import Summary
 from umbel.simulation.grid import InProcessGrid
 from umbel.simulation.in_process import play, run_config
-from umbel.strategies import Callback
 
 # --- the run config
 
@@ -46,20 +45,10 @@ def test_every_config_that_comes_along_is_found_by_its_name_and_costs_the_epsilo
 # --- a run
 
 
-class Counting(Callback):
-    """Counts rounds."""
-
-    rounds = 0
-
-    def after_exchange(self, round: int, stages: dict[str, float]) -> None:
-        self.rounds += 1
-
-
 def test_a_run_is_that_of_the_app_and_leaves_nothing(umbel_home: Path) -> None:
-    counting, config = Counting(), run_config("synthetic", rounds=3, restarts=1)
-    run = play(config, nodes=3, observers=[counting])
+    config = run_config("synthetic", rounds=3, restarts=1)
+    run = play(config, nodes=3)
     assert [entry.number for entry in run.state.history] == [0, 1, 2, 3]
-    assert counting.rounds == 4
     assert run.state.stopped == "all 3 rounds done"
     assert run.fleet.participations.sum() == 21
     assert run.folder is None

@@ -252,18 +252,6 @@ def test_what_is_too_large_is_left_out_by_name(tmp_path: Path) -> None:
     assert ways(*a_run(folder, **{"batch-size": 8})).trains
 
 
-def test_a_large_network_tries_the_runs_step_size_alone(tmp_path: Path) -> None:
-    """A layer of 2,600 units has four parameters for each, and outputs twice as many numbers."""
-    draw = np.random.default_rng(0)
-    rows = [(draw.normal(size=(6, 2)), draw.normal(size=6)) for _ in range(3)]
-    folder = write(tmp_path / "d", *rows, train=1, loss="mse", model="mlp inputs=2 hidden=2600 outputs=1")
-    one = ways(*a_run(folder, **{"batch-size": 0, "step-size": 0.01}))
-    assert [getattr(way, "remark", "") for way in (one.alone(one.constant().figures), *one.own())] == [
-        'personalise = "mixture" of an untrained hypothesis, the best of 3 ways',
-        'personalise = "mixture"',
-    ]
-
-
 # --- the sentence: gains of 8 clients, more is better, so that only the mean decides
 
 
