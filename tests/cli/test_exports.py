@@ -259,7 +259,9 @@ def test_columns_may_have_the_outputs_names(tmp_path: Path) -> None:
 def test_a_file_takes_no_dates(tmp_path: Path) -> None:
     frame = pd.DataFrame({"day": ["2024-01-01", "2024-02-01"] * 20, "cost": [1.0, 2.0] * 20})
     with raises(DatasetError, "data.date-in-onnx", "'day'"):
-        written(tmp_path, frame, [[[1]]], [[0]], target="cost", columns={"day": {"type": "date", "parts": ["days"]}})
+        written(
+            tmp_path, frame, [[[1], [1]]], [[0, 0]], target="cost", columns={"day": {"type": "date", "parts": ["days"]}}
+        )
 
 
 class Coded(torch.nn.Module):

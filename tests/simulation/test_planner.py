@@ -108,31 +108,23 @@ def test_one_knob_plans_a_pure_guarantee_with_which_a_run_learns(umbel_home: Pat
 @given(
     epsilon=st.floats(0.05, 30),
     delta=st.sampled_from([0.0, 1e-5]),
-    hypotheses=st.integers(1, 4),
-    strategy=st.sampled_from(["group-privacy", "site-average"]),
-    participations=st.integers(0, 3),
-    mechanism=st.sampled_from(["", "laplace", "gaussian"]),
+    asked=st.fixed_dictionaries(
+        {"hypotheses": st.integers(1, 4), "strategy": st.sampled_from(["group-privacy", "site-average"])},
+        optional={"max-participations": st.integers(1, 3), "mechanism": st.sampled_from(["laplace", "gaussian"])},
+    ),
 )
 def test_no_plan_costs_more_than_was_wanted(
-    tmp_path_factory: pytest.TempPathFactory,
-    epsilon: float,
-    delta: float,
-    hypotheses: int,
-    strategy: str,
-    participations: int,
-    mechanism: str,
+    tmp_path_factory: pytest.TempPathFactory, epsilon: float, delta: float, asked: dict[str, Any]
 ) -> None:
     home = tmp_path_factory.getbasetemp() / "planned"
-    if mechanism == "gaussian" and not delta:
+    if asked.get("mechanism") == "gaussian" and not delta:
         delta = 1e-6
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("UMBEL_HOME", str(home))
         patch.setattr(client_planner, "DROWNED", (math.inf, math.inf))
         if not home.exists():
             save(home)
-        given = {"hypotheses": hypotheses, "strategy": strategy} | ({"mechanism": mechanism} if mechanism else {})
-        given |= {"max-participations": participations} if participations else {}
-        planned = values_of("mine", given, Wanted(epsilon, delta))
+        planned = values_of("mine", asked, Wanted(epsilon, delta))
         assert spent(planned.values, delta)[1] <= epsilon * (1 + 1e-9)
 
 

@@ -163,17 +163,19 @@ def test_the_rule_is_that_the_noise_hides_no_tenth_of_the_clients() -> None:
 # --- answers
 
 
-def test_a_dataset_is_asked_and_the_schema_makes_a_dataset_whose_plan_counts_it(
+def test_a_dataset_is_asked_by_any_channel_and_the_schema_makes_a_dataset_whose_plan_counts_it(
     umbel_home: Path, tmp_path: Path
 ) -> None:
-    small(umbel_home, 1500)
+    """By hand: ages of 20 to 60 lie in 16 to 64, costs of 2,000 to 4,000 in 1,024 to 4,096."""
+    small(umbel_home, 4000)
     schema = tmp_path / "schema.toml"
-    said("ranges", "small", "--out", schema)
+    for words in (("--sites", 3, "--release", "secure"), ("--sites", 3), ("--sites", 1)):
+        schema.unlink(missing_ok=True)
+        said("ranges", "small", *words, "--out", schema)
+        found = Schema.read(schema)
+        assert (found.features[0].offset, found.features[0].scale) == (40, 24)
+        assert (found.target.offset, found.target.scale) == (0, 4096)
     refused("config.exists", "ranges", "small", "--out", schema)
-    found = Schema.read(schema)
-    # By hand: ages of 20 to 60 lie in 16 to 64, costs of 2,000 to 4,000 in 1,024 to 4,096.
-    assert (found.features[0].offset, found.features[0].scale) == (40, 24)
-    assert (found.target.offset, found.target.scale) == (0, 4096)
     stranger = Question.planned(["x"], 10**4, Wanted(1))
     with raises(ConfigError, "config.question", "'x'"):
         with_answers(found, stranger.answers({"counts": np.ones((1, 1, CELLS))}), stranger.release)
@@ -182,6 +184,15 @@ def test_a_dataset_is_asked_and_the_schema_makes_a_dataset_whose_plan_counts_it(
     stated = before(open_dataset(umbel_home / "data" / "ranged").manifest.provenance)
     assert values_of("ranged", wanted=Wanted(epsilon=8), ask=False).values["ranges"] == stated
     assert tomllib.loads(schema.read_text())["provenance"].count(stated) == 1
+
+
+def test_the_run_of_a_question_answers_it_again_and_another_run_does_not(umbel_home: Path, tmp_path: Path) -> None:
+    small(umbel_home, 1500)
+    said("ranges", "small", "--out", tmp_path / "first.toml")
+    said("ranges", "last", "--out", tmp_path / "again.toml")
+    assert Schema.read(tmp_path / "again.toml") == Schema.read(tmp_path / "first.toml")
+    said("run", "synthetic", "rounds=1", "--no-baselines")
+    refused("config.question", "ranges", "last", "--out", tmp_path / "other.toml")
 
 
 def test_a_schema_without_ranges_makes_the_run_config_of_a_question(umbel_home: Path, tmp_path: Path) -> None:
@@ -194,21 +205,6 @@ def test_a_schema_without_ranges_makes_the_run_config_of_a_question(umbel_home: 
     run = RunConfig.parse(tomllib.loads(out.read_text()))
     assert (run.model, run.dataset, run.strategy, run.rounds) == ("ranges columns=age,cost", "", "secure-average", 1)
     assert run.delta == 1e-5
-
-
-def test_the_answer_does_not_depend_on_the_channel_or_the_number_of_sites(umbel_home: Path, tmp_path: Path) -> None:
-    small(umbel_home, 4000)
-    tables = set()
-    for number, words in enumerate((("--sites", 1), ("--sites", 3), ("--sites", 3, "--release", "secure"))):
-        said("ranges", "small", *words, "--out", tmp_path / f"{number}.toml")
-        schema = Schema.read(tmp_path / f"{number}.toml")
-        tables.add((schema.features[0].scale, schema.features[0].offset, schema.target.scale))
-    assert tables == {(24.0, 40.0, 4096.0)}
-    [*_, secure] = sorted((umbel_home / "runs").iterdir())
-    again = said("ranges", secure.name, "--out", tmp_path / "again.toml")
-    assert again.count("age") == 1
-    said("run", "synthetic", "rounds=1", "--no-baselines")
-    refused("config.question", "ranges", "last", "--out", tmp_path / "other.toml")
 
 
 @pytest.mark.parametrize("size", [1e9, 0.9])

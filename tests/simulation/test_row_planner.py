@@ -47,6 +47,8 @@ def test_one_knob_plans_the_noise_of_training(umbel_home: Path) -> None:
     assert run.rows is not None
     assert (run.rows.rate, run.rows.batch, run.local_steps) == (1, 40, 5)
     assert 2.97 < spent(planned.values) <= 3
+    next_to_nothing = values_of("mine", wanted=Wanted(25, rows=40))
+    assert len(next_to_nothing.words) == len(planned.words) + 1, "a guarantee above 20 comes with a warning"
     [named] = [line for line in planned.words if line.startswith("A site's policy: ")]
     site, release = own(**entries_of(named.partition(": ")[2])), Setup.parse(planned.values).release
     assert [site.limits.allow({release: times}, release) for times in (3, 4)] == [True, False]
