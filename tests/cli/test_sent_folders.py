@@ -262,8 +262,10 @@ def test_a_damaged_run_is_told_in_one_line(what: str, kept: Path, umbel_home: Pa
     said("runs", "list")
 
 
-@pytest.mark.parametrize("counts", ['{"0": 1}\n{}\n', '{"0": 100}\n{}\n'])
-def test_a_guarantee_is_told_only_for_the_releases_of_a_runs_rounds(counts: str, sent: Path) -> None:
-    (sent / "participations.jsonl").write_text(counts)
-    for command in ("report", "show"):
+@pytest.mark.parametrize(("times", "commands"), [(1, ["report"]), (100, ["report", "show"])])
+def test_a_guarantee_is_told_only_for_the_releases_of_a_runs_rounds(
+    times: int, commands: list[str], sent: Path
+) -> None:
+    (sent / "participations.jsonl").write_text(f'{{"0": {times}}}\n{{}}\n')
+    for command in commands:
         refused("config.run-damaged", "runs", command, sent, parts=("history.jsonl",))

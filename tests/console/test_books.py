@@ -159,7 +159,7 @@ def test_no_request_without_a_price_hides_the_others(site: Site, run_config: dic
         assert [text in told for text in ("unknown: the run config: there is no older", WAITING)] == [True, True]
 
 
-def test_what_a_server_wrote_is_text_and_other_code_has_no_price(tmp_path: Path, run_config: dict[str, Any]) -> None:
+def test_what_a_server_wrote_is_text_in_the_page(tmp_path: Path, run_config: dict[str, Any]) -> None:
     evil = {"strategy": "<script>alert(1)</script>\x1b[2J", "mechanism": "os:system", "clipping": "public"}
     Journal.create(tmp_path / "ledger.jsonl")
     site = Site(tmp_path, run_config | evil)
@@ -168,8 +168,6 @@ def test_what_a_server_wrote_is_text_and_other_code_has_no_price(tmp_path: Path,
     html = render(Books(site.ledger))
     assert not any(text in html for text in ("<script", "\x1b"))
     assert "unknown: mechanism" in html
-    site.train(clients=(0,), **PUBLIC, mechanism="os:system")
-    assert "mechanism 'os:system' is other code" in prices(books(site).requests[-1])[0][1]
 
 
 def request_of(config: RunConfig, n: int, differs: dict[str, str]) -> Request:

@@ -178,49 +178,37 @@ def test_keys_are_all_there_and_found_by_a_word() -> None:
     assert "min-noise-multiplier" in said("config", "--site")
 
 
-# --- the status of a run at real sites
+# --- the status of a run at real sites, of which `tests/server/test_status.py` tells more
 
 NOON = 1_790_000_000.0
 
 
-def site(name: str, presence: Presence = Presence.ONLINE, **refusals: int) -> SiteStatus:
-    codes = {f"refused.{reason}" if reason != "untold" else "": times for reason, times in refusals.items()}
-    since = 0 if presence is Presence.ONLINE else NOON
-    return SiteStatus(
-        name=name, presence=presence, since=since, seen=NOON, training=206, validation=12, releases=41, refusals=codes
+def test_the_status_lists_sites_and_says_what_a_run_waits_for_and_why_it_ended(runs: list[Path]) -> None:
+    folder, south = (
+        RunFolder(runs[0]),
+        {"presence": Presence.REFUSED, "since": NOON, "refusals": {"refused.noise": 2, "": 1}},
     )
+    same = {"seen": NOON, "training": 206, "validation": 12, "releases": 41}
+    sites = [
+        SiteStatus(**same | {"name": name, "presence": Presence.ONLINE, "since": 0, "refusals": {}} | own)
+        for name, own in (("north", {}), ("south\x1b[31m", south))
+    ]
+    for ended, paused, parts, left in (
+        (
+            "",
+            NOON,
+            ("3 of 20 done", "1 of 2 can be asked; a round needs 2 sites", "paused", "2 x refused.noise"),
+            False,
+        ),
+        ("", 0, ("206", "41", "online", "1 x no reason told"), True),
+        ("all 20 rounds done", 0, ("all 20 rounds done",), False),
+    ):
+        (folder.path / "outcome.json").write_text(json.dumps({"stopped": ended}))
+        folder.write_status(Status(round=4, rounds=20, pause_below=2, written=NOON, sites=sites, paused=paused))
+        text = " ".join(said("server", "status", folder.path).split())
+        assert not [part for part in parts if part not in text], text
+        assert ("time left" in text, "\x1b" in text) == (left, False)
 
 
-@pytest.fixture
-def folder(umbel_home: Path, kept: Path) -> RunFolder:
-    """The run of a server, three rounds over."""
-    return RunFolder(Path(shutil.copytree(kept, umbel_home / "runs" / "20260101-100000-one")))
-
-
-def status(folder: RunFolder, *sites: SiteStatus, ended: str = "", **more: float) -> str:
-    (folder.path / "outcome.json").write_text(json.dumps({"stopped": ended}))
-    folder.write_status(Status(round=4, rounds=20, pause_below=2, written=NOON, sites=sites, **more))  # type: ignore[arg-type]
-    return said("server", "status")
-
-
-def test_sites_are_listed_with_state_and_reasons(folder: RunFolder) -> None:
-    text = status(folder, site("north"), site("south\x1b[31m", Presence.REFUSED, noise=2, untold=1))
-    north, south = [line for line in text.splitlines() if "206" in line]
-    assert not [words for words in ("online", "41") if words not in north]
-    assert not [words for words in ("refused since", "2 x refused.noise, 1 x no reason told") if words not in south]
-    assert "\x1b[31m" not in text
-
-
-def test_the_status_says_what_a_run_waits_for_and_why_it_ended(folder: RunFolder) -> None:
-    text = status(folder, site("north"), site("south", Presence.OFFLINE), paused=NOON, ends=NOON + 86400)
-    text = " ".join(text.split())
-    for words in ("3 of 20 done", "1 of 2 can be asked; a round needs 2 sites", "paused"):
-        assert words in text
-    over = status(folder, site("north"), ended="all 20 rounds done")
-    assert "all 20 rounds done" in over
-    going_on = status(folder, site("north"))
-    assert ["time left" in one for one in (text, over, going_on)] == [False, False, True]
-
-
-def test_a_simulation_has_no_sites(folder: RunFolder) -> None:
-    refused("config.status", "server", "status")
+def test_a_simulation_has_no_sites(runs: list[Path]) -> None:
+    refused("config.status", "server", "status", runs[0])
