@@ -105,8 +105,11 @@ def test_a_known_client_in_capitals_is_that_client_and_nearly_its_name_is_told(r
 
 
 def test_without_any_target_only_known_clients_choose(run: Path, tmp_path: Path, new: Path) -> None:
-    pd.read_csv(new).drop(columns="cost").to_parquet(tmp_path / "new.parquet")
-    assert [row[2:3] + row[4:] for row in predict(run, tmp_path / "new.parquet")] == [["1"], [""], ["0"], [""], [""]]
+    table, out = tmp_path / "new.parquet", tmp_path / "out.csv"
+    pd.read_csv(new).drop(columns="cost").to_parquet(table)
+    assert [row[2:3] + row[4:] for row in predict(run, table)] == [["1"], [""], ["0"], [""], [""]]
+    said("predict", run, table, *PLAIN, "--out", out)
+    assert [line.split(",") for line in out.read_text().splitlines()[1:]] == predict(run, table)
 
 
 @pytest.mark.parametrize("how", list(Personal))

@@ -303,6 +303,12 @@ def test_more_clients_than_the_run_config_says_wait_by_themselves(tmp_path: Path
     assert spent(Journal(site.ledger), 0) == 0
 
 
+def test_a_request_whose_price_is_no_machine_number_hides_no_other(tmp_path: Path, run_config: dict[str, Any]) -> None:
+    site = Site(tmp_path, run_config | {"noise-multiplier": 5e-324})
+    site.query()
+    assert "price of a participation" in site.run("requests")
+
+
 @pytest.mark.usefixtures("blank_figures")
 @pytest.mark.parametrize(
     "changes",
