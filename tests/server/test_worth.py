@@ -36,7 +36,7 @@ def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_the_table_has_the_unit_of_the_target_and_says_what_was_left_out_and_tried() -> None:
     lines = replace(WORTH, advice="Tried, and better: nothing").lines()
     assert [line.split()[-2:] for line in lines[3:5]] == [["1,392", "3,934"], ["not", "finite"]]
-    assert ("Diverged." in lines[0], "each client alone" in lines[5], "Tried" in lines[6]) == (True, True, True)
+    assert ("Diverged." in lines[0], "each client alone" in lines[5], "Tried" in lines[7]) == (True, True, True)
     assert replace(WORTH, arms=[]).lines() == lines[:1]
 
 
