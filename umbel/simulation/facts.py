@@ -113,10 +113,11 @@ def undeclared(model: Model, dataset: Dataset) -> list[str]:
 def check_declared(model: Model, dataset: Dataset) -> None:
     """Raise `ConfigError` if a model takes the columns of a table as they are, and one has no public range."""
     if bare := undeclared(model, dataset):
+        ask = "ask them with a part of it, as umbel run DATASET --epsilon E does, or umbel ranges"
         raise ConfigError(
             "a plan with a guarantee reads no rows. Import the table again with --replace and the public "
             f"{ranges_of(bare)}, or a scale other than 1, as --set {shlex.quote(bare[0])}.scale=100; or, if a "
-            "guarantee for clients is within reach, ask them with a part of it, as umbel run DATASET --epsilon E does, or umbel ranges",
+            f"guarantee for clients is within reach, {ask}",
             code="config.no-range",
         )
 
