@@ -6,10 +6,12 @@ import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
 import pytest
+from flwr.serverapp import Grid
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
@@ -252,6 +254,7 @@ def test_the_truth_is_what_each_client_keeps_whatever_the_number_of_nodes(attack
     sent, state = len(grid.sent), dict(grid.contexts[100].state)
     assert list(local_parameters(grid, roster, np.array([7, 3]))) == [7, 3]
     assert (len(grid.sent), dict(grid.contexts[100].state)) == (sent, state)
+    assert local_parameters(Mock(Grid), roster, np.array([7, 3])) == {}, "of nodes elsewhere it knows nothing"
 
 
 @pytest.mark.parametrize(

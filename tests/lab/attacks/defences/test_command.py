@@ -58,6 +58,7 @@ def test_a_wrong_claim_ends_with_1_and_its_faults() -> None:
     assert report["refuted"]
     assert {"no-noise", "unclipped"} <= {fault["code"] for fault in report["faults"]}
     assert [one["claimed"] for one in report["figures"]] == [1, 1]
+    assert invoked("functions:bare", "functions:noisy", "--rounds", "1").exit_code == 0, "neither claims anything"
 
 
 @pytest.mark.parametrize(
