@@ -10,37 +10,25 @@ import umbel
 from tests.helpers.errors import raises
 from umbel.privacy.accounting.guarantee import guarantee
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.run_config import RunConfig
 from umbel.server.setup import Setup
-from umbel.simulation.start import read_values, values_of
-from umbel.simulation.wanted import Wanted
+from umbel.simulation.start import read_values
 
 NUMBERS = {"parameters": 11, "hypotheses": 5, "clients": 2062, "clients_per_round": 100}
-
-
-def test_a_wanted_guarantee_gives_the_noise() -> None:
-    """n = 11 and one participation: 2 * 11/nu + 1 = 4 at nu = 22/3."""
-    planned = umbel.price(**NUMBERS, target_epsilon=4, delta=0.0)
-    assert planned.release.noise_multiplier == pytest.approx(22 / 3, rel=0.01)
-    assert planned.release.choice_epsilon == 1
 
 
 def test_noise_in_a_mean_falls_with_those_who_share_a_draw() -> None:
     """One hypothesis and 100 clients a round, at the same guarantee: each client leaves 1 / 10 of its noise in a mean,
     each of 20 sites sqrt(20) / 100, and all together 1 / 100."""
-    numbers = NUMBERS | {"hypotheses": 1, "mechanism": "discrete-gaussian", "target_epsilon": 4.0, "sites": 20}
-    left = {release: umbel.price(**numbers, release=release) for release in ("client", "site", "secure")}
-    nu = left["secure"].release.noise_multiplier
-    assert {figures.release.noise_multiplier for figures in left.values()} == {nu}
+    numbers = NUMBERS | {"hypotheses": 1, "target_epsilon": 4.0, "sites": 20}
+    left = {
+        release: umbel.price(**numbers, release=release, mechanism="discrete-gaussian")
+        for release in ("client", "site", "secure")
+    }
+    several = umbel.price(**numbers | {"hypotheses": 5}, release="secure")
+    nu = several.release.noise_multiplier
+    assert {figures.release.noise_multiplier for figures in left.values()} == {nu}, "a sum hides the choice for nothing"
     shares = {release: figures.noise_left / (nu * 11**0.5) for release, figures in left.items()}
     assert shares == pytest.approx({"client": 0.1, "site": 20**0.5 / 100, "secure": 0.01})
-
-
-def test_a_secure_sum_has_its_own_mechanism_and_hides_the_choice_for_nothing() -> None:
-    figures = umbel.price(**NUMBERS, target_epsilon=4.0, release="secure", sites=3)
-    one = umbel.price(**NUMBERS | {"hypotheses": 1}, target_epsilon=4.0, release="secure", sites=3)
-    assert figures.release.mechanism == "discrete-gaussian"
-    assert figures.release.noise_multiplier == one.release.noise_multiplier
 
 
 def test_a_configuration_that_limits_participations_costs_no_more_than_they_do() -> None:
@@ -68,13 +56,6 @@ def test_a_configuration_of_sums_is_priced_as_its_strategy_releases(
     assert planned.noise_left < umbel.price(file, release="client").noise_left
 
 
-def test_a_configuration_gives_its_own_numbers() -> None:
-    planned = umbel.price("synthetic")
-    assert planned.release.n == 2
-    assert planned.release.noise_multiplier == 5
-    assert planned.maximum is None, "its choice is open"
-
-
 @pytest.mark.parametrize(
     ("asked", "code"),
     [
@@ -91,11 +72,3 @@ def test_a_configuration_gives_its_own_numbers() -> None:
 def test_what_is_missing_or_given_twice_is_named(asked: dict[str, object], code: str) -> None:
     with raises(ConfigError, code):
         (umbel.plan if "epsilon" in asked else umbel.price)(**asked)  # type: ignore[operator]
-
-
-def test_a_whole_run_is_planned_as_the_command_does() -> None:
-    asked = {"epsilon": 4, "rounds": 3}
-    planned = umbel.plan("hospital-services", **asked)
-    assert planned.values == values_of("hospital-services", {"rounds": 3}, Wanted(4)).values
-    assert planned.words[0].startswith("Planned: pure epsilon 4")
-    assert RunConfig.parse(planned.values).rounds == 3

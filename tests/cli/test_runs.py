@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,19 +33,17 @@ def test_a_run_from_python_is_that_of_the_app_and_can_be_loaded_by_name(umbel_ho
 def test_a_value_that_cannot_be_used_is_named_before_anything_starts(
     umbel_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with raises(ConfigError, "config.unknown-key", "ronds", "rounds?"):
-        umbel.run(ronds=3)
-    with raises(ConfigError, "config.wrong-value", "rounds", 0.5):
-        umbel.run({"rounds": 0.5})
     monkeypatch.setenv(ENGINE, "batched")
-    with raises(ModelError, "model.batches", "drops", "engine"):
-        umbel.run(model="tests.cli.test_runs:drops", loss="mse", wait="seconds=1.0")
+    drop = {"model": f"{__name__}:drops", "loss": "mse"}
+    for values, kind, code, parts in (
+        ({"ronds": 3}, ConfigError, "config.unknown-key", ("ronds", "rounds?")),
+        ({"config": {"rounds": 0.5}}, ConfigError, "config.wrong-value", ("rounds", 0.5)),
+        ({"nodes": 0}, ConfigError, "config.nodes", ()),
+        (drop, ModelError, "model.batches", ("drops", "engine")),
+    ):
+        with raises(kind, code, *parts):
+            umbel.run(**values)
     assert not (umbel_home / "runs").exists()
-
-
-def test_a_simulation_without_nodes_is_refused() -> None:
-    with raises(ConfigError, "config.nodes"):
-        umbel.run(nodes=0, baselines=False)
 
 
 def test_values_may_be_numpys_numbers() -> None:
@@ -58,30 +57,39 @@ def drops() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Dropout(0.1))
 
 
-def test_history_is_a_table_in_the_datas_units(kept: Path) -> None:
-    run = umbel.load(kept)
-    entries = [json.loads(line) for line in (kept / "history.jsonl").read_text().splitlines()]
+@pytest.fixture
+def entries(kept: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (kept / "history.jsonl").read_text().splitlines()]
+
+
+def test_history_and_losses_are_in_the_datas_unit(kept: Path, entries: list[dict[str, Any]], tmp_path: Path) -> None:
+    run, path = umbel.load(kept), shutil.copytree(kept, tmp_path / "run")
     assert list(run.history.index) == [0, 1, 2, 3]
-    assert run.history["loss"].tolist() == pytest.approx([entry["loss"] for entry in entries])
-    assert run.loss == pytest.approx(min(entry["loss"] for entry in entries))
+    losses = [entry["loss"] for entry in entries]
+    assert run.history["loss"].tolist() == pytest.approx(losses)
+    assert (run.loss, run.last_loss) == pytest.approx((min(losses), losses[-1]))
+    latest = safetensors.numpy.load_file(kept / "latest.safetensors")["weight"]
+    np.testing.assert_array_equal(run.last_parameters["weight"], latest)
     assert run.unit == "", "made-up numbers have none"
-
-
-def test_the_quantiles_of_a_loss_are_in_its_unit_too(kept: Path, tmp_path: Path) -> None:
-    path = shutil.copytree(kept, tmp_path / "run")
-    manifest = json.loads((path / "dataset.json").read_text())
-    manifest["units"] = {"target": {"name": "cost", "unit": "dollars", "scale": 1000.0}}
-    (path / "dataset.json").write_text(json.dumps(manifest))
-    plain, scaled = umbel.load(kept).history, umbel.load(path).history
+    save_manifest_of_run(path, {"target": {"name": "cost", "unit": "dollars", "scale": 1000.0}})
+    scaled = umbel.load(path)
+    assert scaled.unit == "dollars"
     for name in ("loss_spread", "metric_spread"):
-        np.testing.assert_allclose(np.stack(scaled[name]), 1000 * np.stack(plain[name]))
-        assert plain[name].map(len).eq(5).all()
+        np.testing.assert_allclose(np.stack(scaled.history[name]), 1000 * np.stack(run.history[name]))
+        assert run.history[name].map(len).eq(5).all()
 
 
-def test_a_run_that_goes_on_while_it_is_shown_is_not_damaged(kept: Path, tmp_path: Path) -> None:
+def save_manifest_of_run(path: Path, units: dict[str, Any]) -> None:
+    manifest = json.loads((path / "dataset.json").read_text())
+    (path / "dataset.json").write_text(json.dumps(manifest | {"units": units}))
+
+
+def test_a_run_that_goes_on_while_it_is_shown_is_not_damaged(
+    kept: Path, entries: list[dict[str, Any]], tmp_path: Path
+) -> None:
     path = shutil.copytree(kept, tmp_path / "run")
     run = umbel.load(path)
-    last = json.loads((path / "history.jsonl").read_text().splitlines()[-1])
+    last = entries[-1]
     assert len(run.history) == last["number"] + 1
     often = last["max_participations"] + 9
     for name, line in (
@@ -93,36 +101,31 @@ def test_a_run_that_goes_on_while_it_is_shown_is_not_damaged(kept: Path, tmp_pat
     assert run.privacy == umbel.load(path).privacy
 
 
-def test_the_loss_is_that_of_the_hypotheses_that_are_kept(kept: Path, tmp_path: Path) -> None:
-    # Where their number was chosen or split, an earlier round of more of them may have scored better.
-    entries = [json.loads(line) for line in (kept / "history.jsonl").read_text().splitlines()]
+def test_the_loss_is_that_of_the_hypotheses_that_are_kept(
+    kept: Path, entries: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """Where their number was chosen or split, an earlier round of more of them may have scored better."""
     best = entries[-1]["best_round"]
     assert best > 0
-    shutil.copytree(kept, tmp_path / "run")
     entries[0] |= {"loss": entries[best]["loss"] / 2, "groups": [4, 8, 8], "nearest": [1.0, 1.0, 1.0]}
-    (tmp_path / "run" / "history.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-    assert umbel.load(tmp_path / "run").loss == pytest.approx(entries[best]["loss"])
+    path = shutil.copytree(kept, tmp_path / "run")
+    (path / "history.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    assert umbel.load(path).loss == pytest.approx(entries[best]["loss"])
 
 
-def test_hypotheses_are_networks_that_compute_what_is_saved(kept: Path) -> None:
+def test_clients_predict_with_their_best_hypothesis_which_is_a_network(kept: Path) -> None:
     run = umbel.load(kept)
-    rows = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     weights = safetensors.numpy.load_file(kept / "hypotheses.safetensors")["weight"]
-    assert len(run.hypotheses) == 2
-    for network, weight in zip(run.hypotheses, weights, strict=True):
-        np.testing.assert_array_equal(network(rows).detach().numpy()[:, 0], weight[0])
-
-
-def test_clients_predict_with_their_best_hypothesis(kept: Path) -> None:
-    run = umbel.load(kept)
-    made = run.predict("synthetic", clients=[0, 5])
+    made, dataset = run.predict("synthetic", clients=[0, 5]), run.dataset
     assert list(made.columns) == ["client", "name", "row", "hypothesis", "prediction", "target"]
     assert set(zip(made["client"], made["name"], strict=True)) == {(0, "train-0"), (5, "train-5")}
-    dataset = run.dataset
     assert dataset is not None
     x, y = dataset.client(5)
-    own = made[made["client"] == 5]
-    errors = [float(((network(torch.tensor(x)).detach().numpy()[:, 0] - y) ** 2).mean()) for network in run.hypotheses]
+    own, errors = made[made["client"] == 5], []
+    for network, weight in zip(run.hypotheses, weights, strict=True):
+        outputs = network(torch.tensor(x)).detach().numpy()[:, 0]
+        np.testing.assert_allclose(outputs, x @ weight[0], rtol=1e-5)
+        errors.append(np.square(outputs - y).mean())
     assert set(own["hypothesis"]) == {int(np.argmin(errors))}
     np.testing.assert_allclose(own["target"], y)
 
@@ -169,11 +172,3 @@ def test_networks_are_not_put_together_with_other_frozen_parameters(kept: Path, 
         _ = run.hypotheses
     with raises(ConfigError, "config.other-frozen", "pretrained"):
         run.predict("synthetic")
-
-
-def test_the_last_rounds_hypotheses_are_there_beside_the_best_rounds(kept: Path) -> None:
-    run = umbel.load(kept)
-    entries = [json.loads(line) for line in (kept / "history.jsonl").read_text().splitlines()]
-    assert run.last_loss == pytest.approx(entries[-1]["loss"])
-    latest = safetensors.numpy.load_file(kept / "latest.safetensors")["weight"]
-    np.testing.assert_array_equal(run.last_parameters["weight"], latest)

@@ -1,4 +1,4 @@
-"""The graph of a file, before it is written; what files give is in `tests.cli.test_onnx`."""
+"""The graph of a file, before it is written; what files give is in `tests.cli.test_exports`."""
 
 from __future__ import annotations
 

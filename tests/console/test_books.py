@@ -12,20 +12,19 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from tests.cli.commands.test_requests import AS_SAID, Site
 from tests.console.conftest import EPSILON, PUBLIC, RUN, books
+from tests.helpers.command import refused as refused_with
+from tests.helpers.command import said
 from tests.helpers.errors import raises
-from tests.helpers.ledgers import forget
+from tests.helpers.ledgers import forget, proven_rows
 from tests.helpers.messages import asked, refused
 from tests.helpers.nodes import ask
-from umbel.cli.main import app
 from umbel.client.checks import entries_of
 from umbel.console.books import Books, plan, prices
 from umbel.console.page import render
 from umbel.privacy.accounting.guarantee import guarantee
-from umbel.privacy.accounting.rows import row_guarantee
 from umbel.privacy.site.charges import Charge
 from umbel.privacy.site.config import Site as GateSite
 from umbel.privacy.site.entry import Entry
@@ -153,15 +152,14 @@ def test_no_settings_hide_other_requests(site: Site, run_config: dict[str, Any],
 def test_no_request_without_a_price_hides_the_others(site: Site, run_config: dict[str, Any]) -> None:
     """A message without numbers, and a request that another umbel kept."""
     assert refused(ask(site.grid, asked({"weight": np.zeros((2, 0), np.float32)}, replace(AS_SAID, **PUBLIC))))
-    entries = {name: value for name, value in run_config.items() if name != "local-steps"}
+    entries = {name: value for name, value in run_config.items() if name != "local-steps"} | {"older": 1}
     with raises(Refused, "refused.waits"):
-        Runs(site.ledger).check_approved("3", {"config": entries | {"older": 1}, "n": 2, "differs": {}}, "")
+        Runs(site.ledger).check_approved("3", {"config": entries, "n": 2, "differs": {}}, "")
     for told in (render(books(site)), site.run("requests", "--all")):
-        assert "unknown: the run config: there is no older" in told
-        assert WAITING in told
+        assert [text in told for text in ("unknown: the run config: there is no older", WAITING)] == [True, True]
 
 
-def test_what_a_server_wrote_is_text_and_other_code_has_no_price(tmp_path: Path, run_config: dict[str, Any]) -> None:
+def test_what_a_server_wrote_is_text_in_the_page(tmp_path: Path, run_config: dict[str, Any]) -> None:
     evil = {"strategy": "<script>alert(1)</script>\x1b[2J", "mechanism": "os:system", "clipping": "public"}
     Journal.create(tmp_path / "ledger.jsonl")
     site = Site(tmp_path, run_config | evil)
@@ -170,8 +168,6 @@ def test_what_a_server_wrote_is_text_and_other_code_has_no_price(tmp_path: Path,
     html = render(Books(site.ledger))
     assert not any(text in html for text in ("<script", "\x1b"))
     assert "unknown: mechanism" in html
-    site.train(clients=(0,), **PUBLIC, mechanism="os:system")
-    assert "mechanism 'os:system' is other code" in prices(books(site).requests[-1])[0][1]
 
 
 def request_of(config: RunConfig, n: int, differs: dict[str, str]) -> Request:
@@ -197,13 +193,8 @@ def test_the_report_answers_on_one_page_without_forms_and_as_json(site: Site, tm
     """What a damaged journal has, or an older copy that has forgotten what clients spent, is told and no report."""
     [config] = [context.node_config for context in site.grid.contexts.values()]
     words = " ".join(f"{name}={json.dumps(value)}" for name, value in config.items())
-    page = tmp_path / "report.html"
-
-    def journal(*options: str) -> Any:
-        return CliRunner().invoke(app, ["site", "journal", str(site.ledger), *options])
-
-    done = journal("--html", str(page), "--node-config", words)
-    assert done.exit_code == 0, done.output
+    page, journal = tmp_path / "report.html", ("site", "journal", site.ledger)
+    said(*journal, "--html", page, "--node-config", words)
     html = page.read_text()
     for part in ("Dr. Day", "trial 7", "1 request waits", "45 % of the budget", '<h2 id="policy">'):
         assert part in html
@@ -216,18 +207,17 @@ def test_the_report_answers_on_one_page_without_forms_and_as_json(site: Site, tm
     assert "quorum" not in dict(plan(request)), "what is a default"
     assert dict(plan(request, whole=True)) == request.asks["config"]
     assert '<th scope="row">quorum</th>' in html
-    told = json.loads(journal("--json").output)
+    told = json.loads(said(*journal, "--json"))
     assert [one["releases"] for one in told["clients"]] == [2, 1]
     assert [one["person"] for one in told["requests"]] == ["Dr. Day", ""]
     assert WAITING in told["requests"][1]["prices"]
     page.unlink()
     site.ledger.write_bytes(site.ledger.read_bytes().replace(b"refused", b"granted"))
-    done = journal("--html", str(page))
-    assert (done.exit_code, "[ledger.damaged]" in done.output, page.exists()) == (1, True, False)
+    refused_with("ledger.damaged", *journal, "--html", page)
+    assert not page.exists()
     site.ledger.unlink()
     forget()
-    done = journal("--json")
-    assert (done.exit_code, "[ledger.behind]" in done.output) == (1, True)
+    refused_with("ledger.behind", *journal, "--json")
 
 
 def test_a_row_has_a_guarantee_and_a_budget_of_its_own(tmp_path: Path) -> None:
@@ -237,18 +227,15 @@ def test_a_row_has_a_guarantee_and_a_budget_of_its_own(tmp_path: Path) -> None:
         "data-path": "/data", "ledger-path": str(ledger.path), "protect": "rows", "budget": "inf",
         "row-budget": "6 delta=1e-5",
     }  # fmt: skip
-    own = GateSite.of(entries)
-    seen = []
+    own, used, epsilons = GateSite.of(entries), [0.0], [0.0]
     while all(ledger.charge(Charge("7", 1, release), [ClientInDataset(0)], own.limits)):
         books = Books(ledger.path, own)
         [client] = books.clients
         assert (client.epsilon_at_delta, books.hides_rows) == ("none", True)
-        seen.append((client.used or 0, float(client.row_epsilon_at_delta)))
-    used, epsilons = zip(*seen, strict=True)
-    assert list(used) == sorted(used)
-    assert used[-1] > 0.9
-    assert list(epsilons) == sorted(epsilons)
-    assert epsilons[-1] < 6
+        used.append(client.used or 0)
+        epsilons.append(float(client.row_epsilon_at_delta))
+    assert (used, epsilons) == (sorted(used), sorted(epsilons))
+    assert (used[-1] > 0.9, epsilons[-1] < 6) == (True, True)
     assert "ε of a row" in render(books)
 
 
@@ -261,6 +248,5 @@ def test_a_request_names_the_price_for_a_row(differs: dict[str, str]) -> None:
     found = dict(prices(request_of(config, 5, differs)))
     assert "none" in found[WAITING]
     rate, steps = (0.5, 2) if differs else (0.01, 100)
-    expected = row_guarantee({config.release(5, 1).trained_by(RowPrivacy(1, 1, rate, 5, steps)): 1})
-    assert expected is not None
+    expected = proven_rows({config.release(5, 1).trained_by(RowPrivacy(1, 1, rate, 5, steps)): 1})
     assert f"at delta 1e-05: {expected.epsilon:.4g}" in found["price of a participation, for a row"]

@@ -44,14 +44,6 @@ def test_folder_is_memory_mapped_and_clients_are_views(folder: Path) -> None:
     assert np.shares_memory(targets, dataset.targets)
 
 
-def test_a_dataset_is_replaced(folder: Path) -> None:
-    own = manifest(1, 0, name="next")
-    write_dataset(folder, own, FEATURES, TARGETS, np.array([0, 6]))
-    assert open_dataset(folder).manifest == own
-    assert len(open_dataset(folder).client(0)[0]) == 6
-    assert list(folder.parent.iterdir()) == [folder], "no scratch folder stays behind"
-
-
 def test_a_dataset_that_fails_its_check_leaves_the_old_one(folder: Path) -> None:
     with raises(DatasetError, "data.not-finite", "client 0", "row 1"):
         write_dataset(folder, MANIFEST, np.where(FEATURES == 3, np.nan, FEATURES), TARGETS, OFFSETS)
@@ -108,6 +100,8 @@ def test_a_dataset_is_on_the_disk_before_it_takes_the_place_of_the_old_one(
     write_dataset(folder, manifest(1, 0), np.ones((2, 3), np.float32), np.ones(2, np.float32), np.array([0, 2]))
     assert {*synced[:-2]} == {file.name for file in folder.iterdir()}
     assert synced[-2:] == ["new", folder.parent.name]
+    assert len(open_dataset(folder).client(0)[0]) == 2
+    assert list(folder.parent.iterdir()) == [folder], "no scratch folder stays behind"
 
 
 def test_a_dataset_that_is_replaced_while_it_is_opened_is_not_mixed(
@@ -145,24 +139,35 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "thesis.tex"):
         with raises(DatasetError, "data.exists", path):
             write_dataset(path, MANIFEST, FEATURES, TARGETS, OFFSETS)
+    # It is known before the work.
+    with raises(DatasetError, "data.exists", tmp_path):
+        check_out(tmp_path)
+    for path in (tmp_path / "thesis.tex", tmp_path / "thesis.tex" / "below"):
+        with raises(DatasetError, "data.not-writable", path):
+            check_out(path)
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("thesis.tex", "years of work")]
 
 
-@pytest.mark.parametrize("name", ["features", "targets", "offsets"])
-def test_a_missing_array_is_named(folder: Path, name: str) -> None:
-    (folder / f"{name}.npy").unlink()
-    with raises(DatasetError, "data.no-file", f"{folder}/{name}.npy"):
-        open_dataset(folder)
-
-
-@pytest.mark.parametrize("content", ["1 2 3 4 5 6", "", "PK\x03\x04 is how an .npz begins", "pickled", "endless"])
-def test_an_array_of_another_format_is_named_and_no_pickle_loaded(folder: Path, content: str) -> None:
-    file = folder / "targets.npy"
-    if content == "pickled":
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        *(("targets.npy", text) for text in ("1 2 3 4 5 6", "", "PK\x03\x04 of an .npz", "pickled", "endless")),
+        *(("manifest.json", text) for text in ("{", "\xff")),
+        *((f"{array}.npy", None) for array in ("features", "targets", "offsets")),
+    ],
+)
+def test_a_file_that_is_missing_or_of_another_format_is_named_and_no_pickle_loaded(
+    folder: Path, name: str, content: str | None
+) -> None:
+    file = folder / name
+    if content is None:
+        file.unlink()
+    elif content == "pickled":
         np.save(file, np.array([None] * 6, dtype=object), allow_pickle=True)
     else:
-        file.write_bytes(file.read_bytes().replace(b"}", b" ", 1) if content == "endless" else content.encode())
-    with raises(DatasetError, "data.unreadable", file, ".npy"):
+        whole = file.read_bytes()
+        file.write_bytes(whole.replace(b"}", b" ", 1) if content == "endless" else content.encode("latin-1"))
+    with raises(DatasetError, "data.no-file" if content is None else "data.unreadable", file):
         open_dataset(folder)
 
 
@@ -178,22 +183,3 @@ def test_a_damaged_header_is_named_or_does_no_harm(folder: Path, changes: list[t
     (folder / "features.npy").write_bytes(damaged[:length])
     with suppress(DatasetError):
         open_dataset(folder)
-
-
-@pytest.mark.parametrize("content", [b"{", b"\xff"])
-def test_a_manifest_that_is_not_json_is_named(folder: Path, content: bytes) -> None:
-    (folder / "manifest.json").write_bytes(content)
-    with raises(DatasetError, "data.unreadable", f"{folder}/manifest.json"):
-        open_dataset(folder)
-
-
-# --- where to write, known before the work
-
-
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("years of work")
-    with raises(DatasetError, "data.exists", tmp_path):
-        check_out(tmp_path)
-    for path in (tmp_path / "thesis.tex", tmp_path / "thesis.tex" / "below"):
-        with raises(DatasetError, "data.not-writable", path):
-            check_out(path)

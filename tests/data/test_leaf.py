@@ -61,19 +61,14 @@ def test_leaf_targets_are_numbers_if_any_clients_are(tmp_path: Path) -> None:
     assert targets.dtype == np.float32
 
 
-def test_leaf_that_fails_its_check_leaves_the_old_file(tmp_path: Path) -> None:
+def test_leaf_that_fails_its_check_leaves_the_old_file_and_is_named_by_its_own_path(tmp_path: Path) -> None:
     path = save_leaf(tmp_path / "small.json")
-    own = manifest(1, 0, name="small")
     with raises(DatasetError, "data.not-finite", "client 0", "row 0"):
-        write_leaf(path, own, {"a": ([[1.0]], [np.inf])})
+        write_leaf(path, manifest(1, 0, name="small"), {"a": ([[1.0]], [np.inf])})
+    with raises(DatasetError, "data.lengths", path, "1 users", "3 clients"):
+        write_leaf(path, MANIFEST, {"a": ([[1.0]], [1.0])})
     assert json.loads(path.read_text()) == LEAF
     assert list(tmp_path.iterdir()) == [path], "no scratch file stays behind"
-
-
-def test_leaf_that_does_not_fit_its_manifest_is_named_by_its_own_path(tmp_path: Path) -> None:
-    with raises(DatasetError, "data.lengths", f"{tmp_path}/small.json", "1 users", "3 clients"):
-        write_leaf(tmp_path / "small.json", MANIFEST, {"a": ([[1.0]], [1.0])})
-    assert list(tmp_path.iterdir()) == []
 
 
 def one(**data: Any) -> dict[str, Any]:
@@ -88,7 +83,6 @@ THREE = {"name": "three", "clients": 3, "split": {"train": 2, "validation": 1}}
     ("changes", "parts"),
     [
         ({"num_samples": [1]}, ("data.leaf", "users and num_samples")),
-        ({"users": {"a": 0, "b": 1}}, ("data.leaf", "users and num_samples")),
         ({"users": ["a", "a"]}, ("data.twice", "users")),
         ({"users": ["a", ["b"]]}, ("data.leaf", "users", "['b']")),
         ({"num_samples": [1, 3]}, ("data.lengths", "'b'", "num_samples 3")),
@@ -96,14 +90,11 @@ THREE = {"name": "three", "clients": 3, "split": {"train": 2, "validation": 1}}
         (one(x=[], y=[]), ("data.empty-client", "'a'")),
         (one(x=[[1, 2], [3]], y=[0, 1]), ("data.leaf", "'a'", "user_data")),
         (one(x=[["1", "2"]], y=[0]), ("data.not-numbers", "'a'")),
-        (one(x=[[1, None]], y=[0]), ("data.not-numbers", "'a'")),
         (one(x=[[1, float("nan")]], y=[0]), ("data.not-finite", "features of client 0, row 0")),
-        (one(x=[[1, 1e300]], y=[0]), ("data.not-finite", "features of client 0, row 0")),
         ({"user_data": LEAF["user_data"] | {"a": {"x": [[1, 2]], "y": [[0]]}}}, ("data.shape", "row of y")),
         ({"user_data": LEAF["user_data"] | {"a": {"x": [[1]], "y": [0]}}}, ("data.shape", "row of x")),
         ({"users": [], "num_samples": [], "user_data": {}}, ("data.no-rows",)),
         ({"manifest": THREE}, ("data.lengths", "2 users", "3 clients")),
-        ({"manifest": THREE | {"clients": 2}}, ("data.conflict", "2 clients")),
     ],
 )
 def test_leaf_that_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, Any], parts: tuple[str, ...]) -> None:
@@ -112,16 +103,9 @@ def test_leaf_that_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, An
         open_dataset(path)
 
 
-@pytest.mark.parametrize(
-    ("content", "code"),
-    [
-        ('{"users": ' + "9" * 5000 + "}", "data.unreadable"),
-        ("[]", "data.leaf"),
-        ('{"users": [], "num_samples": []}', "data.leaf"),
-    ],
-)
-def test_json_that_is_not_leaf_is_refused(tmp_path: Path, content: str, code: str) -> None:
+def test_json_that_is_not_leaf_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "other.json"
-    path.write_text(content)
-    with raises(DatasetError, code, path):
-        read_manifest(path)
+    for content, code in (('{"users": ' + "9" * 5000 + "}", "unreadable"), ("[]", "leaf"), ('{"users": []}', "leaf")):
+        path.write_text(content)
+        with raises(DatasetError, f"data.{code}", path):
+            read_manifest(path)

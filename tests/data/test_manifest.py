@@ -29,48 +29,36 @@ def test_an_error_in_the_targets_unit_is_above_0_whatever_the_sign_of_its_scale(
     assert MANIFEST.model_copy(update={"units": {"target": target}}).error_scale == factor
 
 
-def test_a_manifest_that_is_no_object_is_refused(folder: Path) -> None:
-    (folder / "manifest.json").write_text("[]")
-    with raises(DatasetError, "data.manifest", f"{folder}/manifest.json"):
-        open_dataset(folder)
-
-
 @pytest.mark.parametrize(
     ("changes", "parts"),
     [
         ({"modell": "cnn"}, ("data.unknown-key", "modell", "model?")),
-        ({"self": 1}, ("data.unknown-key", "self")),
         ({"name": None, "split": None}, ("data.missing-key", "name")),
-        ({"split": None}, ("data.missing-key", "split")),
         ({"split": {"train": 3}}, ("data.conflict", "split", "{'train': 3}")),
         ({"split": {"train": 4, "validation": -1}}, ("data.conflict", "split", "-1")),
         ({"split": {"train": 2, "validation": 1, "test": 0}}, ("data.conflict", "split", "'test'")),
-        ({"split": [2, 1]}, ("data.wrong-value", "split", "[2, 1]")),
         ({"split": {"train": 2.0, "validation": 1}}, ("data.wrong-value", "split.train", "2.0")),
-        ({"split": {"train": True, "validation": 2}}, ("data.wrong-value", "split.train", "True")),
         ({"split": {"train": 2, "validation": 2}}, ("data.conflict", "split", "3 clients")),
-        ({"clients": "3"}, ("data.wrong-value", "clients", "'3'")),
         ({"clients": 0, "split": {"train": 0, "validation": 0}}, ("data.wrong-value", "clients", "got 0")),
         ({"groups": [0, 1]}, ("data.conflict", "groups", "3 clients", "got 2")),
-        ({"groups": "012"}, ("data.wrong-value", "groups", "'012'")),
         ({"groups": [0, -1, 0]}, ("data.conflict", "groups", "-1")),
-        ({"groups": [0, 1, 0.5]}, ("data.wrong-value", "groups.2", "0.5")),
-        ({"model": 3}, ("data.wrong-value", "model", "got 3")),
-        ({"units": []}, ("data.wrong-value", "units", "[]")),
-        ({"truth": [["a"]]}, ("data.wrong-value", "truth.0.0", "'a'")),
         ({"truth": [[float("inf")]]}, ("data.wrong-value", "truth.0.0", "inf")),
         ({"feature_scale": 1e300}, ("data.conflict", "feature_scale", "1e+300")),
-        ({"feature_scale": 0.0}, ("data.conflict", "feature_scale", "0.0")),
         ({"name": "\ud800"}, ("data.conflict", "JSON")),
         ({"units": {"target": 5}}, ("data.conflict", "units", "got 5")),
         ({"units": {"target": {"categories": [1]}}}, ("data.conflict", "units.target.categories", "[1]")),
         ({"tokens": 5, "feature_scale": 0.5}, ("data.conflict", "feature_scale", "0.5")),
         ({"units": {"target": {"unit": None}}}, ("data.conflict", "units.target.unit", "None")),
         ({"units": {"target": {"scale": float("nan")}}}, ("data.conflict", "units.target.scale", "nan")),
-        ({"units": {"items": float("inf")}}, ("data.conflict", "JSON")),
     ],
 )
 def test_a_manifest_that_does_not_fit_is_refused(folder: Path, changes: dict[str, Any], parts: tuple[str, ...]) -> None:
     save_manifest(folder, **changes)
     with raises(DatasetError, *parts, f"{folder}/manifest.json"):
+        open_dataset(folder)
+
+
+def test_a_manifest_that_is_no_object_is_refused(folder: Path) -> None:
+    (folder / "manifest.json").write_text("[]")
+    with raises(DatasetError, "data.manifest", f"{folder}/manifest.json"):
         open_dataset(folder)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,12 +40,10 @@ def write_site(folder: Path, slope: float, clients: int = CLIENTS) -> str:
     return str(folder)
 
 
-def start_site(
-    deployment: Deployment, name: str, slope: float = 0.0, within: Sequence[str] = (), ahead: float = 0.0, **policy: Any
-) -> Member:
+def start_site(deployment: Deployment, name: str, slope: float = 0.0, ahead: float = 0.0, **policy: Any) -> Member:
     """Start a site with a dataset of its own, which accepts the paper's settings and may be told to tamper."""
     data = {"data-path": write_site(deployment.folder / "data" / name, slope or len(name))}
-    return deployment.start_node(name, tampered=True, within=within, ahead=ahead, **ACCEPTED | data | policy)
+    return deployment.start_node(name, tampered=True, ahead=ahead, **ACCEPTED | data | policy)
 
 
 @contextmanager

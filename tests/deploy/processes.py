@@ -134,12 +134,13 @@ class Member:
         return bool(heard) and re.search("Sent successfully|Failed to send message", since) is not None
 
     def ready(self) -> tuple[int, str]:
-        """Return the status of ``/ready`` at a node, and the code of the reason."""
-        return ready(f"http://127.0.0.1:{self.command[self.command.index('--port') + 1]}")
-
-    def fill_disk(self, full: bool = True) -> None:
-        """Let no file of its processes grow, as on a full disk, until `full` is False."""
-        limit_files([psutil.Process(self.process.pid), *self._descendants()], full)
+        """Return the status of ``/ready`` at a node, 0 where nothing answers, and the code of the reason."""
+        port = self.command[self.command.index("--port") + 1]
+        try:
+            answer = httpx.get(f"http://127.0.0.1:{port}/ready", timeout=30, trust_env=False)
+        except httpx.HTTPError:
+            return 0, ""
+        return answer.status_code, answer.json().get("code", "")
 
     def kill(self) -> None:
         """End it, and all that it started, as a power cut does."""
@@ -215,12 +216,12 @@ class Deployment:
     """
 
     def __init__(
-        self, folder: Path, host: str = "127.0.0.1", server_path: Sequence[Path] = (), database: bool = False,
+        self, folder: Path, server_path: Sequence[Path] = (), database: bool = False,
         python: Path = Path(sys.executable), soon: bool = False,
     ) -> None:  # fmt: skip
         self.folder, self._home, self._certs = folder, folder / "user", folder / "certs"
         self._secret = self._certs / "control.secret"
-        self._host, self._port, self._database, self._python = host, free_port(), database, python
+        self._port, self._database, self._python = free_port(), database, python
         self._beats = {"HEARTBEAT_S": "15"} if soon else {}
         self.nodes: dict[str, Member] = {}
         self._removed: list[Member] = []
@@ -270,7 +271,7 @@ class Deployment:
         Its certificate must be valid, unless it is not to be `verified`.
         """
         options = {
-            "host": self._host, "port": self._port, "control-secret": self._secret, "ssl-ca-certfile": self.ca,
+            "host": "127.0.0.1", "port": self._port, "control-secret": self._secret, "ssl-ca-certfile": self.ca,
             "ssl-certfile": self._certs / "server.crt", "ssl-keyfile": self._certs / "server.key",
         }  # fmt: skip
         if self._database:
@@ -292,21 +293,19 @@ class Deployment:
         wait_until("SuperLink", healthy, START_S)
 
     def start_node(
-        self, name: str, tampered: bool = False, within: Sequence[str] = (), flowers_own: bool = False,
-        ahead: float = 0.0, **node_config: Any,
-    ) -> Member:  # fmt: skip
+        self, name: str, tampered: bool = False, flowers_own: bool = False, ahead: float = 0.0, **node_config: Any
+    ) -> Member:
         """Start a SuperNode with a key that the SuperLink knows; its ledger lies in its folder.
 
-        The client processes of a `tampered` one do as `Member.tamper` says, and else as the app says. `within` is a
-        command that runs the command behind it somewhere else. With `flowers_own`, Flower's own executor runs the
-        server's code. Its clock is `ahead` by some seconds.
+        The client processes of a `tampered` one do as `Member.tamper` says, and else as the app says. With
+        `flowers_own`, Flower's own executor runs the server's code. Its clock is `ahead` by some seconds.
         """
         key = self.write_key(name)
         self.flwr("supernode", "register", f"{key}.pub", CONNECTION, "--name", name)
         options = ["--auth-supernode-private-key", str(key), *self._tls]
         environment = {"PYTHONPATH": str(TAMPERED), "AHEAD_S": str(ahead)} if tampered or ahead else {}
         program = [SUPERNODE, "--host", "127.0.0.1"] if flowers_own else [str(self._python), *NODE]
-        self.nodes[name] = self._start_node(name, options, node_config, [*within, *program], environment)
+        self.nodes[name] = self._start_node(name, options, node_config, program, environment)
         self.nodes[name].tamper({})
         return self.nodes[name]
 
@@ -344,7 +343,7 @@ class Deployment:
 
     def write_certificate(self, *nodes: str) -> None:
         """Have `umbel certs` make what is missing, and renew the server's certificate if it is about to expire."""
-        certs.make(self._certs, [self._host], [*nodes], os.getuid())
+        certs.make(self._certs, ["127.0.0.1"], [*nodes], os.getuid())
 
     def write_key(self, name: str) -> Path:
         """Make a key that the SuperLink does not know yet."""
@@ -449,14 +448,10 @@ class Deployment:
                 mine.append(process)
         return mine
 
-    def ready(self) -> tuple[int, str]:
-        """Return the status of ``/ready`` at the SuperLink, and the code of the reason."""
-        return ready(f"https://{self.address}", ssl.create_default_context(cafile=self.ca))
-
     @property
     def address(self) -> str:
         """Where the SuperLink listens."""
-        return f"{self._host}:{self._port}"
+        return f"127.0.0.1:{self._port}"
 
     @property
     def _tls(self) -> list[str]:
@@ -507,21 +502,6 @@ class Deployment:
         _kill(stubborn)
         _kill(self.processes())
         assert not self.processes(), "a process outlives its deployment"
-
-
-def limit_files(processes: Sequence[psutil.Process], full: bool) -> None:
-    """Let no file of some processes, and of those that they start, grow, or let files grow again."""
-    for process in processes:
-        process.rlimit(psutil.RLIMIT_FSIZE, (0 if full else -1, -1))
-
-
-def ready(address: str, trusted: ssl.SSLContext | bool = True) -> tuple[int, str]:
-    """Return the status of ``/ready``, 0 where nothing answers, and the code of the reason."""
-    try:
-        answer = httpx.get(f"{address}/ready", verify=trusted, timeout=30, trust_env=False)
-    except httpx.HTTPError:
-        return 0, ""
-    return answer.status_code, answer.json().get("code", "")
 
 
 def _kill(processes: list[psutil.Process]) -> None:

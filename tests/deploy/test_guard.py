@@ -46,108 +46,93 @@ def bearer(secret: bytes) -> tuple[bytes, bytes]:
     return b"authorization", b"Bearer " + secret
 
 
-ALONE = Rules()
-GUARDED = Rules(secret=SECRET)
-
-
+ALONE, GUARDED = Rules(), Rules(secret=SECRET)
 NAMED = Rules(control_from=parse_networks("198.51.100.4, 10.8.0.0/24 2001:db8::/32"))
 BOTH = replace(NAMED, secret=SECRET)
 INSIDE = Rules(runtime_at=frozenset({ip_address("172.18.0.2")}))
 """The executor calls an address where others cannot."""
+EVERYBODY = Rules(control_from=parse_networks("0.0.0.0/0 ::/0"), runtime_at=frozenset({ip_address(SERVER)}))
 INSIDE_SERVER = {"client": "172.18.0.3", "server": "172.18.0.2"}
-MAPPED = {"client": "172.18.0.3", "server": "::ffff:172.18.0.2"}
-NOBODY = ({"client": None, "server": None}, {"client": "", "server": ""})
-HOLDER = {"headers": (bearer(SECRET),)}
+HOLDER: dict[str, Any] = {"headers": (bearer(SECRET),)}
 THERE = {"client": SERVER}
 """This machine, by the server's own address."""
-ORIGINS = [{"headers": ((b"origin", origin),)} for origin in (b"http://example.org:8000", b"null", b"")]
 NAMED_ADDRESSES = ("198.51.100.4", "10.8.0.9", "::ffff:10.8.0.9", "2001:db8::7")
 OTHERS = ("198.51.100.5", "10.9.0.9", "::ffff:10.9.0.9", "2001:db9::7", SERVER, "testclient", None)
-METHODS = ("GET", "HEAD", "PUT", "OPTIONS", "CONNECT", "post", "")  # that Flower does not use
+METHODS = [{"method": method} for method in ("GET", "HEAD", "PUT", "OPTIONS", "CONNECT", "post", "")]
+"""Flower does not use them."""
 NO_SECRETS = [
     (bearer(SECRET[:-1]),), (bearer(SECRET + b" "),), (bearer(b""),), (bearer(SECRET.upper()),),
     ((b"authorization", SECRET),), ((b"authorization", b"Basic " + SECRET),), (bearer(SECRET), bearer(SECRET)),
     (bearer(b"x"), bearer(SECRET)), ((b"cookie", b"Bearer " + SECRET),), ((b"authorization", b"Bearer \xff\xff"),),
 ]  # fmt: skip
+UNKNOWN = [
+    "", "/", "/docs", "/openapi.json", "/v1", "/v1/fleet", "/v1/fleet/", "/v1/fleet/pull-messages/",
+    "//v1/fleet/pull-messages", "/v1//fleet/pull-messages", "/v1/fleet//pull-messages",
+    "/v1/fleet/../control/start-run", "/v1/fleet/./pull-messages",
+    "/v1/fleet/pull-messages;/v1/control/start-run", "/v1/fleet/pull-messages?", "/v1/fleet/pull-messages\n",
+    "/v1/fleet/pull messages", "/V1/fleet/pull-messages", "/v1/Fleet/pull-messages", "/v1/fleet/PULL-MESSAGES",
+    "/v1/fleet\\pull-messages", "/v2/fleet/pull-messages", "/v1/fleet/pull-messages/v1/control/start-run",
+    "/v1/fleetcontrol/start-run", "/v1/control", "/v1/control/", "//v1/control/start-run",
+    "/v1/control/start-run/", "/health/", "//health", "/v1/fleet/pull-messag\u00e9s",
+    "/v1/\u0455leet/pull-messages",
+]  # fmt: skip
+"""Paths that are refused even to the operator."""
+
+
+def of(*clients: str | None) -> list[dict[str, Any]]:
+    return [{"client": client} for client in clients]
+
+
+PASS: list[tuple[Rules, str, list[Any]]] = [
+    # A site gets to the fleet.
+    *((rules, PULL, [{}]) for rules in (ALONE, GUARDED, NAMED)),
+    *((rules, path, [{"method": "GET"}]) for rules in (ALONE, GUARDED, NAMED) for path in ("/health", "/ready")),
+    # Where there is no secret this machine alone controls; with one, whoever has it; or addresses that are named.
+    (ALONE, START, [THERE, *({"client": one, "server": one} for one in ("127.0.0.1", "::1"))]),
+    (GUARDED, START, [HOLDER | one for one in of(SITE, OPERATOR, SERVER)]),
+    *((rules, START, of(*NAMED_ADDRESSES)) for rules in (NAMED, BOTH)),
+    (BOTH, START, [HOLDER | one for one in of(*OTHERS)]),
+    # The executor is on this machine, or calls where others cannot.
+    *((rules, ACQUIRE, [THERE]) for rules in (ALONE, GUARDED, NAMED)),
+    (INSIDE, ACQUIRE, [INSIDE_SERVER, INSIDE_SERVER | {"server": "::ffff:172.18.0.2"}]),
+]
+REFUSED: list[tuple[Rules, str, list[Any]]] = [
+    *((rules, path, [{}]) for rules in (ALONE, GUARDED, NAMED) for path in (START, ACQUIRE)),
+    (ALONE, START, of("127.0.0.1")),  # at an address of the server's that others reach
+    (GUARDED, START, of(SITE, OPERATOR, SERVER)),
+    (GUARDED, START, [{"headers": headers} for headers in NO_SECRETS]),
+    # The secret opens control and nothing else.
+    (GUARDED, ACQUIRE, [HOLDER]),
+    (GUARDED, "/docs", [HOLDER | {"method": "GET"}]),
+    *((rules, START, of(*OTHERS)) for rules in (NAMED, BOTH)),
+    (NAMED, ACQUIRE, of(*NAMED_ADDRESSES, *(one for one in OTHERS if one != SERVER))),
+    # Not even this machine where the executor has an address of its own to call.
+    (INSIDE, ACQUIRE, [THERE]),
+    (INSIDE, START, [INSIDE_SERVER]),
+    # Who has no address is nobody.
+    *((rules, path, [{"client": nobody, "server": nobody} for nobody in (None, "")])
+      for rules in (ALONE, Rules(runtime_at=frozenset({ip_address(SERVER)}))) for path in (START, ACQUIRE)),
+    # A page in a browser of this machine calls from here, and by a name that it has moved here with any type.
+    *((ALONE, path, [THERE | {"headers": ((b"origin", origin),)}])
+      for path in (START, ACQUIRE, PULL) for origin in (b"http://example.org:8000", b"null", b"")),
+    (ALONE, PULL, METHODS),
+    (ALONE, START, [THERE | method for method in METHODS]),
+    # A path is what was sent.
+    (ALONE, PULL, [{"raw_path": b"/v1/%66leet/pull-messages"}, {"raw_path": START.encode()}, {"raw_path": None},
+                   {"root_path": "/v1"}]),
+    *((EVERYBODY, path, [{"method": method} for method in ("GET", "POST")]) for path in UNKNOWN),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("rules", "path", "requests"),
-    [
-        # A site gets to the fleet.
-        *((rules, PULL, [{}]) for rules in (ALONE, GUARDED, NAMED)),
-        *(
-            (rules, health, [{"method": "GET"}])
-            for rules in (ALONE, GUARDED, NAMED)
-            for health in ("/health", "/ready")
-        ),
-        # Where there is no secret this machine alone controls; with one, whoever has it; or addresses that are named.
-        (ALONE, START, [THERE, *({"client": one, "server": one} for one in ("127.0.0.1", "::1"))]),
-        (GUARDED, START, [HOLDER | {"client": client} for client in (SITE, OPERATOR, SERVER)]),
-        *((rules, START, [{"client": client} for client in NAMED_ADDRESSES]) for rules in (NAMED, BOTH)),
-        (BOTH, START, [HOLDER | {"client": client} for client in OTHERS]),
-        # The executor is on this machine, or calls where others cannot.
-        *((rules, ACQUIRE, [THERE]) for rules in (ALONE, GUARDED, NAMED)),
-        (INSIDE, ACQUIRE, [INSIDE_SERVER, MAPPED]),
-    ],
+    ("rules", "path", "requests", "passes"), [*((*one, True) for one in PASS), *((*one, False) for one in REFUSED)]
 )
-def test_what_passes(rules: Rules, path: str, requests: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_passes_and_what_is_refused(
+    rules: Rules, path: str, requests: list[Any], passes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(guard, "_is_this_user", lambda scope: True)
     for request in requests:
-        assert rules.let(scope(path, **request)), request
-
-
-@pytest.mark.parametrize(
-    ("rules", "path", "requests"),
-    [
-        *((rules, path, [{}]) for rules in (ALONE, GUARDED, NAMED) for path in (START, ACQUIRE)),
-        (ALONE, START, [{"client": "127.0.0.1"}]),  # at an address of the server's that others reach
-        (GUARDED, START, [{"client": client} for client in (SITE, OPERATOR, SERVER)]),
-        (GUARDED, START, [{"headers": headers} for headers in NO_SECRETS]),
-        # The secret opens control and nothing else.
-        (GUARDED, ACQUIRE, [HOLDER]),
-        (GUARDED, "/docs", [HOLDER | {"method": "GET"}]),
-        *((rules, START, [{"client": client} for client in OTHERS]) for rules in (NAMED, BOTH)),
-        (NAMED, ACQUIRE, [{"client": client} for client in (*NAMED_ADDRESSES, *OTHERS) if client != SERVER]),
-        # Not even this machine where the executor has an address of its own to call.
-        (INSIDE, ACQUIRE, [THERE]),
-        (INSIDE, START, [INSIDE_SERVER]),
-        # Who has no address is nobody.
-        *((rules, path, NOBODY) for rules in (ALONE, Rules(runtime_at=frozenset({ip_address(SERVER)})))
-          for path in (START, ACQUIRE)),
-        # A page in a browser of this machine calls from here, and by a name that it has moved here with any type.
-        *((ALONE, path, [THERE | origin for origin in ORIGINS]) for path in (START, ACQUIRE, PULL)),
-        (ALONE, PULL, [{"method": method} for method in METHODS]),
-        (ALONE, START, [THERE | {"method": method} for method in METHODS]),
-        # A path is what was sent.
-        (ALONE, PULL, [{"raw_path": b"/v1/%66leet/pull-messages"}, {"raw_path": START.encode()}, {"raw_path": None},
-                       {"root_path": "/v1"}]),
-    ],
-)  # fmt: skip
-def test_what_is_refused(rules: Rules, path: str, requests: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "_is_this_user", lambda scope: True)
-    for request in requests:
-        assert not rules.let(scope(path, **request)), request
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "", "/", "/docs", "/openapi.json", "/v1", "/v1/fleet", "/v1/fleet/", "/v1/fleet/pull-messages/",
-        "//v1/fleet/pull-messages", "/v1//fleet/pull-messages", "/v1/fleet//pull-messages",
-        "/v1/fleet/../control/start-run", "/v1/fleet/./pull-messages",
-        "/v1/fleet/pull-messages;/v1/control/start-run", "/v1/fleet/pull-messages?", "/v1/fleet/pull-messages\n",
-        "/v1/fleet/pull messages", "/V1/fleet/pull-messages", "/v1/Fleet/pull-messages", "/v1/fleet/PULL-MESSAGES",
-        "/v1/fleet\\pull-messages", "/v2/fleet/pull-messages", "/v1/fleet/pull-messages/v1/control/start-run",
-        "/v1/fleetcontrol/start-run", "/v1/control", "/v1/control/", "//v1/control/start-run",
-        "/v1/control/start-run/", "/health/", "//health", "/v1/fleet/pull-messag\u00e9s",
-        "/v1/\u0455leet/pull-messages",
-    ],
-)  # fmt: skip
-def test_what_is_not_known_is_refused_even_to_the_operator(path: str) -> None:
-    everybody = Rules(control_from=parse_networks("0.0.0.0/0 ::/0"), runtime_at=frozenset({ip_address(SERVER)}))
-    for method in ("GET", "POST"):
-        assert not everybody.let(scope(path, method=method))
+        assert rules.let(scope(path, **request)) is passes, request
 
 
 async def no_content(send: Any) -> None:
@@ -156,45 +141,55 @@ async def no_content(send: Any) -> None:
 
 
 class Listener:
-    """An application behind the guard that notes what reaches it."""
+    """An application behind the guard that reads whole requests, and notes what reaches it."""
 
     def __init__(self) -> None:
         self.reached: list[str] = []
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self.reached.append(scope.get("path", scope["type"]))
-        if scope["type"] == "http":
+        if scope["type"] != "http":
+            return
+        while (message := await receive())["type"] == "http.request" and message["more_body"]:
+            pass
+        if message["type"] == "http.request":
             await no_content(send)
 
 
-def ask(rules: Rules, request: dict[str, Any], fault: DiskError | None = None) -> tuple[list[str], list[Any]]:
-    """Return what reached the application of a connection, and what was sent back."""
-    listener, sent = Listener(), []
+def ask(
+    rules: Rules, request: dict[str, Any], fault: DiskError | None = None, mib: int = 1
+) -> tuple[list[str], list[Any], int]:
+    """Return what reached the application, what was sent back, and how many MiB were read; of 0 none ever comes."""
+    listener, sent, read = Listener(), [], 0
 
     async def send(message: Any) -> None:
         sent.append(message)
 
     async def receive() -> Any:
-        raise AssertionError("a request that is refused is not read")
+        nonlocal read
+        read += 1
+        if not mib:
+            await asyncio.Event().wait()
+        return {"type": "http.request", "body": bytes(1 << 20), "more_body": read < mib}
 
     asyncio.run(Guard(listener, rules, lambda: fault)(request, receive, send))
-    return listener.reached, sent
+    return listener.reached, sent, read
 
 
 def test_a_refusal_says_so_and_reads_nothing_and_what_is_no_request_does_not_pass() -> None:
-    reached, sent = ask(ALONE, scope(START))
-    assert (reached, sent[0]["status"], REFUSAL.encode() in sent[1]["body"]) == ([], 403, True)
-    assert ask(ALONE, {"type": "lifespan"}) == (["lifespan"], [])
-    reached, sent = ask(ALONE, {"type": "websocket", "path": PULL, "client": (SERVER, 1), "server": (SERVER, 2)})
+    reached, sent, read = ask(ALONE, scope(START))
+    assert (reached, read, sent[0]["status"], REFUSAL.encode() in sent[1]["body"]) == ([], 0, 403, True)
+    assert ask(ALONE, {"type": "lifespan"}) == (["lifespan"], [], 0)
+    reached, sent, _ = ask(ALONE, {"type": "websocket", "path": PULL, "client": (SERVER, 1), "server": (SERVER, 2)})
     assert (reached, [message["type"] for message in sent]) == ([], ["websocket.close"])
-    assert ask(ALONE, {"type": "what comes next"}) == ([], [])
+    assert ask(ALONE, {"type": "what comes next"}) == ([], [], 0)
 
 
 def test_a_reply_that_could_not_be_stored_waits_at_the_site() -> None:
     """Sites still ask for messages, and the researcher still reads how a run ended."""
     full = DiskError("the disk is full", code="disk.full")
     for path in (PART, "/v1/fleet/push-messages"):
-        reached, (start, body) = ask(GUARDED, scope(path), full)
+        reached, (start, body), _ = ask(GUARDED, scope(path), full)
         assert (reached, start["status"]) == ([], 503), "which Flower's nodes repeat"
         assert b"[disk.full]" in body["body"]
     assert ask(GUARDED, scope(PULL), full)[0] == [PULL]
@@ -202,39 +197,18 @@ def test_a_reply_that_could_not_be_stored_waits_at_the_site() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "chunks", "status"),
-    [
-        *((PART, chunks, status) for chunks, status in ((64, 204), (65, 413), (10**9, 413))),
-        *((PULL, chunks, status) for chunks, status in ((1, 204), (2, 413), (10**9, 413), (0, 408))),
-    ],
-)
+    ("path", "mib", "status"),
+    [(PART, 64, 204), (PART, 65, 413), (PART, 10**9, 413), (PULL, 1, 204), (PULL, 2, 413), (PULL, 10**9, 413),
+     (PULL, 0, 408)],
+)  # fmt: skip
 def test_no_more_of_a_request_is_read_than_a_site_may_send_and_a_body_that_never_ends_is_given_up(
-    path: str, chunks: int, status: int, monkeypatch: pytest.MonkeyPatch
+    path: str, mib: int, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also of who has no key: Flower looks at that when it has read all."""
-    sent: list[Any] = []
-    read = 0
-
-    async def reader(_: Any, receive: Any, send: Any) -> None:
-        while (message := await receive())["type"] == "http.request" and message["more_body"]:
-            pass
-        if message["type"] == "http.request":
-            await no_content(send)
-
-    async def receive() -> Any:
-        nonlocal read
-        read += 1
-        if not chunks:
-            await asyncio.Event().wait()
-        return {"type": "http.request", "body": bytes(1 << 20), "more_body": read < chunks}
-
-    async def send(message: Any) -> None:
-        sent.append(message.get("status"))
-
-    if not chunks:
+    if not mib:
         monkeypatch.setattr(guard, "_BODY_S", 0.0)
-    asyncio.run(Guard(reader, ALONE)(scope(path), receive, send))
-    assert sent == [status, None]
+    _, sent, read = ask(ALONE, scope(path), mib=mib)
+    assert [message.get("status") for message in sent] == [status, None]
     assert read <= (65 if path == PART else 2)
 
 
@@ -371,13 +345,11 @@ def send_line(port: int, line: str, *headers: str, source: str = "127.0.0.1") ->
 TRICKS = [
     "POST //v1/control/start-run", "POST /v1/fleet/../control/start-run", "POST /v1/fleet/%2e%2e/control/start-run",
     "POST /v1/%63ontrol/start-run", "POST /v1/control%2Fstart-run", "POST /v1/fleet/%2F..%2Fcontrol/start-run",
-    "POST /v1/fleet/pull-messages%00", "POST /v1/fleet/pull%2Dmessages", "POST /V1/CONTROL/start-run",
-    "POST /v1/control/start-run/", "POST /v1/control/start-run?/v1/fleet/pull-messages",
+    "POST /v1/fleet/pull-messages%00", "POST /v1/fleet/pull%2Dmessages",
+    "POST /v1/control/start-run?/v1/fleet/pull-messages", "POST /v1/control/start-run#/v1/fleet/pull-messages",
     "POST http://localhost/v1/control/start-run", "POST https://localhost/v1/fleet/../control/start-run",
-    "POST /v1/control/start-run#/v1/fleet/pull-messages", "GET /docs", "GET /openapi.json",
 ]  # fmt: skip
-
-
+"""What a parser has to take apart before the guard sees a path."""
 UPGRADE = (
     "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13",
     "Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==",

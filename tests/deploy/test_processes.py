@@ -26,8 +26,8 @@ import safetensors.numpy
 from flwr.app import Context, RecordDict
 
 from tests.deploy.conftest import CLIENTS, SHORT, TRAIN, write_site
-from tests.deploy.processes import APP, CONNECTION, Deployment, Member, Run
-from tests.deploy.thief import THIEF, Attack, attack, write_liar, write_thief
+from tests.deploy.processes import CONNECTION, Deployment, Member, Run
+from tests.deploy.thief import THIEF, Attack, attack, write_thief
 from tests.helpers.keys import pair
 from tests.helpers.paper import ACCEPTED
 from umbel.client.app import app as client_app
@@ -72,12 +72,7 @@ def thief(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def liar(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_liar(tmp_path_factory.mktemp("server") / "liar")
-
-
-@pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory, thief: Path, liar: Path) -> Iterator[Deployment]:
+def deployment(tmp_path_factory: pytest.TempPathFactory, thief: Path) -> Iterator[Deployment]:
     """Three hospitals; only the north lets a client report, and the south names the bundles that it has reviewed, and
     a researcher."""
     folder = tmp_path_factory.mktemp("deployment")
@@ -86,7 +81,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory, thief: Path, liar: Path
     # As far as Flower's own names of bundles go, the thief's is a reviewed one.
     _, public = pair(folder / "ann")
     reviewed = {"bundle": f"{own.sha256} {sent[:8]}{own.sha256[8:]}", "researchers": f"ann={public.split()[1]}"}
-    with Deployment(folder, server_path=[OWN, liar]) as deployment:
+    with Deployment(folder, server_path=[OWN]) as deployment:
         for name in ("north", "south", "west"):
             deployment.start_node(name, **node_config(folder, name), **(reviewed if name == "south" else {}))
         deployment.wait_until_online()
@@ -99,12 +94,12 @@ def was_robbed(deployment: Deployment, name: str) -> bool:
 
 
 @pytest.fixture(scope="module")
-def attacked(deployment: Deployment, liar: Path, thief: Path) -> Attack:
+def attacked(deployment: Deployment, thief: Path) -> Attack:
     """An attack that reaches a careless site as well."""
     data = write_site(deployment.folder / "data" / "careless", 1.0)
     deployment.start_node("careless", flowers_own=True, **{"data-path": data})
     deployment.wait_until_online()
-    done = attack(deployment, liar, thief)
+    done = attack(deployment, thief)
     return replace(done, careless=deployment.remove_node("careless"))
 
 
@@ -120,30 +115,6 @@ def test_a_bundle_that_was_not_reviewed_is_refused(deployment: Deployment, attac
         assert reason in node.log
         assert not was_robbed(deployment, node.name)
         assert not node.charges
-
-
-def test_a_task_of_another_kind_is_refused(deployment: Deployment, attacked: Attack, liar: Path, thief: Path) -> None:
-    """Flower's own executor would start an agent of the bundle's."""
-    done = attack(deployment, liar, thief, "flwr-agentapp")
-    assert done.got == {node.node_id: "this site runs no flwr-agentapp" for node in deployment.nodes.values()}
-    assert not any(was_robbed(deployment, name) for name in deployment.nodes)
-
-
-def test_a_site_may_answer_with_another_app_that_it_has_installed(deployment: Deployment, attacked: Attack) -> None:
-    """An ordinary one behind `umbel.Gate`: the site runs its own copy, with a policy that no server can change."""
-    quickstart = APP / "examples" / "quickstart"
-    own = {"app": "quickstart.client_app:app", "bundle": hashlib.sha256(build_bundle(quickstart)).hexdigest()}
-    own |= {"data-path": str(deployment.folder / "data"), "mechanisms": "gaussian", "budget": "inf"}
-    node = deployment.start_node("other", within=["env", f"PYTHONPATH={quickstart}"], **own, **{"partition-id": 0})
-    deployment.wait_until_online("other")
-    run = deployment.submit(app=quickstart, num_server_rounds=1)
-    assert deployment.wait(run) == "finished:completed"
-    deployment.runs.remove(run)
-    assert [(row["kind"], row["n"], row["noise_multiplier"], row["mechanism"]) for row in node.charges] == [
-        ("train", 12, 2.0, "gaussian")
-    ]
-    assert "Received 1 results and 3 failures" in deployment.server_log(run), "the others have not reviewed its bundle"
-    deployment.remove_node("other")
 
 
 @dataclass

@@ -10,7 +10,7 @@ import math
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,11 +21,9 @@ import pytest
 import uvicorn
 from fastapi import HTTPException
 from flwr.proto.fleet_pb2 import (
-    ActivateNodeRequest,
     PushMessagesRequest,
     PushMessagesResponse,
     RegisterNodeFleetRequest,
-    UnregisterNodeFleetRequest,
 )  # fmt: skip
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.message_pb2 import Metadata, ObjectTree
@@ -245,8 +243,10 @@ def test_flwr_sends_the_secret_to_no_other_server(
     def log_in(*arguments: object) -> Any:
         return CliRunner().invoke(umbel, ["server", "login", *map(str, arguments)])
 
-    assert "[guard.no-connection]" in log_in("other", secret).output
-    assert log_in("umbel", tmp_path / "nothing").exit_code == 1
+    short = tmp_path / "short"
+    short.write_text("short", encoding="utf-8")
+    for words, code in ((("other", secret), "no-connection"), (("umbel", short), "no-secret")):
+        assert f"[guard.{code}]" in log_in(*words).output
     assert not credentials.exists()
     done = log_in("umbel", secret)
     assert (done.exit_code, SECRET in done.output) == (0, False), done.output
@@ -258,8 +258,6 @@ def test_flwr_sends_the_secret_to_no_other_server(
         plugin.store = store.FileCredentialStore(credentials)
         plugin.load_tokens()
         assert (plugin.access_token == SECRET) is sends
-    secret.write_text("short", encoding="utf-8")
-    assert "[guard.no-secret]" in log_in("umbel", secret).output
     config.write_text("superlink = 1", encoding="utf-8")
     assert "[guard.no-connection]" in log_in("umbel", secret).output
 
@@ -298,32 +296,9 @@ class Directly(httpx.BaseTransport):
 def site(served: dict[str, Any], tmp_path: Path) -> FleetHttpClient:
     """A site's client of the server, which has a database."""
     assert start("--database", str(tmp_path / "state.db")).exit_code == 0
-    client = FleetHttpClient("http://server", interceptors=[NodeAuthHttpInterceptor(*KEYS)])
+    client = FleetHttpClient("http://server", interceptors=[NodeAuthHttpInterceptor(*generate_key_pairs())])
     client._client = httpx.Client(transport=Directly(served["app"]))
     return client
-
-
-KEYS = generate_key_pairs()
-PUBLIC = public_key_to_bytes(KEYS[1])
-ACTIVATE = ActivateNodeRequest(public_key=PUBLIC, heartbeat_interval=30)
-
-
-def status_of(call: Callable[[], object]) -> tuple[int, str]:
-    with pytest.raises(httpx.HTTPStatusError) as refused:
-        call()
-    return refused.value.response.status_code, refused.value.response.text
-
-
-def test_a_site_that_is_not_admitted_gets_the_status_that_its_link_knows(site: FleetHttpClient) -> None:
-    def refusal() -> int:
-        return status_of(lambda: site.ActivateNode(ACTIVATE))[0]
-
-    assert refusal() == 412, "unknown"
-    site.RegisterNode(RegisterNodeFleetRequest(public_key=PUBLIC))
-    number = site.ActivateNode(ACTIVATE).node_id
-    assert refusal() == 412, "online"
-    site.UnregisterNode(UnregisterNodeFleetRequest(node_id=number))
-    assert refusal() == 412, "removed"
 
 
 def test_a_full_database_is_told_in_a_line_and_sites_try_again_until_there_is_room(
@@ -335,19 +310,17 @@ def test_a_full_database_is_told_in_a_line_and_sites_try_again_until_there_is_ro
     def limit(connection: Connection) -> None:
         connection.exec_driver_sql(f"PRAGMA max_page_count = {most[0]}")
 
+    def register_another() -> int:
+        keys = generate_key_pairs()
+        site._interceptors = (NodeAuthHttpInterceptor(*keys),)
+        return int(site.RegisterNode(RegisterNodeFleetRequest(public_key=public_key_to_bytes(keys[1]))).node_id)
+
     event.listen(Engine, "begin", limit)
     try:
         # Names of nodes fill the pages that are there.
-        for _ in range(100):
-            keys = generate_key_pairs()
-            site._interceptors = (NodeAuthHttpInterceptor(*keys),)
-            register = RegisterNodeFleetRequest(public_key=public_key_to_bytes(keys[1]))
-            try:
-                site.RegisterNode(register)
-            except httpx.HTTPStatusError:
-                break
-        status, text = status_of(lambda: site.RegisterNode(register))
-        assert (status, "[disk.full]" in text) == (503, True)
+        with pytest.raises(httpx.HTTPStatusError) as refused:
+            [register_another() for _ in range(100)]
+        assert (refused.value.response.status_code, "[disk.full]" in refused.value.response.text) == (503, True)
         assert site._client.get("http://server/health").status_code == 200
         ready = site._client.get("http://server/ready")
         assert (ready.status_code, ready.json()) == (503, {"ready": False, "code": "disk.full"})
@@ -355,7 +328,7 @@ def test_a_full_database_is_told_in_a_line_and_sites_try_again_until_there_is_ro
         assert str(tmp_path / "state.db") in line
         assert "MiB free" in line
         most[0] = 1 << 30
-        assert site.RegisterNode(register).node_id
+        assert register_another()
     finally:
         event.remove(Engine, "begin", limit)
 
@@ -434,26 +407,13 @@ def test_a_disk_that_is_read_only_or_almost_full_is_a_fault(tmp_path: Path, monk
     """A disk with a fault becomes read-only. Sites then keep their replies, and try again."""
     database = Database(tmp_path / "state.db")
     tmp_path.joinpath("state.db").touch()
-    assert database.fault() is None
-    with monkeypatch.context() as patch:
-        patch.setattr("os.access", lambda *_: False)
-        fault = database.fault()
+    for name, value, code in (
+        ("os.access", lambda *_: False, "server.database"),
+        ("umbel.protocol.home.free_space", lambda _: 15 << 20, "disk.full"),  # for sites, not yet for the server
+    ):
+        assert database.fault() is None
+        with monkeypatch.context() as patch:
+            patch.setattr(name, value)
+            fault = database.fault()
         assert fault
-        assert fault.code == "server.database"
-    monkeypatch.setattr("umbel.protocol.home.free_space", lambda _: 15 << 20)
-    fault = database.fault()
-    assert fault
-    assert "15.0 MiB free" in fault.text, "for sites, and not yet for the server"
-
-
-@pytest.mark.parametrize(
-    ("options", "name"),
-    [
-        ([], None),
-        (["--database", ":flwr-in-memory:"], None),
-        (["--database=/state/state.db"], "/state/state.db"),
-        (["--database", "sqlite:////state/state.db"], "/state/state.db"),
-    ],
-)
-def test_its_file_is_what_the_options_say(options: list[str], name: str | None) -> None:
-    assert Database.of(options).path == (Path(name) if name else None)
+        assert fault.code == code

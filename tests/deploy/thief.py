@@ -1,4 +1,4 @@
-"""A server that ships code of its own: an app that calls itself umbel and has no gate, and a SuperLink that lies."""
+"""A server that ships code of its own: an app that calls itself umbel and has no gate."""
 
 from __future__ import annotations
 
@@ -55,24 +55,6 @@ def main(grid, context):
         time.sleep(0.2)
     out.write_text(json.dumps(got))
 """
-# Makes the SuperLink say that a run's tasks are of another kind: which kind, stands in a file.
-LIAR = """
-import sys
-from pathlib import Path
-
-if {"server", "start"} <= {*sys.orig_argv}:
-    import flwr.common.serde as serde
-
-    honest, kind = serde.run_to_proto, Path(__file__).with_name("kind")
-
-    def run_to_proto(run):
-        proto = honest(run)
-        if kind.exists():
-            proto.primary_task_type = kind.read_text()
-        return proto
-
-    serde.run_to_proto = run_to_proto
-"""
 
 
 PROJECT = """
@@ -93,12 +75,8 @@ config = { out = "", nodes = "" }
 def write_thief(folder: Path) -> Path:
     """Write an app that calls itself umbel and has no gate."""
     folder.mkdir()
-    for name, text in {
-        "LICENSE": "",
-        "thief.py": THIEF,
-        "accomplice.py": ACCOMPLICE,
-        "pyproject.toml": PROJECT,
-    }.items():
+    files = {"LICENSE": "", "thief.py": THIEF, "accomplice.py": ACCOMPLICE, "pyproject.toml": PROJECT}
+    for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")
     return folder
 
@@ -112,21 +90,10 @@ class Attack:
     careless: str = ""  # the number of a node with Flower's own executor, if there was one
 
 
-def write_liar(folder: Path) -> Path:
-    """Write a folder from which a SuperLink imports the lie that `attack` tells it."""
-    folder.mkdir(parents=True)
-    (folder / "sitecustomize.py").write_text(LIAR, encoding="utf-8")
-    return folder
-
-
-def attack(deployment: Deployment, liar: Path, thief: Path, kind: str = "") -> Attack:
-    """Run the thief's app until all nodes have answered, as tasks of another kind if one is given."""
-    out, lie = deployment.folder / f"attack-{kind}.json", liar / "kind"
-    if kind:
-        lie.write_text(kind, encoding="utf-8")
-    nodes = " ".join(node.node_id for node in deployment.nodes.values())
-    run = deployment.submit(app=thief, out=str(out), nodes=nodes)
+def attack(deployment: Deployment, thief: Path) -> Attack:
+    """Run the thief's app until all nodes have answered."""
+    out = deployment.folder / "attack.json"
+    run = deployment.submit(app=thief, out=str(out), nodes=" ".join(one.node_id for one in deployment.nodes.values()))
     status = deployment.wait(run)
-    lie.unlink(missing_ok=True)
     deployment.runs.remove(run)  # it leaves no folder that could be audited
     return Attack(status, json.loads(out.read_text(encoding="utf-8")))

@@ -47,7 +47,7 @@ WORTH = Worth(
     left_out=[LeftOut("each client alone", "since its network is too large for so many rows")],
     worth_it=False,
     verdict="Diverged.",
-    rounds=4,
+    history=4,
 )
 VOID = {"meta", "br", "link", "img", "input", "hr", "base", "source", "embed"}
 
@@ -170,12 +170,6 @@ def view(
 @cache
 def plain() -> Page:
     return report()
-
-
-@cache
-def formal() -> Page:
-    """Of a run with a guarantee: a pure epsilon of 2 n / nu + 1/2 = .51 a participation."""
-    return report(mode="public", noise=400.0, choice=0.5)
 
 
 @cache

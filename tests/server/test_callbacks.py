@@ -19,19 +19,10 @@ from umbel.protocol.errors import DiskError
 from umbel.protocol.words import in_time
 from umbel.server import callbacks, run_folder
 from umbel.server.callbacks import Checkpoints, Log, Released
-from umbel.server.history import State
 from umbel.server.run_folder import RunFolder
 from umbel.server.setup import Setup
 from umbel.server.summary import Summary
 from umbel.strategies import Callback
-
-
-def scripted(losses: list[float | None], *watching: Callback, **changes: Any) -> State:
-    """Return how a run of written down losses ended."""
-    run = run_of(Scripted(losses), *watching, **changes)
-    run.do()
-    return run.state
-
 
 # --- releases
 
@@ -51,59 +42,32 @@ def test_a_run_that_every_site_refuses_ends(simulated: bool, refuses: bool) -> N
 # --- the log
 
 
-def test_a_collapse_is_told_once_in_one_line(run_config: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
-    # All releases of `Scripted` go to hypothesis 0, two a round: ten rounds hold ten releases a hypothesis.
-    lines = logged(caplog, run_config, Scripted([1.0] * 41), rounds=40)
-    (at,) = (i for i, line in enumerate(lines) if "collapsed" in line)
-    assert lines[at - 1].startswith("round  9/40"), "which was validated when round 10 trained"
-    assert lines[at].startswith(
-        "Since round 1 nearly all releases have gone to hypothesis 0: the hypotheses have collapsed into one. "
-    )
-    assert "\n" not in lines[at]
-
-
 def logged(caplog: pytest.LogCaptureFixture, run_config: dict[str, Any], strategy: Scripted, **changes: Any) -> Any:
     """Return the lines of a scripted run whose rounds take a minute each, and its start four."""
-    setup = Setup.parse(run_config)
+    caplog.clear()
     times = iter([0.0, *(240.0 + 60 * t for t in range(2000))])
-    log = Log(Summary.of(setup), lambda: next(times))
+    log = Log(Summary.of(Setup.parse(run_config)), lambda: next(times))
     with caplog.at_level(logging.INFO, "flwr"):
         run_of(strategy, log, **changes).do()
     over = next((i for i, line in enumerate(caplog.messages) if line.startswith("The rounds have ended")), None)
     return caplog.messages[:over]
 
 
-def test_each_round_gets_a_line_with_the_time_left_from_the_second_on(
+def test_a_long_run_gets_a_hundred_lines_and_what_goes_wrong_is_told_once_and_at_once(
     run_config: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    lines = list(logged(caplog, run_config, Scripted([9, 8, 7, 6, 5]), rounds=4))
-    assert [line.split("  ")[0] for line in lines] == [f"round {number}/4" for number in range(5)]
-    assert "validation RMSE 8.0000" in lines[1]
-    assert "releases 2/3 (2+0)" in lines[1]
-    assert [line.split("  ")[-1] for line in lines] == [
-        "4 min 0 s", "5 min 0 s, about 2 min 0 s left", "6 min 0 s, about 1 min 0 s left", "7 min 0 s", "8 min 0 s",
-    ]  # fmt: skip
-    caplog.clear()
-    patient = logged(caplog, run_config, Scripted([9, 8, 7, 6, 5]), rounds=4, patience=3)
-    assert patient[1].endswith("5 min 0 s, at most 2 min 0 s left"), "it may end early"
-
-
-def test_a_long_run_gets_a_hundred_lines_of_rounds_that_were_validated(
-    run_config: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    losses = [1.0] * 1001
-    lines = logged(caplog, run_config, Scripted(losses), rounds=1000, **{"validation": "every=5"})
-    (warned,) = (line for line in lines if "collapsed" in line)
-    lines.remove(warned)
+    lines = logged(caplog, run_config, Scripted([1.0] * 1001), rounds=1000, **{"validation": "every=5"})
+    # All releases of `Scripted` go to hypothesis 0, two a round: ten rounds hold ten releases a hypothesis.
+    (warned,) = (at for at, line in enumerate(lines) if "collapsed" in line)
+    assert lines.pop(warned).startswith("Since round 1 nearly all releases have gone to hypothesis 0")
     assert len(lines) == 102, "every tenth, and the first that lost a node"
     assert sum("validation" in line for line in lines) >= 100
+    # Rounds take a minute each from the second on; with patience the run may end early.
     assert lines[2].startswith("round   10/1000")
     assert lines[2].endswith("14 min 0 s, about 16 h 29 min left")
-
-
-def test_what_goes_wrong_is_told_at_once_and_not_again_before_the_next_line(
-    run_config: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
+    patient = logged(caplog, run_config, Scripted([9, 8, 7, 6, 5]), rounds=4, patience=3)
+    assert [line.split("  ")[-1] for line in patient[:2]] == ["4 min 0 s", "5 min 0 s, at most 2 min 0 s left"]
+    assert [in_time(one) for one in (59.4, 59.6, 3599, 7500)] == ["59 s", "1 min 0 s", "59 min 59 s", "2 h 5 min"]
     strategy = Scripted([1.0] * 301, stuck={1, 2, 4, 200})
     strategy.lost = 0
     lines = logged(caplog, run_config, strategy, rounds=300)
@@ -111,41 +75,37 @@ def test_what_goes_wrong_is_told_at_once_and_not_again_before_the_next_line(
     assert short == ["1", "4", "200"], "round 2 comes before the line of round 3"
 
 
-@pytest.mark.parametrize(
-    ("seconds", "words"), [(0, "0 s"), (59.4, "59 s"), (59.6, "1 min 0 s"), (3599, "59 min 59 s"), (7500, "2 h 5 min")]
-)
-def test_time_is_told_in_its_two_largest_units(seconds: float, words: str) -> None:
-    assert in_time(seconds) == words
-
-
 # --- what is saved
 
 
-class Looking(Callback):
-    """Looks into the folder after each round."""
+def saved(path: Path, *watching: Callback, **changes: Any) -> tuple[RunFolder, dict[str, bytes]]:
+    """Return the folder of a scripted run, which another error may end, and its files."""
+    strategy, folder = Scripted([9, 8, 7, 6]), RunFolder(path)
+    strategy.state = {"steps": np.zeros(2)}
 
-    def __init__(self, folder: RunFolder) -> None:
-        self.seen: list[tuple[int, float, str]] = []
-        self.folder = folder
+    class Stepping(Callback):
+        def before_round(self, round: int, arrays: ArrayRecord) -> None:
+            strategy.state["steps"] += 1  # in place, as momentum is
 
-    def after_exchange(self, round: int, stages: dict[str, float]) -> None:
-        state, _, _ = self.folder.read({"weight": (1, 2)})
-        self.seen.append((state.history[-1].number, float(state.hypotheses["weight"][0, 0, 0]), state.stopped))
-
-
-def test_a_run_is_saved_after_each_round_and_at_its_end(tmp_path: Any) -> None:
-    folder = RunFolder(tmp_path / "run")
-    strategy = Scripted([9, 8, 7])
-    strategy.state = {"steps": np.array(3)}
-    looking = Looking(folder)
-    run = run_of(strategy, Checkpoints(), looking, rounds=2)
+    run = run_of(strategy, Stepping(), Checkpoints(), *watching, **({"rounds": 3} | changes))
     run.folder = folder
     run.do()
-    assert looking.seen == [(1, 1.0, ""), (2, 2.0, ""), (2, 2.0, "all 2 rounds done")]
+    seconds = re.compile(rb'"seconds": [^,]+|"stages": \{[^}]*\}')
+    return folder, {file.name: seconds.sub(b"", file.read_bytes()) for file in path.iterdir()}
+
+
+def test_a_run_is_saved_after_each_round_and_at_its_end(tmp_path: Path) -> None:
+    seen: list[tuple[int, float, str]] = []
+
+    class Looking(Callback):
+        def after_exchange(self, round: int, stages: dict[str, float]) -> None:
+            state, _, _ = RunFolder(tmp_path).read({"weight": (1, 2)})
+            seen.append((state.history[-1].number, float(state.hypotheses["weight"][0, 0, 0]), state.stopped))
+
+    folder, _ = saved(tmp_path, Looking(), rounds=2)
+    assert seen == [(1, 1.0, ""), (2, 2.0, ""), (2, 2.0, "all 2 rounds done")]
     state, spent, kept = folder.read({"weight": (1, 2)})
-    assert state.stopped == "all 2 rounds done"
-    assert spent == {0: 2, 1: 2}
-    assert int(kept["steps"]) == 3
+    assert (state.stopped, spent, kept["steps"].tolist()) == ("all 2 rounds done", {0: 2, 1: 2}, [2, 2])
 
 
 class Slow:
@@ -183,54 +143,34 @@ class LettingGo(Callback):
             self._slow.go.set()
 
 
-def saved(folder: RunFolder, *watching: Callback, patch: pytest.MonkeyPatch, **changes: Any) -> dict[str, bytes]:
-    """Return the files of a scripted run."""
-    strategy = Scripted([9, 8, 7, 6])
-    strategy.state = {"steps": np.zeros(2)}
-
-    class Stepping(Callback):
-        def before_round(self, round: int, arrays: ArrayRecord) -> None:
-            strategy.state["steps"] += 1  # in place, as momentum is
-
-    run = run_of(strategy, Stepping(), Checkpoints(), *watching, **({"rounds": 3} | changes))
-    run.folder = folder
-    run.do()
-    seconds = re.compile(rb'"seconds": [^,]+|"stages": \{[^}]*\}')
-    return {file.name: seconds.sub(b"", file.read_bytes()) for file in folder.path.iterdir()}
-
-
 def test_a_large_model_is_written_while_the_next_round_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = saved(RunFolder(tmp_path / "small"), patch=monkeypatch)
-    slow = Slow(monkeypatch)
-    found = saved(RunFolder(tmp_path / "large"), LettingGo(slow), patch=monkeypatch)
+    _, expected = saved(tmp_path / "small")
+    _, found = saved(tmp_path / "large", LettingGo(Slow(monkeypatch)))
     assert found == expected
     assert set(found) >= {"latest.safetensors", "hypotheses.safetensors", "history.jsonl", "outcome.json"}
 
 
-def test_an_earlier_round_is_written_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The strategy changes its state in place, and the history grows, while round 1 is written."""
-    folder, slow = RunFolder(tmp_path / "run"), Slow(monkeypatch, fails_at=2)
-    with raises(DiskError, "disk.full"):
-        saved(folder, LettingGo(slow), patch=monkeypatch)
-    state, _, kept = folder.read({"weight": (1, 2)})
-    assert (state.history[-1].number, float(state.hypotheses["weight"][0, 0, 0])) == (1, 1.0)
-    np.testing.assert_array_equal(kept["steps"], [1, 1])
-
-
 @pytest.mark.parametrize(("at", "begun"), [(1, [1, 2]), (2, [1, 2, 3]), (3, [1, 2, 3]), (4, [1, 2, 3])])
-def test_a_failure_to_write_ends_the_run(
+def test_a_failure_to_write_ends_the_run_and_earlier_rounds_are_as_they_were(
     at: int, begun: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the round after, or at the end of the run, which waits for the last write."""
-    slow = Slow(monkeypatch, fails_at=at)
-    letting = LettingGo(slow)
+    """In the round after, or at the end of the run, which waits for the last write.
+
+    The strategy changes its state in place, and the history grows, while a round is written.
+    """
+    letting = LettingGo(Slow(monkeypatch, fails_at=at))
     with raises(DiskError, "disk.full"):
-        saved(RunFolder(tmp_path / "run"), letting, patch=monkeypatch)
+        saved(tmp_path, letting)
     assert letting.seen == begun
+    if at == 2:
+        state, _, kept = RunFolder(tmp_path).read({"weight": (1, 2)})
+        assert (state.history[-1].number, float(state.hypotheses["weight"][0, 0, 0])) == (1, 1.0)
+        np.testing.assert_array_equal(kept["steps"], [1, 1])
 
 
+@pytest.mark.parametrize("fails_at", [0, 1])
 def test_a_run_that_another_error_ends_is_written_and_tells_of_a_failure_to_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    fails_at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Stopped(LettingGo):
         def before_round(self, round: int, arrays: ArrayRecord) -> None:
@@ -238,18 +178,13 @@ def test_a_run_that_another_error_ends_is_written_and_tells_of_a_failure_to_writ
             if round == 2:
                 raise KeyboardInterrupt
 
-    for fails_at in (0, 1):
-        with monkeypatch.context() as patch:
-            folder, slow = RunFolder(tmp_path / str(fails_at)), Slow(patch, fails_at=fails_at)
-            with pytest.raises(KeyboardInterrupt):
-                saved(folder, Stopped(slow), patch=patch)
-        if fails_at:
-            assert "could not be saved: the disk is full" in caplog.text
-        else:
-            assert len(folder.read({"weight": (1, 2)})[0].history) == 2, "it waits for the write"
-            assert "could not be saved" not in caplog.text
+    with pytest.raises(KeyboardInterrupt):
+        saved(tmp_path, Stopped(Slow(monkeypatch, fails_at=fails_at)))
+    assert ("could not be saved: the disk is full" in caplog.text) == bool(fails_at)
+    if not fails_at:
+        assert len(RunFolder(tmp_path).read({"weight": (1, 2)})[0].history) == 2, "it waits for the write"
 
 
-def test_a_run_without_a_folder_saves_nothing(umbel_home: Any) -> None:
-    scripted([9, 8, 7], Checkpoints(), rounds=2)
+def test_a_run_without_a_folder_saves_nothing(umbel_home: Path) -> None:
+    run_of(Scripted([9, 8, 7]), Checkpoints(), rounds=2).do()
     assert not umbel_home.exists()

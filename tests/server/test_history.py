@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,36 +23,33 @@ def test_a_round_comes_back_from_its_line() -> None:
     assert "\n" not in ROUND.line
     assert json.loads(ROUND.line) == asdict(ROUND)
     assert Round(**json.loads(ROUND.line)) == ROUND
-
-
-@pytest.mark.parametrize("odd", [math.inf, -math.inf, math.nan])
-def test_numbers_that_are_none_come_back_too(odd: float) -> None:
-    again = Round(**json.loads(replace(ROUND, loss=odd, nearest=[odd]).line))
-    np.testing.assert_array_equal([again.loss, *again.nearest], [odd, odd])
-
-
-def test_a_line_of_a_run_that_dropped_nothing_needs_not_say_so() -> None:
+    for odd in (math.inf, -math.inf, math.nan):
+        again = Round(**json.loads(replace(ROUND, loss=odd, nearest=[odd]).line))
+        np.testing.assert_array_equal([again.loss, *again.nearest], [odd, odd])
     entries = asdict(ROUND)
     del entries["dropped"]
-    assert Round(**entries).dropped == 0
+    assert Round(**entries).dropped == 0, "a run that dropped nothing needs not say so"
+
+
+def strayed(ratio: list[float]) -> list[Round]:
+    return [a_round(t, groups=[20, 0] if t > 2 else [19, 1], ratio=ratio) for t in range(1, 7)]
 
 
 @pytest.mark.parametrize(
-    ("groups", "answer"),
-    [([10, 0], True), ([0, 10], True), ([10, 0, 0], True), ([9, 1], False), ([10], False), ([0, 0], False)],
+    ("entries", "answer"),
+    [
+        *(([a_round(t, groups=groups) for t in range(1, 7)], True) for groups in ([10, 0], [0, 10], [10, 0, 0])),
+        *(([a_round(t, groups=groups) for t in range(1, 7)], False) for groups in ([9, 1], [10], [0, 0])),
+        # A small group is no stray where updates are short.
+        (strayed([0.4, 0.1]), False),
+        (strayed([0.6, 0.1]), True),
+        (strayed([]), True),
+        # Rounds of another number of hypotheses are not judged together.
+        ([a_round(t, groups=[10, 0] if t > 2 else [10, 0, 0]) for t in range(1, 7)], False),
+    ],
 )
-def test_a_run_has_collapsed_where_one_hypothesis_gets_all_releases(groups: list[int], answer: bool) -> None:
-    assert collapsed([a_round(t, groups=groups) for t in range(1, 7)]) == answer
-
-
-@pytest.mark.parametrize(("ratio", "answer"), [([0.4, 0.1], False), ([0.6, 0.1], True), ([], True)])
-def test_a_small_group_is_no_stray_where_updates_are_short(ratio: list[float], answer: bool) -> None:
-    entries = [a_round(t, groups=[20, 0] if t > 2 else [19, 1], ratio=ratio) for t in range(1, 7)]
+def test_a_run_has_collapsed_where_one_hypothesis_gets_all_releases(entries: list[Round], answer: bool) -> None:
     assert collapsed(entries) == answer
-
-
-def test_rounds_of_another_number_of_hypotheses_are_not_judged_together() -> None:
-    assert not collapsed([a_round(t, groups=[10, 0] if t > 2 else [10, 0, 0]) for t in range(1, 7)])
 
 
 def test_eq_9s_ratio_of_some_rounds_is_the_median_of_the_largest() -> None:
@@ -63,22 +61,19 @@ def test_eq_9s_ratio_of_some_rounds_is_the_median_of_the_largest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("losses", "answer"),
+    ("judge", "losses", "answer"),
     [
-        ([1.0, 0.1, 0.31], True),
-        ([1.0, 0.1, 0.29], False),
-        ([1.0, 1e-9, 4e-8], False),  # rounding errors of a target that a feature gives away
-        ([1.0, 0.0, 1e-12], False),
-        ([1.0, 0.1, math.inf], True),
-        ([math.inf, 0.1, 0.31], True),
+        (diverged, [1.0, 0.1, 0.31], True),
+        (diverged, [1.0, 0.1, 0.29], False),
+        (diverged, [1.0, 1e-9, 4e-8], False),  # rounding errors of a target that a feature gives away
+        (diverged, [1.0, 0.0, 1e-12], False),
+        (diverged, [1.0, 0.1, math.inf], True),
+        (diverged, [math.inf, 0.1, 0.31], True),
+        (stuck, [0.7, 0.7, 0.7], True),
+        (stuck, [0.7, 0.7, 0.6], False),
+        (stuck, [0.0, 0.0], False),
+        (stuck, [0.7], False),
     ],
 )
-def test_rounds_that_led_away_are_told_from_rounding_errors(losses: list[float], answer: bool) -> None:
-    assert diverged([a_round(number, loss=loss) for number, loss in enumerate(losses, 1)]) is answer
-
-
-@pytest.mark.parametrize(
-    ("losses", "answer"), [([0.7, 0.7, 0.7], True), ([0.7, 0.7, 0.6], False), ([0.0, 0.0], False), ([0.7], False)]
-)
-def test_rounds_that_change_nothing_are_told(losses: list[float], answer: bool) -> None:
-    assert stuck([a_round(number, loss=loss) for number, loss in enumerate(losses, 1)]) is answer
+def test_rounds_that_led_away_or_changed_nothing_are_told(judge: Any, losses: list[float], answer: bool) -> None:
+    assert judge([a_round(number, loss=loss) for number, loss in enumerate(losses, 1)]) is answer

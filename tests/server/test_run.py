@@ -22,7 +22,7 @@ from umbel.protocol.messages import hosting_reply, hypotheses_in
 from umbel.protocol.records import to_array_record
 from umbel.protocol.tasks import Hosting
 from umbel.server.history import Round, State, distances
-from umbel.server.run import _median, draw_hypotheses, initial_hypotheses, ratios
+from umbel.server.run import draw_hypotheses, initial_hypotheses, ratios
 from umbel.simulation import in_process
 from umbel.strategies import Callback, GroupPrivacy
 
@@ -38,9 +38,17 @@ def play(strategy: Scripted, *callbacks: Callback, **changes: Any) -> tuple[Stat
 # --- a round
 
 
-def test_a_round_trains_and_validates_in_one_exchange() -> None:
-    _, grid = play(Scripted([9, 8, 7, 6, 5, 4]))
+def test_a_round_trains_and_validates_what_it_starts_from_in_one_exchange() -> None:
+    strategy = Scripted([9, 8, 7, 6, 5, 4])
+    state, grid = play(strategy)
     assert grid.exchanges == [[["evaluation", "training"]]] * 5 + [[["evaluation"]]], "in one message to the node"
+    assert [(round, value) for round, value, _ in strategy.trained] == [(1, 0), (2, 1), (3, 2), (4, 3), (5, 4)]
+    assert strategy.validated == [(0, 0), (1, 1), (2, 2), (3, 3), (4, 4), (5, 5)], "after so many rounds"
+    assert [entry.loss for entry in state.history] == [9, 8, 7, 6, 5, 4]
+    assert [entry.metric for entry in state.history] == [18, 16, 14, 12, 10, 8]
+    asked = strategy.trained[0][2]
+    assert asked == setup(Scripted()).task("mine").to_record()
+    assert (asked["step_size"], asked["run"]) == (0.5, "mine")
 
 
 def test_a_round_that_no_node_answers_is_repeated_once_nodes_are_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,25 +71,6 @@ def test_a_round_that_no_node_answers_is_repeated_once_nodes_are_back(monkeypatc
     assert [round for round, _, _ in strategy.trained] == [1, 2, 3, 3, 3, 4, 5]
 
 
-def test_what_is_validated_is_what_the_round_starts_from() -> None:
-    strategy = Scripted([9, 8, 7, 6, 5, 4])
-    state, _ = play(strategy)
-    started = [(1, 0), (2, 1), (3, 2), (4, 3), (5, 4)]
-    assert [(round, value) for round, value, _ in strategy.trained] == started
-    assert strategy.validated == [(0, 0), (1, 1), (2, 2), (3, 3), (4, 4), (5, 5)], "after so many rounds"
-    assert [entry.loss for entry in state.history] == [9, 8, 7, 6, 5, 4]
-    assert [entry.metric for entry in state.history] == [18, 16, 14, 12, 10, 8]
-    assert (state.best_loss, state.best_round, value_of(state.best)) == (4, 5, 5), "of the last round of training"
-
-
-def test_a_round_is_told_what_the_run_asks_of_all_clients() -> None:
-    strategy = Scripted()
-    play(strategy, rounds=1)
-    assert strategy.trained[0][2] == setup(Scripted(), rounds=1).task("mine").to_record()
-    assert strategy.trained[0][2]["step_size"] == 0.5
-    assert strategy.trained[0][2]["run"] == "mine"
-
-
 def test_the_history_holds_what_came_out() -> None:
     state, _ = play(Scripted([9, 8, 7]), rounds=2)
     start, first, second = (replace(entry, seconds=0.0, stages={}) for entry in state.history)
@@ -94,13 +83,6 @@ def test_the_history_holds_what_came_out() -> None:
     for entry in state.history[1:]:
         assert [*entry.stages] == ["pause", "sites", "validation", "aggregation"]
         assert entry.seconds == pytest.approx(sum(entry.stages.values()), abs=0.003), "rounded to a millisecond each"
-
-
-def test_each_round_is_told_when_it_is_over() -> None:
-    seen: list[Any] = []
-    run = run_of(Scripted([9, 8, 7]), After(lambda s: seen.append((value_of(s.hypotheses), s.stopped))), rounds=2)
-    run.do()
-    assert seen == [(1, ""), (2, ""), (2, "all 2 rounds done")]
 
 
 @pytest.mark.parametrize(
@@ -130,23 +112,18 @@ def stopping(at: int, why: str) -> Callback:
     return After(lambda state: why if state.history[-1].number == at else None)
 
 
-@pytest.mark.parametrize("losses", [(), (9, 8, 7, 6, 5, 4)])
+@pytest.mark.parametrize("losses", [(), (9, 8, 7, 6, 5, 4), (1, 2, 3, 4, 5, 6)])
 @pytest.mark.parametrize("at", [2, 5])
-def test_a_callback_ends_the_run_after_the_round_and_says_why(losses: Sequence[float], at: int) -> None:
+def test_a_callback_ends_the_run_after_the_round_and_the_first_says_why(losses: Sequence[float], at: int) -> None:
     seen: list[tuple[int, str]] = []
     told = After(lambda s: seen.append((s.history[-1].number, s.stopped)))
-    state, grid = play(Scripted(losses), stopping(at, "it knows enough"), told)
+    state, grid = play(Scripted(losses), stopping(at, "it knows enough"), stopping(at, "so do I"), told)
     assert seen == [*((number, "") for number in range(1, at)), (at, "it knows enough")]
     assert state.stopped == "it knows enough"
     assert len(grid.exchanges) == at, "and there is no evaluation afterwards"
-
-
-def test_who_stops_first_says_why() -> None:
-    """umbel's own patience comes first."""
-    state, _ = play(Scripted([1, 2, 3, 4, 5, 6]), stopping(2, "it knows enough"), stopping(2, "so do I"))
-    assert (state.history[-1].number, state.stopped) == (2, "it knows enough")
-    state, _ = play(Scripted([1, 2, 3, 4, 5, 6]), stopping(2, "it knows enough"), patience=1)
-    assert (state.history[-1].number, state.stopped) == (1, "no better hypotheses in 1 validation")
+    if losses and losses[0] == 1:
+        state, _ = play(Scripted(losses), stopping(at, "it knows enough"), patience=1)
+        assert (state.history[-1].number, state.stopped) == (1, "no better hypotheses in 1 validation"), "umbel's own"
 
 
 # --- a strategy that does all by itself
@@ -171,86 +148,63 @@ def test_what_a_strategy_makes_of_replies_is_heard() -> None:
     assert all(entry.moved for entry in state.history[1:])
 
 
-# --- too few releases
+# --- what is kept
 
 
-def test_a_round_with_too_few_releases_leaves_the_hypotheses_and_says_so() -> None:
-    state, _ = play(Scripted([9, 8, 7, 6], stuck=[2, 3]), rounds=4)
-    assert [entry.moved for entry in state.history] == [False, True, False, False, True]
-    # theta is 0 before the rounds, and 1, 1, 1, 2 after them.
-    assert [entry.loss for entry in state.history] == [9, 8, 8, 8, 7]
-    assert value_of(state.hypotheses) == 2
-
-
-# --- the best
-
-
-def test_the_best_are_those_that_were_validated_not_those_they_became() -> None:
-    state, _ = play(Scripted([9, 5, 7, 8, 5, 7]))
-    assert value_of(state.best) == 1
-    assert (state.best_loss, state.best_round) == (5, 1)
-    assert [entry.best_round for entry in state.history] == [0, 1, 1, 1, 1, 1]
-    assert value_of(state.hypotheses) == 5
-
-
-def test_the_best_at_any_time_is_the_best_so_far() -> None:
+@pytest.mark.parametrize(
+    ("losses", "stuck", "validated", "best", "newest"),
+    [
+        ([9, 8, 7, 6, 5, 4], [], [9, 8, 7, 6, 5, 4], [0, 1, 2, 3, 4, 5], 5),  # of the last round of training
+        ([9, 5, 7, 8, 5, 7], [], [9, 5, 7, 8, 5, 7], [0, 1, 1, 1, 1, 1], 5),
+        ([None, None, 7, None, 8, 9], [], [None, None, 7, None, 8, 9], [0, 1, 2, 2, 2, 2], 5),
+        ([None] * 6, [], [None] * 6, [0, 1, 2, 3, 4, 5], 5),  # until one validates, the newest are kept
+        ([], [], [None] * 6, [0, 1, 2, 3, 4, 5], 5),
+        # Too few releases leave theta as it is: 0 before the rounds, and 1, 1, 1, 2, 3 after them.
+        ([9, 8, 7, 6], [2, 3], [9, 8, 8, 8, 7, 6], [0, 1, 1, 1, 4, 5], 3),
+    ],
+)
+def test_the_best_are_those_that_were_validated_best_so_far(
+    losses: list[float | None], stuck: list[int], validated: list[float | None], best: list[int], newest: int
+) -> None:
     seen: list[float] = []
-    play(Scripted([5, 9, 4, 8, 3, 7]), After(lambda s: seen.append(value_of(s.best))))
-    assert seen == [0, 0, 2, 2, 4, 4]
-
-
-def test_without_validation_clients_all_rounds_run_and_the_newest_are_kept() -> None:
-    state, grid = play(Scripted(), patience=1)
-    assert grid.exchanges == [[["training"]]] * 5
-    assert state.stopped == "all 5 rounds done"
-    assert value_of(state.best) == value_of(state.hypotheses) == 5
-    assert state.best_round == 5
-    assert [entry.loss for entry in state.history] == [None] * 6
-
-
-def test_until_a_validation_client_answers_the_newest_are_kept() -> None:
-    state, _ = play(Scripted([None, None, 7, None, 8, 9]))
-    assert [entry.loss for entry in state.history] == [None, None, 7, None, 8, 9]
-    assert [entry.best_round for entry in state.history] == [0, 1, 2, 2, 2, 2]
-    assert value_of(state.best) == 2
-    state, _ = play(Scripted([None] * 6))
-    assert value_of(state.best) == 5
-    assert math.isinf(state.best_loss)
+    state, grid = play(Scripted(losses, stuck=stuck), After(lambda s: seen.append(value_of(s.best))))
+    assert [entry.loss for entry in state.history] == validated
+    assert [entry.best_round for entry in state.history] == best
+    assert [entry.moved for entry in state.history] == [False, *(number not in stuck for number in range(1, 6))]
+    assert value_of(state.hypotheses) == newest
+    there = [loss for loss in validated if loss is not None]
+    assert state.best_loss == min(there, default=math.inf)
+    assert (state.best_round, value_of(state.best)) == (best[-1], best[-1] - len(stuck))
+    if not losses:
+        assert grid.exchanges == [[["training"]]] * 5
+    elif None not in losses and not stuck:
+        assert seen == best, "at any time"
 
 
 # --- patience
 
 
 @pytest.mark.parametrize(
-    ("losses", "validations", "rounds", "reason"),
+    ("losses", "changes", "rounds", "reason"),
     [
-        ([9, 5, 6, 5, 7, 1], 3, 5, "no better hypotheses in 3 validations"),
-        ([9, 9, 9, 9, 9, 9], 1, 2, "no better hypotheses in 1 validation"),
-        ([9, 8, 7, 6, 5, 4], 1, 6, "all 5 rounds done"),
-        ([9, 9, 9, 9, 9, 9], 0, 6, "all 5 rounds done"),
-        ([9, 8, 7, 6, 5, 5], 1, 6, "all 5 rounds done"),
-        ([None] * 6, 1, 6, "all 5 rounds done"),
+        ([9, 5, 6, 5, 7, 1], {"patience": 3}, 5, "no better hypotheses in 3 validations"),
+        ([9, 9, 9, 9, 9, 9], {"patience": 1}, 2, "no better hypotheses in 1 validation"),
+        ([9, 8, 7, 6, 5, 4], {"patience": 1}, 6, "all 5 rounds done"),
+        ([9, 9, 9, 9, 9, 9], {"patience": 0}, 6, "all 5 rounds done"),
+        ([9, 8, 7, 6, 5, 5], {"patience": 1}, 6, "all 5 rounds done"),
+        ([], {"patience": 1}, 6, "all 5 rounds done"),
+        ([5] * 20, {"patience": 2, "validation": "every=3", "rounds": 20}, 7, "no better hypotheses in 2 validations"),
+        # A validation that nobody answers is none.
+        ([5, None, None, None, 6, 7], {"patience": 2}, 6, "all 5 rounds done"),
     ],
 )
 def test_patience_ends_a_run_that_gets_no_better(
-    losses: list[float | None], validations: int, rounds: int, reason: str
+    losses: list[float | None], changes: dict[str, Any], rounds: int, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    state, _ = play(Scripted(losses), patience=validations)
-    assert len(state.history) == rounds
-    assert state.stopped == reason
-
-
-def test_patience_counts_validations_not_rounds() -> None:
-    state, _ = play(Scripted([5] * 20), rounds=20, patience=2, validation="every=3")
-    assert [entry.number for entry in state.history if entry.loss is not None] == [0, 3, 6]
-    assert len(state.history) == 7
-
-
-def test_a_validation_that_nobody_answers_is_none(caplog: pytest.LogCaptureFixture) -> None:
-    state, _ = play(Scripted([5, None, None, None, 6, 7]), patience=2)
-    assert state.stopped == "all 5 rounds done"
-    told = [message for message in caplog.messages if "no validation client reported" in message]
-    assert [message.split(":")[0] for message in told] == ["round 1", "round 2", "round 3"]
+    state, _ = play(Scripted(losses), **changes)
+    assert (len(state.history), state.stopped) == (rounds, reason)
+    told = [message.split(":")[0] for message in caplog.messages if "no validation client reported" in message]
+    assert told == [f"round {number}" for number, loss in enumerate(losses) if loss is None]
 
 
 def test_where_patience_may_end_the_run_validation_goes_alone() -> None:
@@ -283,9 +237,7 @@ def test_a_validation_that_belongs_to_the_training_goes_with_it() -> None:
 # --- validating now and then
 
 
-@pytest.mark.parametrize(
-    ("every", "validated"), [(1, [0, 1, 2, 3, 4, 5]), (2, [0, 2, 4, 5]), (3, [0, 3, 5]), (9, [0, 5])]
-)
+@pytest.mark.parametrize(("every", "validated"), [(2, [0, 2, 4, 5]), (3, [0, 3, 5]), (9, [0, 5])])
 def test_rounds_in_between_train_alone(every: int, validated: list[int]) -> None:
     state, grid = play(Scripted([9, 8, 7, 6, 5, 4]), validation=f"every={every}")
     assert [number for number, (asks,) in enumerate(grid.exchanges) if "evaluation" in asks] == validated
@@ -296,17 +248,13 @@ def test_rounds_in_between_train_alone(every: int, validated: list[int]) -> None
 # --- initial hypotheses
 
 
-def test_drawn_hypotheses_are_stacked_and_all_different() -> None:
-    drawn = draw_hypotheses(LINEAR, k=4, seed=0, restart=0)
-    assert {name: value.shape for name, value in drawn.items()} == {"weight": (4, 1, 2)}
-    assert drawn["weight"].dtype == np.float32
-    assert len(np.unique(drawn["weight"])) == 8
-
-
 def test_drawn_hypotheses_depend_on_seed_restart_and_place_alone() -> None:
     def weights(k: int = 3, seed: int = 5, restart: int = 1) -> list[Any]:
         return draw_hypotheses(LINEAR, k, seed, restart)["weight"].tolist()
 
+    assert draw_hypotheses(LINEAR, 3, 5, 1)["weight"].dtype == np.float32
+    assert np.shape(weights()) == (3, 1, 2)
+    assert len(np.unique(weights())) == 6
     assert weights() == weights()
     assert weights(k=5)[:3] == weights()
     others = [*weights(seed=6), *weights(restart=2)]
@@ -335,40 +283,32 @@ def judge(validation: int = 1, fails: bool = False) -> SpyGrid:
     return SpyGrid(app)
 
 
+def chosen(grid: SpyGrid, **changes: Any) -> Any:
+    return initial_hypotheses(setup(on(Fleet(clients_per_round=7), GroupPrivacy()), **changes), grid)["weight"]
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_of_several_initial_sets_the_one_of_lowest_loss_is_taken_after_one_exchange(seed: int) -> None:
-    grid = judge()
-    chosen = initial_hypotheses(setup(on(Fleet(clients_per_round=7), GroupPrivacy()), seed=seed, restarts=5), grid)
+    grid, nobody = judge(), judge(validation=0)
     sets = [draw_hypotheses(LINEAR, 2, seed, restart)["weight"] for restart in range(5)]
-    np.testing.assert_array_equal(chosen["weight"], min(sets, key=lambda weights: weights[0, 0, 0]))
+    best = min(sets, key=lambda weights: weights[0, 0, 0])
+    np.testing.assert_array_equal(chosen(grid, seed=seed, restarts=5), best)
     assert grid.exchanges == [[["version"]], [["evaluation", "hypotheses"]] * 5]
     assert grid.lifetimes[1] == 12.0
-
-
-def test_one_initial_set_is_taken_as_it_is() -> None:
-    grid = judge()
-    chosen = initial_hypotheses(setup(on(Fleet(clients_per_round=7), GroupPrivacy()), seed=3), grid)
-    np.testing.assert_array_equal(chosen["weight"], draw_hypotheses(LINEAR, 2, 3, 0)["weight"])
-    assert grid.exchanges == []
-
-
-def test_where_nobody_validates_the_first_set_is_taken() -> None:
-    one = setup(on(Fleet(clients_per_round=7), GroupPrivacy()), restarts=4)
-    chosen = initial_hypotheses(one, judge(validation=0))
-    np.testing.assert_array_equal(chosen["weight"], draw_hypotheses(LINEAR, 2, 0, 0)["weight"])
+    np.testing.assert_array_equal(chosen(nobody, seed=seed, restarts=4), sets[0])
+    unasked = judge()
+    np.testing.assert_array_equal(chosen(unasked, seed=seed), sets[0])
+    assert unasked.exchanges == []
 
 
 def test_where_no_reply_is_usable_the_run_ends_before_anybody_trains() -> None:
     with raises(FleetError, "nodes.no-scores"):
-        initial_hypotheses(setup(on(Fleet(clients_per_round=7), GroupPrivacy()), restarts=4), judge(fails=True))
-
-
-def test_each_hypothesis_is_measured_against_the_nearest_other_one() -> None:
-    assert distances(np.array([[0.0, 0.0], [3.0, 4.0], [3.0, 5.0]])) == [5.0, 1.0, 1.0]
-    assert distances(np.array([[3.0, 4.0]])) == []
+        chosen(judge(fails=True), restarts=4)
 
 
 def test_eq_9s_ratio_is_an_updates_length_as_a_part_of_the_distance_to_the_next_hypothesis() -> None:
+    assert distances(np.array([[0.0, 0.0], [3.0, 4.0], [3.0, 5.0]])) == [5.0, 1.0, 1.0], "to the nearest other"
+    assert distances(np.array([[3.0, 4.0]])) == []
     assert ratios(np.array([1.0, 0.0, 3.0]), [4.0, 2.0, 2.0]) == [0.25, 0.0, 1.5]
     assert ratios(np.array([1.0, 0.0]), [0.0, 0.0]) == [np.inf, 0.0]
     assert ratios(np.array([1.0]), []) == []
@@ -379,8 +319,3 @@ def test_a_round_keeps_eq_9s_ratio(run_config: dict[str, Any]) -> None:
     assert len(last.ratio) == len(last.nearest) == len(first.nearest) == 2
     assert [ratio > 0 for ratio in last.ratio] == [count > 0 for count in last.groups]
     assert first.ratio == [], "nobody trained"
-
-
-@pytest.mark.parametrize("spent", [[0], [3], [0, 0, 3], [0, 0, 2, 4], [0, 0, 0, 4], [0, 2, 4, 6], [0, 2]])
-def test_the_median_is_the_median_however_few_have_released(spent: list[int]) -> None:
-    assert _median(np.array(spent)) == np.median(spent)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -55,14 +56,7 @@ def contents(path: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in path.iterdir()}
 
 
-def fail(*_: Any) -> None:
-    raise OSError("no space left on device")
-
-
-FAILURES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "while writing": lambda patch: patch.setattr(os, "fsync", fail),
-    "while replacing": lambda patch: patch.setattr(Path, "replace", fail),
-}
+# --- one file, of which `tests/protocol/test_home.py` knows the rest
 
 
 # --- one file, of which `tests/protocol/test_home.py` knows the rest
@@ -85,32 +79,7 @@ def test_a_file_is_on_disk_before_it_takes_the_place_of_the_old_one(
     assert seen == [(b"old", b"new")]
 
 
-def test_a_leftover_of_a_killed_write_is_no_obstacle(tmp_path: Path) -> None:
-    (tmp_path / f".file.{os.getpid()}.tmp").write_bytes(b"half a fi")
-    write_atomically(tmp_path / "file", b"new")
-    assert contents(tmp_path) == {"file": b"new"}
-
-
 # --- the folder
-
-
-def test_hypotheses_are_the_best_and_latest_are_the_next(folder: RunFolder, state: State) -> None:
-    folder.write_round(state, np.array([1]), ONE, {})
-    for name, arrays in (("hypotheses", BEST), ("latest", LATEST)):
-        read = safetensors.numpy.load_file(folder.path / f"{name}.safetensors")
-        assert set(read) == set(arrays)
-        for key, value in arrays.items():
-            np.testing.assert_array_equal(read[key], value)
-            assert read[key].dtype == np.float32
-
-
-def test_the_ledger_lists_the_clients_that_released_and_what_they_spent(folder: RunFolder, state: State) -> None:
-    folder.write_round(state, np.array([0, 2, 0, 3]), ELEVEN_THIRDS, {})
-    rows = list(csv.DictReader((folder.path / "ledger.csv").open()))
-    assert rows == [
-        {"client": "1", "participations": "2", "epsilon": "none", "paper_budget": "7.333333333"},
-        {"client": "3", "participations": "3", "epsilon": "none", "paper_budget": "11"},
-    ]
 
 
 PUBLIC = Clipping.PUBLIC
@@ -119,6 +88,7 @@ PUBLIC = Clipping.PUBLIC
 @pytest.mark.parametrize(
     ("release", "epsilon", "paper"),
     [
+        (ELEVEN_THIRDS, "none", "11"),
         # 2 n / nu a participation, and the choice on top; exactly so, and not by floats.
         (costing(11, 3.0, PUBLIC), "22", "11"),
         (costing(11, 3.0, PUBLIC, hypotheses=4, choice_epsilon=0.1), "22.3", "11"),
@@ -132,8 +102,8 @@ PUBLIC = Clipping.PUBLIC
 def test_the_ledger_says_none_where_nothing_bounds_what_was_given_away(
     folder: RunFolder, state: State, release: Release, epsilon: str, paper: str
 ) -> None:
-    """Epsilon is pure, between any two data sets of the client."""
-    folder.write_round(state, np.array([0, 3]), release, {})
+    """Epsilon is pure, between any two data sets of the client; who never released is not listed."""
+    folder.write_round(state, np.array([0, 3, 0]), release, {})
     assert (folder.path / "ledger.csv").read_text() == (
         f"client,participations,epsilon,paper_budget\n1,3,{epsilon},{paper}\n"
     )
@@ -160,30 +130,25 @@ def test_what_stays_as_it_was_is_not_written_again(folder: RunFolder, state: Sta
     assert written() == {"outcome.json", "history.jsonl", "latest.safetensors"}, "its last round is complete"
 
 
-@pytest.mark.parametrize("prepare", FAILURES.values(), ids=FAILURES.keys())
-def test_a_round_that_cannot_be_written_leaves_the_last_one_readable(
-    folder: RunFolder, state: State, monkeypatch: pytest.MonkeyPatch, prepare: Callable[[pytest.MonkeyPatch], None]
-) -> None:
-    folder.write_round(state, np.array([1]), ONE, {})
-    before = RunFolder(folder.path).read(SHAPES)[0]
-    state.history.append(a_round(3))
-    state.hypotheses = BEST
-    with monkeypatch.context() as patch:
-        prepare(patch)
-        with pytest.raises(OSError, match="no space left"):
-            folder.write_round(state, np.array([2]), ONE, {})
-    read = RunFolder(folder.path).read(SHAPES)[0]
-    assert read.history == before.history
-    assert all(np.array_equal(read.hypotheses[name], before.hypotheses[name]) for name in SHAPES)
-
-
 def test_a_run_is_read_again_as_it_was_written(folder: RunFolder, state: State, run_config: dict[str, Any]) -> None:
+    """What the strategy keeps is in one file with the hypotheses, so that both are of one round whenever it ends."""
+    keeps: dict[str, Any] = {
+        "moments": np.arange(6.0).reshape(2, 3).T,
+        "steps": np.array(7),
+        "flags": np.array([True, False]),
+        "fc.weight": np.float32([1, 2]),  # no parameter
+        "none": np.zeros((0, 3), np.float32),
+    }
+    nodes = [(2**63, Hosting(3, 1)), (5, Hosting(0, 2))]
     state.stopped = "Größe ν = 3 is enough"
     state.best_round, state.best_loss, state.stale = 1, 0.5, 0
     folder.write_config(run_config)
-    folder.write_round(state, np.array([0, 2, 0, 3]), ELEVEN_THIRDS, {})
+    folder.write_nodes(nodes)
+    folder.write_round(state, np.array([0, 1]), ELEVEN_THIRDS, keeps)
+    folder.write_round(state, np.array([0, 2, 0, 3]), ELEVEN_THIRDS, keeps)  # clients of nodes that join come behind
     again = RunFolder(folder.path)
     read, spent, kept = again.read(SHAPES)
+    assert again.read_nodes() == nodes
     assert json.loads((folder.path / "outcome.json").read_text()) == {"stopped": state.stopped}, "for machines too"
     assert again.read_config()["config"] == run_config
     assert again.read_config()["versions"] == {
@@ -191,12 +156,19 @@ def test_a_run_is_read_again_as_it_was_written(folder: RunFolder, state: State, 
         **{package: version(package) for package in ("flwr", "torch", "numpy", "safetensors")},
     }
     assert spent == {1: 2, 3: 3}
-    assert kept == {}
+    assert kept.keys() == keeps.keys()
+    for name, value in keeps.items():
+        np.testing.assert_array_equal(kept[name], value, strict=True)
+        assert kept[name].flags.writeable
+    stored = safetensors.numpy.load_file(folder.path / "latest.safetensors")
+    assert stored.keys() == {*LATEST, *(f"strategy/{name}" for name in keeps)}
     for name in ("stopped", "history", "best_round", "best_loss", "stale"):
         assert getattr(read, name) == getattr(state, name), name
-    for ours, theirs in ((read.hypotheses, LATEST), (read.best, BEST)):
+    best = safetensors.numpy.load_file(folder.path / "hypotheses.safetensors")
+    for ours, theirs in ((read.hypotheses, LATEST), (read.best, BEST), ({name: best[name] for name in BEST}, BEST)):
         assert list(ours) == list(theirs), "in the model's order"
-        assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
+        for name in ours:
+            np.testing.assert_array_equal(ours[name], theirs[name], strict=True)
 
 
 def test_patience_begins_anew_with_another_number_of_hypotheses(folder: RunFolder, state: State) -> None:
@@ -209,28 +181,6 @@ def test_patience_begins_anew_with_another_number_of_hypotheses(folder: RunFolde
     folder.write_round(state, np.array([1]), ONE, {})
     read, _, _ = RunFolder(folder.path).read(SHAPES)
     assert (read.best_loss, read.stale) == (np.inf, 0)
-
-
-def test_what_a_strategy_keeps_lies_in_one_file_with_the_hypotheses(folder: RunFolder, state: State) -> None:
-    """So that both are of one round, whenever the process ends. Of any type and shape, and free to be changed."""
-    keeps: dict[str, Any] = {
-        "moments": np.arange(6.0).reshape(2, 3).T,
-        "steps": np.array(7),
-        "flags": np.array([True, False]),
-        "fc.weight": np.float32([1, 2]),
-        "none": np.zeros((0, 3), np.float32),
-    }
-    folder.write_round(state, np.array([1]), ONE, keeps)
-    assert set(safetensors.numpy.load_file(folder.path / "latest.safetensors")) == {
-        *LATEST, *(f"strategy/{name}" for name in keeps)
-    }  # fmt: skip
-    read, _, kept = RunFolder(folder.path).read(SHAPES)
-    assert set(kept) == set(keeps)
-    for name, value in keeps.items():
-        np.testing.assert_array_equal(kept[name], value, strict=True)
-        assert kept[name].flags.writeable
-    assert list(read.hypotheses) == [*SHAPES]
-    assert read.hypotheses["fc.weight"].shape == (2, 1, 2), "names of its own are no parameters"
 
 
 def kill_in_round_3(folder: RunFolder, state: State, **found: Any) -> None:
@@ -264,15 +214,6 @@ def test_the_best_keep_their_loss_where_a_round_that_was_not_finished_had_found_
     kill_in_round_3(folder, state)
     read, _, _ = RunFolder(folder.path).read(SHAPES)
     assert (read.best_round, read.best_loss, read.stale) == (1, 0.5, 0)
-
-
-def test_latest_is_as_it_was_written_or_not_read(folder: RunFolder, state: State) -> None:
-    folder.write_round(state, np.array([1]), ONE, {"steps": np.array(2), "none": np.zeros((0, 3), np.float32)})
-    file = folder.path / "latest.safetensors"
-    content = file.read_bytes()
-    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(ValueError, match=r"latest\.safetensors has been changed"):
-        folder.read(SHAPES)
 
 
 def test_a_run_that_goes_on_is_read_as_it_was_after_one_of_its_rounds(
@@ -351,14 +292,6 @@ def test_the_ledger_lacks_no_more_than_a_tenth_while_a_run_goes_on_and_nothing_a
     assert {int(row["client"]): int(row["participations"]) for row in rows} == folder.read_participations()
 
 
-def test_clients_of_nodes_that_join_come_behind_the_others(folder: RunFolder, state: State) -> None:
-    folder.write_round(state, np.array([0, 2]), ONE, {})
-    folder.write_round(state, np.array([1, 2, 0, 3]), ONE, {})
-    lines = (folder.path / "participations.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == [{"1": 2}, {"0": 1, "3": 3}]
-    assert folder.read_participations() == {0: 1, 1: 2, 3: 3}
-
-
 @pytest.mark.parametrize("torn", ["{", '{"3": 1', "\0" * 9 + "\n", "ÿ"])
 @pytest.mark.parametrize("file", GROWN)
 def test_a_line_that_a_killed_run_left_half_is_none(folder: RunFolder, state: State, file: str, torn: str) -> None:
@@ -402,27 +335,32 @@ def test_a_run_that_goes_on_leaves_nothing_of_rounds_that_it_had_begun(folder: R
     assert (folder.path / "participations.jsonl").read_text() == '{"0": 1, "1": 3}\n{"1": 1}\n'
 
 
-def test_nothing_comes_after_half_a_line(folder: RunFolder, state: State, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk may have room again."""
+@pytest.mark.parametrize("fault", ["half a line", "while writing", "while replacing"])
+def test_a_round_that_cannot_be_written_leaves_the_last_one_and_the_disk_may_have_room_again(
+    folder: RunFolder, state: State, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
     folder.write_round(state, np.array([1]), ONE, {})
+    before = RunFolder(folder.path).read(SHAPES)[0]
     state.history.append(a_round(3))
+    state.hypotheses = BEST
     with monkeypatch.context() as patch:
-        kill_when(patch, lambda path: path.name == "history.jsonl")
-        with pytest.raises(Killed):
+        if fault == "half a line":
+            kill_when(patch, lambda path: path.name == "history.jsonl")
+        else:
+            patch.setattr(
+                *((os, "fsync") if fault == "while writing" else (Path, "replace")), Mock(side_effect=OSError)
+            )
+        with pytest.raises((Killed, OSError)):
             folder.write_round(state, np.array([2]), ONE, {})
+    read = RunFolder(folder.path).read(SHAPES)[0]
+    assert read.history == before.history
+    np.testing.assert_array_equal(read.hypotheses["fc.bias"], before.hypotheses["fc.bias"])
     folder.write_round(state, np.array([2]), ONE, {})
     read, spent, _ = RunFolder(folder.path).read(SHAPES)
-    assert read.history == state.history
-    assert spent == {0: 2}
+    assert (read.history, spent) == (state.history, {0: 2})
 
 
 # --- the rest
-
-
-def test_the_nodes_are_read_again_in_their_order(folder: RunFolder) -> None:
-    nodes = [(2**63, Hosting(3, 1)), (5, Hosting(0, 2))]
-    folder.write_nodes(nodes)
-    assert RunFolder(folder.path).read_nodes() == nodes
 
 
 def test_a_run_is_its_owners_alone_at_any_umask(tmp_path: Path, state: State) -> None:
@@ -434,8 +372,5 @@ def test_a_run_is_its_owners_alone_at_any_umask(tmp_path: Path, state: State) ->
     folder.write_report("<html></html>")
     assert folder.path.stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in folder.path.iterdir()} == {0o600}
-
-
-def test_no_other_run_has_the_folder(tmp_path: Path) -> None:
     made = [RunFolder.make(tmp_path / "runs", "name").path for _ in range(3)]
-    assert [path.name for path in made] == ["name", "name-2", "name-3"]
+    assert [path.name for path in made] == ["name", "name-2", "name-3"], "no other run has it"

@@ -51,14 +51,11 @@ FIRST = ([[1.0, 0.0], [3.0, 1.0], [2.0, 2.0], [4.0, 0.0]], [1.0, 3.0, 2.0, 4.0])
 SECOND = ([[1.0, 0.0], [3.0, 1.0]], [0.0, 1.0])
 
 
-def test_each_client_is_measured_under_the_hypothesis_that_fits_it() -> None:
+def test_each_client_is_measured_under_the_hypothesis_that_fits_it_on_other_rows_than_those_that_chose() -> None:
     both = cohort(FIRST, SECOND)
     chosen, metrics = serve(LEARNER, hypotheses((1, 0), (0, 1)), both, both)
     np.testing.assert_array_equal(chosen, [0, 1])
     np.testing.assert_allclose(metrics, 0, atol=1e-6)
-
-
-def test_what_is_chosen_on_some_rows_is_measured_on_others() -> None:
     # On its first row hypothesis 0 is right, and on its second it is 3 off; hypothesis 1 is 1 off and right.
     client = cohort(([[1.0, 0.0], [3.0, 0.0]], [1.0, 0.0]))
     found = {tuple(serve(LEARNER, hypotheses((1, 0), (0, 1)), *halves(client, seed))[1]) for seed in range(20)}

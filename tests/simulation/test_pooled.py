@@ -20,8 +20,8 @@ from umbel.simulation.worth import fit_pooled
 
 CPU = torch.device("cpu")
 ROWS = Cohort(torch.zeros(2, 1), torch.zeros(2), np.array([1, 1]))
-HIGH, LOW = 0.9456, -1.0467
-"""The two minima of `valleys`, at losses of 0.098 and -0.102."""
+LOW = -1.0467
+"""The lower of the two minima of `valleys`; the other is 0.9456, at losses of -0.102 and 0.098."""
 
 
 def valleys(w: Tensor) -> Tensor:
@@ -44,31 +44,31 @@ def fitted(
     return float(found["w"].item()), doubt
 
 
-def test_where_the_first_fits_end_high_others_find_the_lowest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two fits that agree are too few: the first two end at the same bad place."""
-    where, doubt = fitted(monkeypatch, [0.5, 0.7, -0.5, -0.7])
-    assert (pytest.approx(LOW, abs=1e-3), "") == (where, doubt)
-
-
-def test_a_lowest_loss_that_one_fit_reaches_is_doubted(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "4 fits" in fitted(monkeypatch, [0.5, 0.7, -0.5])[1], "the fourth starts from the run's hypothesis"
-    assert fitted(monkeypatch, [0.5, 0.7, -0.5], other=-2.0) == (pytest.approx(LOW, abs=1e-3), "")
-
-
-def test_a_model_behind_the_runs_own_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    where, doubt = fitted(monkeypatch, [0.5, 0.6, 0.7], other=LOW)
-    assert where == pytest.approx(LOW, abs=1e-3)
-    assert "4 fits" in doubt
+@pytest.mark.parametrize(
+    ("starts", "curve", "other", "lowest", "doubted"),
+    [
+        # Two fits that agree are too few: the first two end at the same bad place.
+        ([0.5, 0.7, -0.5, -0.7], valleys, 2.0, LOW, False),
+        # A lowest loss that one fit reaches is doubted; the fourth starts from the run's hypothesis.
+        ([0.5, 0.7, -0.5], valleys, 2.0, LOW, True),
+        ([0.5, 0.7, -0.5], valleys, -2.0, LOW, False),
+        # So is a model behind the run's own.
+        ([0.5, 0.6, 0.7], valleys, LOW, LOW, True),
+        # A linear model has one minimum, so one fit is enough.
+        ([0.0], bowl, 2.0, 3.0, False),
+    ],
+)
+def test_the_lowest_minimum_is_found_or_doubted(
+    monkeypatch: pytest.MonkeyPatch, starts: list[float], curve: Any, other: float, lowest: float, doubted: bool
+) -> None:
+    where, doubt = fitted(monkeypatch, starts, curve, other)
+    assert (where, "4 fits" in doubt, bool(doubt)) == (pytest.approx(lowest, abs=1e-3), doubted, doubted)
 
 
 def test_a_fit_that_is_cut_short_is_doubted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worth, "STEPS", 2)
     assert fitted(monkeypatch, [40.0, 50.0, 60.0, 70.0])[1]
     assert fitted(monkeypatch, [0.0], bowl)[1], "however few minima it has"
-
-
-def test_a_linear_model_has_one_minimum_so_one_fit_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert fitted(monkeypatch, [0.0], bowl) == (pytest.approx(3, abs=1e-3), "")
 
 
 # --- images of two kinds of clients, at which a start in four leaves a network without a slope

@@ -14,18 +14,18 @@ import pandas as pd
 import pytest
 from numpy.typing import NDArray
 from scipy import stats
-from typer.testing import CliRunner
 
 import umbel
 from examples.table import SERVICES, stays
-from tests.helpers.errors import ended, raises
+from tests.helpers.command import refused, said, schema_of
+from tests.helpers.errors import raises
+from tests.helpers.ledgers import proven
 from tests.helpers.noise import proved
 from tests.helpers.sites import simulated
-from umbel.cli.main import app
 from umbel.data import Schema, open_dataset
 from umbel.data.importers import from_dataframe
 from umbel.models.ranges import CELLS
-from umbel.privacy.accounting.guarantee import guarantee, with_before
+from umbel.privacy.accounting.guarantee import with_before
 from umbel.privacy.channels import Place
 from umbel.privacy.channels.site import SiteSanitiser
 from umbel.privacy.mechanisms.randomness import noise_sources
@@ -41,15 +41,6 @@ from umbel.simulation.start import values_of
 from umbel.simulation.wanted import Wanted
 
 BARE: dict[str, dict[str, Any]] = {"service": {"categories": SERVICES}, "cost": {"unit": "dollars"}}
-
-
-def said(*words: Any, code: str = "") -> str:
-    told = CliRunner().invoke(app, list(map(str, words)), prog_name="umbel")
-    if code:
-        ended(told.exit_code, told.output, code)
-    else:
-        assert told.exit_code == 0, told.output
-    return told.output
 
 
 def small(home: Path, clients: int, name: str = "small") -> Path:
@@ -98,28 +89,20 @@ def test_the_account_of_question_and_run_is_that_of_a_quadrature() -> None:
     assert (released.kind, released.n, released.hypotheses) == (Kind.SITE, 348, 1)
     for nu in (3.526, 6.0):
         run = RunConfig(noise_multiplier=nu, mechanism=LAPLACE).release(7, 1)
-        have = guarantee(with_before({run: 1}, released), 1e-5)
-        assert have is not None
-        assert 0.97e-5 < delta_of(have.epsilon, 7, nu, 14.08) < 1.001e-5
+        epsilon = proven(with_before({run: 1}, released)).epsilon
+        assert 0.97e-5 < delta_of(epsilon, 7, nu, 14.08) < 1.001e-5
 
 
 def test_a_plan_spends_all_of_epsilon_on_question_and_run(hospitals: dict[str, Path]) -> None:
     planned = values_of(hospitals["bare"], wanted=Wanted(epsilon=4))
     setup = Setup.parse(planned.values)
     assert setup.config.before is not None
-    have = guarantee(with_before({setup.release: setup.config.most_participations}, setup.config.before), 1e-5)
-    alone, asked = guarantee({setup.release: 1}, 1e-5), guarantee({setup.config.before: 1}, 1e-5)
-    assert have
-    assert alone
-    assert asked
+    have = proven(with_before({setup.release: setup.config.most_participations}, setup.config.before))
     assert 3.9 < have.epsilon <= 4
-    assert alone.epsilon < 3.95
-    assert 0.49 < asked.epsilon <= 0.5
-    assert "epsilon 0.5 of 4 was set aside" in planned.words[0]
+    assert proven({setup.release: 1}).epsilon < 3.95
+    assert 0.49 < proven({setup.config.before: 1}).epsilon <= 0.5
     assert "longitude -128 to -64" in planned.words[0]
-
-
-def test_without_asking_a_plan_reads_no_row_and_wants_ranges(hospitals: dict[str, Path]) -> None:
+    # Without asking it reads no row, and wants ranges.
     with raises(ConfigError, "config.no-range", "longitude", "umbel ranges"):
         values_of(hospitals["bare"], wanted=Wanted(epsilon=4), ask=False)
 
@@ -128,8 +111,7 @@ def test_an_audit_finds_less_than_the_question_claims() -> None:
     """A client whose rows lie in one cell, or in another, beside clients that stay: the sum tells which at most so well
     as is claimed. The bound is wrong once in a million times."""
     nu, draws, counts = 2.5, 20_000, np.zeros((5, 1, CELLS), np.float32)
-    claim = guarantee({RangesBefore(CELLS, nu, "gaussian", ReleaseBy.SITE).release: 1}, 1e-5)
-    assert claim is not None
+    claim = proven({RangesBefore(CELLS, nu, "gaussian", ReleaseBy.SITE).release: 1})
     task = TrainingSpec(
         round=1, clients=(0, 1, 2, 3, 4), noise_multiplier=nu, mechanism="gaussian", clip_norm=1.0, choice_epsilon=0.0,
         release_by=ReleaseBy.SITE,
@@ -162,7 +144,7 @@ def test_with_too_few_clients_nothing_is_spent_and_public_ranges_are_asked_for(
 ) -> None:
     small(umbel_home, clients, name)
     for words in (("run", name, "--epsilon", 4), ("ranges", name)):
-        assert "public ranges of age, cost" in said(*words, code="config.few-for-ranges")
+        refused("config.few-for-ranges", *words, parts=("public ranges of age, cost",))
     assert not (umbel_home / "runs").exists()
 
 
@@ -181,56 +163,48 @@ def test_the_rule_is_that_the_noise_hides_no_tenth_of_the_clients() -> None:
 # --- answers
 
 
-def test_a_dataset_is_asked_and_the_schema_makes_a_dataset_whose_plan_counts_it(
+def test_a_dataset_is_asked_by_any_channel_and_the_schema_makes_a_dataset_whose_plan_counts_it(
     umbel_home: Path, tmp_path: Path
 ) -> None:
-    small(umbel_home, 1500)
+    """By hand: ages of 20 to 60 lie in 16 to 64, costs of 2,000 to 4,000 in 1,024 to 4,096."""
+    small(umbel_home, 4000)
     schema = tmp_path / "schema.toml"
-    told = said("ranges", "small", "--out", schema)
-    assert "age" in told
-    assert "Later plans count it" in told
-    said("ranges", "small", "--out", schema, code="config.exists")
-    found = Schema.read(schema)
-    # By hand: ages of 20 to 60 lie in 16 to 64, costs of 2,000 to 4,000 in 1,024 to 4,096.
-    assert (found.features[0].offset, found.features[0].scale) == (40, 24)
-    assert (found.target.offset, found.target.scale) == (0, 4096)
+    for words in (("--sites", 3, "--release", "secure"), ("--sites", 3), ("--sites", 1)):
+        schema.unlink(missing_ok=True)
+        said("ranges", "small", *words, "--out", schema)
+        found = Schema.read(schema)
+        assert (found.features[0].offset, found.features[0].scale) == (40, 24)
+        assert (found.target.offset, found.target.scale) == (0, 4096)
+    refused("config.exists", "ranges", "small", "--out", schema)
     stranger = Question.planned(["x"], 10**4, Wanted(1))
     with raises(ConfigError, "config.question", "'x'"):
         with_answers(found, stranger.answers({"counts": np.ones((1, 1, CELLS))}), stranger.release)
-    table = pd.DataFrame({"who": ["a", "b"] * 500, "age": 30.0, "cost": 2500.0})
-    table["who"] += np.repeat(np.arange(500), 2).astype(str)
+    table = pd.DataFrame({"who": np.arange(1000).astype(str), "age": 30.0, "cost": 2500.0})
     from_dataframe(table, schema=schema).write("ranged")
     stated = before(open_dataset(umbel_home / "data" / "ranged").manifest.provenance)
     assert values_of("ranged", wanted=Wanted(epsilon=8), ask=False).values["ranges"] == stated
     assert tomllib.loads(schema.read_text())["provenance"].count(stated) == 1
 
 
+def test_the_run_of_a_question_answers_it_again_and_another_run_does_not(umbel_home: Path, tmp_path: Path) -> None:
+    small(umbel_home, 1500)
+    said("ranges", "small", "--out", tmp_path / "first.toml")
+    said("ranges", "last", "--out", tmp_path / "again.toml")
+    assert Schema.read(tmp_path / "again.toml") == Schema.read(tmp_path / "first.toml")
+    said("run", "synthetic", "rounds=1", "--no-baselines")
+    refused("config.question", "ranges", "last", "--out", tmp_path / "other.toml")
+
+
 def test_a_schema_without_ranges_makes_the_run_config_of_a_question(umbel_home: Path, tmp_path: Path) -> None:
     small(umbel_home, 20)
-    schema, out = tmp_path / "schema.toml", tmp_path / "question.toml"
-    schema.write_text(said("data", "show", "small", "--schema"))
+    schema, out = schema_of("small", tmp_path / "schema.toml"), tmp_path / "question.toml"
     words = ("ranges", schema, "--release", "secure", "--sites", 3, "--out", out)
-    assert "public ranges" in said(*words, "--clients", 30, code="config.few-for-ranges")
+    refused("config.few-for-ranges", *words, "--clients", 30, parts=("public ranges",))
     assert not out.exists()
     said(*words, "--clients", 3000)
     run = RunConfig.parse(tomllib.loads(out.read_text()))
     assert (run.model, run.dataset, run.strategy, run.rounds) == ("ranges columns=age,cost", "", "secure-average", 1)
     assert run.delta == 1e-5
-
-
-def test_the_answer_does_not_depend_on_the_channel_or_the_number_of_sites(umbel_home: Path, tmp_path: Path) -> None:
-    small(umbel_home, 4000)
-    tables = set()
-    for number, words in enumerate((("--sites", 1), ("--sites", 3), ("--sites", 3, "--release", "secure"))):
-        said("ranges", "small", *words, "--out", tmp_path / f"{number}.toml")
-        schema = Schema.read(tmp_path / f"{number}.toml")
-        tables.add((schema.features[0].scale, schema.features[0].offset, schema.target.scale))
-    assert tables == {(24.0, 40.0, 4096.0)}
-    [*_, secure] = sorted((umbel_home / "runs").iterdir())
-    again = said("ranges", secure.name, "--out", tmp_path / "again.toml")
-    assert again.count("age") == 1
-    said("run", "synthetic", "rounds=1", "--no-baselines")
-    said("ranges", "last", "--out", tmp_path / "other.toml", code="config.question")
 
 
 @pytest.mark.parametrize("size", [1e9, 0.9])
@@ -263,9 +237,7 @@ def test_hospitals_without_ranges_learn_as_well_as_with_them(hospitals: dict[str
     errors: dict[str, NDArray[np.float64]] = {}
     for name, path in hospitals.items():
         runs = [umbel.run(path, epsilon=4, seed=seed) for seed in range(3)]
-        errors[name] = np.mean([run.worth["mean"][["this run, last round", OWN]] for run in runs], axis=0)
+        ways = ["this run, last round", "this run, fitted per client"]
+        errors[name] = np.mean([run.worth["mean"][ways] for run in runs], axis=0)
         assert all(re.search(r"epsilon (3\.9\d+ at delta 1e-05|4)\.$", run.guarantee[0]) for run in runs)
     assert (errors["bare"] <= 1.1 * errors["known"]).all(), errors
-
-
-OWN = "this run, fitted per client"

@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 from safetensors.numpy import load_file, save_file
-from typer.testing import CliRunner
 
 import umbel.client.app
 import umbel.server.app
-from umbel.cli.commands.runs import report as app
-from umbel.data import Manifest, offsets_of, write_dataset
+from tests.helpers.command import refused, said
+from tests.helpers.datasets import manifest
+from umbel.data import offsets_of, write_dataset
 from umbel.server.result import Result
 from umbel.server.run_folder import _digest
+from umbel.server.runs import find_run
 from umbel.simulation.grid import InProcessGrid
 from umbel.simulation.in_process import run_config
 from umbel.simulation.sweep import Spec, _save, finish
@@ -27,15 +28,25 @@ from umbel.simulation.sweep import Spec, _save, finish
 pytestmark = pytest.mark.rest
 
 
-def report(run: Path | str) -> Any:
-    return CliRunner().invoke(app, [str(run)])
-
-
 def run_app(home: Path, **changes: Any) -> Path:
     """Do a run of the app and return its folder."""
     config = run_config("synthetic", **changes)
     umbel.server.app.app(InProcessGrid(umbel.client.app.app, config), Context(1, 1, {}, RecordDict(), config))
     return max((home / "runs").iterdir(), key=lambda folder: folder.stat().st_mtime_ns)
+
+
+def report(run: Path) -> str:
+    """Make the report of a run, and return its page."""
+    said("runs", "report", run)
+    return (run / "report.html").read_text()
+
+
+def write_few(folder: Path, train: int, validation: int, factor: float = 1.0, **entries: Any) -> str:
+    """Write clients of two rows whose targets are the sums of their features, times a factor."""
+    x = np.random.default_rng(0).uniform(-1, 1, (2 * (train + validation), 2)).astype(np.float32)
+    own = manifest(train, validation, name="few", model="linear", loss="mse", **entries)
+    write_dataset(folder, own, x, factor * x.sum(1), offsets_of([2] * (train + validation)))
+    return str(folder)
 
 
 @pytest.fixture(scope="module")
@@ -53,24 +64,17 @@ def run(done: Path, umbel_home: Path) -> Path:
     return shutil.copytree(done, umbel_home / "runs" / done.name)
 
 
-@pytest.fixture
-def unvalidated(umbel_home: Path, tmp_path: Path) -> Path:
-    """A run of the app on a dataset in which nobody validates."""
-    x = np.random.default_rng(0).uniform(-1, 1, (16, 2)).astype(np.float32)
-    split = {"train": 8, "validation": 0}
-    manifest = Manifest(name="few", clients=8, split=split, model="linear", loss="mse")
-    write_dataset(tmp_path / "few", manifest, x, x.sum(1), offsets_of([2] * 8))
-    return run_app(umbel_home, dataset=str(tmp_path / "few"), rounds=2)
-
-
-@pytest.mark.parametrize("kind", ["run", "unvalidated"])
-def test_it_is_the_report_that_the_run_itself_writes(kind: str, request: pytest.FixtureRequest) -> None:
-    run = request.getfixturevalue(kind)
+@pytest.mark.parametrize("validated", [True, False])
+def test_it_is_the_report_that_the_run_itself_writes(
+    validated: bool, request: pytest.FixtureRequest, umbel_home: Path, tmp_path: Path
+) -> None:
+    if validated:
+        run = request.getfixturevalue("run")
+    else:
+        run = run_app(umbel_home, dataset=write_few(tmp_path / "few", 8, 0), rounds=2)
     written = (run / "report.html").read_bytes()
     (run / "report.html").unlink()
-    done = CliRunner().invoke(app, [str(run), "--no-baselines"])
-    assert done.exit_code == 0, done.output
-    assert done.stdout.strip() == str(run / "report.html")
+    assert said("runs", "report", run, "--no-baselines").strip() == str(run / "report.html")
     assert (run / "report.html").read_bytes() == written
 
 
@@ -81,72 +85,50 @@ def test_of_what_sites_trained_on_nothing_is_measured_and_an_interrupted_run_say
     latest = run / "latest.safetensors"
     save_file(arrays := load_file(latest), latest, {"rounds": f"3 {_digest(arrays, '3')} new "})
     (run / "outcome.json").write_text(json.dumps({"stopped": ""}))
-    assert report(run).exit_code == 0
+    assert "it was interrupted" in report(run)
     assert not (run / "worth.json").exists()
-    assert "it was interrupted" in (run / "report.html").read_text()
 
 
 @pytest.mark.usefixtures("blank_figures")
 def test_a_run_of_a_sweep_gets_one_too(tmp_path: Path) -> None:
     spec = Spec("one", run_config("synthetic", rounds=7, patience=2))
-    result = _save(spec, finish(spec.config), "", tmp_path)
-    assert report(result.folder).exit_code == 0
-    page = (result.folder / "report.html").read_text()
+    page = report(_save(spec, finish(spec.config), "", tmp_path).folder)
     assert "no better hypotheses in 2 validations" in page or "all 7 rounds done" in page
 
 
-def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
-    done = report(tmp_path)
-    assert done.exit_code == 2
-    assert "config.toml" in done.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_run_that_names_more_clients_than_its_data_have_is_damaged(run: Path) -> None:
+def test_a_folder_without_a_run_and_one_of_too_many_clients_are_named(run: Path, tmp_path: Path) -> None:
+    refused("config.no-run", "runs", "report", tmp_path, parts=("config.toml",))
     with (run / "participations.jsonl").open("a") as file:
         file.write('{"99999": 3}\n')
-    done = report(run)
-    assert done.exit_code == 2
-    assert "[config.run-damaged]" in done.stderr
+    refused("config.run-damaged", "runs", "report", run)
 
 
 @pytest.mark.usefixtures("blank_figures")
-def test_what_a_run_of_flowers_was_worth_is_measured_with_its_report(run: Path) -> None:
-    assert not (run / "worth.json").exists()
-    assert report(run).exit_code == 0
-    first = (run / "worth.json").read_bytes()
-    assert "Was it worth it?" in (run / "report.html").read_text()
-    (run / "worth.json").write_bytes(first.replace(b'"rounds": 6', b'"rounds": 5'))
-    assert report(run).exit_code == 0, "of fewer rounds than there are now"
-    assert (run / "worth.json").read_bytes() == first
-    (run / "worth.json").write_text('{"level": 3}')
-    done = report(run)
-    assert done.exit_code == 2
-    assert "[config.worth]" in done.stderr
-
-
-@pytest.mark.usefixtures("blank_figures")
-def test_of_other_data_than_the_runs_nothing_is_measured(run: Path) -> None:
-    config = (run / "config.toml").read_text()
-    (run / "config.toml").write_text(re.sub(r'(?m)^data = ".*"$', 'data = "other"', config))
-    assert report(run).exit_code == 0
-    assert not (run / "worth.json").exists()
+def test_what_a_run_of_flowers_was_worth_is_measured_with_its_report_but_on_no_other_data(run: Path) -> None:
+    file, config = run / "worth.json", run / "config.toml"
+    assert not file.exists()
+    assert "Was it worth it?" in report(run)
+    first = file.read_bytes()
+    file.write_bytes(first.replace(b'"rounds": 6', b'"rounds": 5'))
+    report(run)  # of fewer rounds than there are now
+    assert file.read_bytes() == first
+    file.write_text('{"level": 3}')
+    refused("config.worth", "runs", "report", run)
+    file.unlink()
+    config.write_text(re.sub(r'(?m)^data = ".*"$', 'data = "other"', config.read_text()))
+    report(run)
+    assert not file.exists()
 
 
 @pytest.mark.usefixtures("blank_figures")
 def test_a_dataset_with_other_units_since_the_run_changes_none_of_its_figures(umbel_home: Path, tmp_path: Path) -> None:
-    x = np.random.default_rng(0).uniform(-1, 1, (20, 2)).astype(np.float32)
-    told = {"name": "few", "clients": 10, "split": {"train": 8, "validation": 2}, "model": "linear", "loss": "mse"}
-    then = Manifest(**told, units={"target": {"scale": 1000.0, "unit": "dollars"}})
-    write_dataset(tmp_path / "few", then, x, x.sum(1), offsets_of([2] * 10))
-    run = run_app(umbel_home, dataset=str(tmp_path / "few"), rounds=1)
-    before = Result(run)
-    figures = before.last_loss, before.unit, before.guarantee
-    shutil.rmtree(tmp_path / "few")
-    now = Manifest(**told, units={"target": {"scale": 1.0, "unit": "cents"}})
-    write_dataset(tmp_path / "few", now, x, 1000 * x.sum(1), offsets_of([2] * 10))
-    after = Result(run)
-    assert (after.last_loss, after.unit, after.guarantee) == figures
-    assert after.unit == "dollars"
-    assert report(run).exit_code == 0
-    assert "cents" not in (run / "report.html").read_text()
+    few, figures = tmp_path / "few", []
+    for scale, unit in ((1000.0, "dollars"), (1.0, "cents")):
+        shutil.rmtree(few, ignore_errors=True)
+        write_few(few, 8, 2, 1000 / scale, units={"target": {"scale": scale, "unit": unit}})
+        run = find_run("last") if figures else run_app(umbel_home, dataset=str(few), rounds=1)
+        result = Result(run)
+        figures.append((result.last_loss, result.unit, result.guarantee))
+    assert figures[0] == figures[1]
+    assert figures[0][1] == "dollars"
+    assert "cents" not in report(run)

@@ -2,47 +2,35 @@
 
 from __future__ import annotations
 
-import logging
-
 import numpy as np
 import pytest
 
-import umbel.client.app
 from umbel.privacy.accounting.guarantee import guarantee
 from umbel.protocol.errors import FleetError
 from umbel.protocol.release import Clipping, Kind, Release
-from umbel.server.history import State
-from umbel.server.run import Run, initial_hypotheses
-from umbel.server.setup import Setup
-from umbel.simulation.grid import InProcessGrid
-from umbel.simulation.in_process import run_config
+from umbel.simulation.in_process import play, run_config
 from umbel.simulation.sweep import finish
 
 pytestmark = pytest.mark.rest
 
 
-def test_a_run_gives_what_the_apps_own_rounds_give() -> None:
+def test_a_run_gives_what_the_same_run_gives_in_this_process() -> None:
     config = run_config("synthetic", rounds=5, seed=4)
-    setup, grid = Setup.parse(config), InProcessGrid(umbel.client.app.app, config, nodes=3)
-    start = initial_hypotheses(setup, grid)
-    state = State.first(start)
-    Run(setup, grid, state).do()
-
-    finished = finish(config)
+    run, finished = play(config, nodes=3), finish(config)
     assert finished.state is not None
-    np.testing.assert_array_equal(finished.state.best["weight"], state.best["weight"])
-    np.testing.assert_array_equal(finished.state.hypotheses["weight"], state.hypotheses["weight"])
-    np.testing.assert_array_equal(finished.participations, setup.fleet.participations)
-    assert finished.measures["best_loss"] == state.best_loss
-    assert finished.release == setup.release
+    for ours, theirs in ((finished.state.best, run.state.best), (finished.state.hypotheses, run.state.hypotheses)):
+        np.testing.assert_array_equal(ours["weight"], theirs["weight"])
+    often = finished.participations
+    np.testing.assert_array_equal(often, run.fleet.participations)
+    assert finished.release == run.setup.release
+    measures = finished.measures
+    assert (measures["best_loss"], measures["rounds"]) == (run.state.best_loss, 5)
     # n/nu = 2/5 a participation.
-    assert finished.measures["max_budget"] == pytest.approx(0.4 * finished.participations.max())
-    assert finished.measures["median_budget"] == pytest.approx(0.4 * np.median(finished.participations))
-    assert finished.measures["max_participations"] == finished.participations.max()
+    assert measures["max_budget"] == pytest.approx(0.4 * often.max())
+    assert measures["median_budget"] == pytest.approx(0.4 * np.median(often))
+    assert measures["max_participations"] == often.max()
     # The radius is the norm of a client's own update, and the choice is open.
-    assert finished.measures["pure_epsilon"] is None
-    assert finished.measures["epsilon"] is None
-    assert finished.measures["rounds"] == 5
+    assert (measures["pure_epsilon"], measures["epsilon"]) == (None, None)
 
 
 def test_nothing_bounds_what_unsanitised_releases_cost() -> None:
@@ -64,8 +52,7 @@ def test_a_formal_run_says_what_it_guarantees_to_who_took_part_most_often(mechan
         assert measures["max_budget"] is None, "the paper counts Laplace noise"
 
 
-def test_a_refusing_node_is_a_failed_run(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.CRITICAL)
+def test_a_refusing_node_is_a_failed_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UMBEL_MIN_NOISE_MULTIPLIER", "9")
     with pytest.raises(FleetError):
         finish(run_config("synthetic", rounds=1))

@@ -229,7 +229,9 @@ class _Graph(nn.Module):
     def example(self, rows: int) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
         """Return made-up rows as the file takes them, and the network's outputs for them, as umbel encodes them."""
         frame = pd.DataFrame({one.name: one.example(rows) for one in self.columns})
-        alone = self.schema.model_copy(update={"client": None})
+        # They are numbers already, however a site's table writes them.
+        plain = [one.model_copy(update={"decimal": ""}) for one in self.schema.features]
+        alone = self.schema.model_copy(update={"client": None, "features": plain})
         seen = torch.from_numpy(encode(frame, alone, "made-up rows", to_predict=True).features)
         with torch.inference_mode():
             outputs: NDArray[Any] = self._outputs(seen).numpy()

@@ -35,12 +35,16 @@ def cut(values: NDArray[Any], classes: NDArray[Any], ordered: bool) -> float:
 def telling(features: NDArray[Any], targets: NDArray[Any], named: Sequence[str]) -> str:
     """Return the one of named features (rows, n) that alone nearly predicts targets (rows,); empty if none does.
 
-    Targets of many values count as large or small. Images and rows of very many features are not looked at.
+    Targets of many values count as large or small. A feature that rows may lack is judged by those that have it. Images
+    and rows of very many features are not looked at.
     """
     if features.ndim != 2 or targets.ndim > 1 or not 0 < len(named) <= _MOST:
         return ""
     step = max(1, len(targets) // SAMPLE)
     classes = (targets > np.median(targets) if len(np.unique(targets)) > _MOST else targets)[::step]
-    scores = {name: cut(values[::step], classes, ordered=True) for name, values in zip(named, features.T, strict=True)}
+    of, scores = dict(zip(named, features[::step].T, strict=True)), dict[str, float]()
+    for name, values in of.items():
+        has = of[lacking] == 0 if (lacking := f"{name} is missing") in of else slice(None)
+        scores[name] = cut(values[has], classes[has], ordered=True)
     best = max(scores, key=scores.__getitem__)
     return best if scores[best] >= LEAK else ""

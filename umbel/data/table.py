@@ -473,12 +473,14 @@ def _numbers(series: pd.Series, column: Column, reading: Reading, missing: Seque
     low = -np.inf if column.minimum is None else column.minimum
     high = np.inf if column.maximum is None else column.maximum
     far = sound & ((values < low) | (values > high))
-    if column.outside == "clip" and far.any():
+    # A prediction reveals nothing, and is better made from the bound than refused for a whole table.
+    clips = column.outside == "clip" or syntax is Syntax.PREDICTION
+    if clips and far.any():
         reading.clipped[column.name] = int(far.sum())
     elif far.any():
         fix = "is it in another unit? Repair or remove that row"
         note(far, f"not from {low:,.10g} to {high:,.10g}", fix, outside="clip")
-    return np.clip(values, low, high)[:, None] if column.outside == "clip" else values[:, None]
+    return np.clip(values, low, high)[:, None] if clips else values[:, None]
 
 
 def _absent(odd: pd.Series, column: Column) -> Mapping[str, Any]:

@@ -100,7 +100,7 @@ class Summary:
             return
         last, kept = scored[-1], after_round(state.best_round)
         apart = "" if last.report_noise else ", which did not train,"  # training clients may report with noise
-        line = f"Validation clients{apart} had {self.score(last, ' and ')} {after_round(last.number)}"
+        line = f"Validation clients{apart} had {self.score(last, ' and ')} on all their rows {after_round(last.number)}"
         if alike := undecided(scored, state.best_round):
             yield f"{line}. The noise does not tell the kept round, {kept}, from {count_of(alike, 'other', 'others')}."
         elif last.number == state.best_round:

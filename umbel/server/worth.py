@@ -110,7 +110,7 @@ class Worth:
     left_out: Annotated[list[LeftOut], Field(max_length=50)]
     worth_it: bool  # whether a client is better off with the run than without, as far as was measured
     verdict: _Text  # the same as a sentence
-    rounds: int  # lines of the run's history when this was measured
+    history: int  # lines of the run's history when this was measured: one more than rounds
     advice: _Text = ""  # a setting that was tried and served clients better; empty if there is none
     version: Literal[1] = 1
 
@@ -130,7 +130,8 @@ class Worth:
         unit = f" ({self.unit})" if self.unit else ""
         better = "higher" if self.higher_is_better else "lower"
         whose = count_of(self.clients, "validation client")
-        interval = "; ± two standard errors" if self.arms and self.arms[0].scores else ""
+        known = any(score.margin is not None for arm in self.arms for score in arm.scores)
+        interval = "; ± two standard errors" if known else ""
         return f"{self.metric}{unit} of {whose}, on held-out rows; {better} is better{interval}"
 
     def arm(self, way: Way) -> Arm:
@@ -143,6 +144,7 @@ class Worth:
         if self.arms:
             lines += [f"{self.heading}:", *rows_of([(arm.label, arm) for arm in self.arms])]
             lines += [f"  left out: {one.label}, {one.why}" for one in self.left_out]
+            lines.append(f"Predictions are made as in the row {self.arms[-1].label!r}.")
             lines += [self.advice] if self.advice else []
             lines.append(STAYS)
         return lines

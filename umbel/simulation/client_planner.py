@@ -316,12 +316,13 @@ def _rows_help(draft: Draft) -> bool:
     """Return whether there is a plan that hides each row at the same epsilon; it reads no row."""
     from umbel.simulation.planner import with_row_noise  # which imports this module
 
-    with suppress(ConfigError):
+    try:
         wanted = Wanted(draft.wanted.epsilon, draft.wanted.delta, _TYPICAL_ROWS)
         values = {**draft.values, **wanted.settings}
         with_row_noise(draft._replace(values=values, wanted=wanted, setup=Setup.parse(values)))
-        return True
-    return False
+    except ConfigError as error:
+        return error.code == "config.no-range"  # which may be declared
+    return True
 
 
 def _fewer_parameters(draft: Draft) -> str:

@@ -113,15 +113,21 @@ def undeclared(model: Model, dataset: Dataset) -> list[str]:
 def check_declared(model: Model, dataset: Dataset) -> None:
     """Raise `ConfigError` if a model takes the columns of a table as they are, and one has no public range."""
     if bare := undeclared(model, dataset):
-        more = f" and {len(bare) - _MOST_NAMED} more columns" if len(bare) > _MOST_NAMED else ""
-        first = shlex.quote(bare[0])
+        ask = "ask them with a part of it, as umbel run DATASET --epsilon E does, or umbel ranges"
         raise ConfigError(
-            f"a plan with a guarantee needs the public range of {', '.join(bare[:_MOST_NAMED])}{more}, because it "
-            f"reads no rows. Import the table again with --replace, and give each its range, as --set "
-            f"{first}.minimum=0 --set {first}.maximum=100, or a scale other than 1, as --set {first}.scale=100; or "
-            "ask the clients for them with a part of epsilon, as umbel run of a dataset does and umbel ranges",
+            "a plan with a guarantee reads no rows. Import the table again with --replace and the public "
+            f"{ranges_of(bare)}, or a scale other than 1, as --set {shlex.quote(bare[0])}.scale=100; or, if a "
+            f"guarantee for clients is within reach, {ask}",
             code="config.no-range",
         )
+
+
+def ranges_of(bare: list[str]) -> str:
+    """Return which columns need a range, and how one is given."""
+    more = f" and {len(bare) - _MOST_NAMED} more columns" if len(bare) > _MOST_NAMED else ""
+    first = shlex.quote(bare[0])
+    how = f"as --set {first}.minimum=0 --set {first}.maximum=100 for each"
+    return f"range of {', '.join(bare[:_MOST_NAMED])}{more}, {how}"
 
 
 def made_up(model: Model, dataset: Dataset) -> Dataset:

@@ -85,10 +85,19 @@ def step_size(model: Model, clients: list[NDArray[np.float64]], exact: bool) -> 
     The curvature of a loss is at most that of its link times the largest eigenvalue of the second moments of a client's
     features and 1. For declared ranges only the mean of their trace is known, which bounds that of most.
     """
-    link = {"mse": 2.0, "cross-entropy": 0.5, "log": 0.25}.get(model.loss.name, 1.0)
     largest = 0.0
     for rows in clients:
         wide = np.concatenate([rows, np.ones((len(rows), 1))], axis=1)
         moments = wide.T @ wide / len(rows)
         largest = max(largest, float(np.linalg.eigvalsh(moments)[-1] if exact else np.trace(moments)))
-    return float(f"{1 / (link * largest):.2g}")
+    return float(f"{1 / (_curvature(model) * largest):.2g}")
+
+
+def typical_norm(model: Model, step: float) -> float:
+    """Return the norm of a typical row's features and 1, to which `step_size` fitted a step for declared ranges."""
+    return 1 / math.sqrt(_curvature(model) * step)
+
+
+def _curvature(model: Model) -> float:
+    """Return the largest second derivative of a linear model's loss by its output."""
+    return {"mse": 2.0, "cross-entropy": 0.5, "log": 0.25}.get(model.loss.name, 1.0)

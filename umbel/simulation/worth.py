@@ -71,7 +71,7 @@ _FRESH_SEED = 0  # of measured clients' initial local parameters
 _RARE = 0.2  # share of rows of the rarer of two classes below which the order of rows is judged, not the accuracy
 _PERFECT, _EXACT = 0.999, 0.01  # an accuracy or AUC, and an RMSE relative to a constant's, that are suspiciously good
 _LOCAL, _LARGE = "since each client has its own local parameters", "since its network is too large for so many rows"
-_BETTER, _ALIKE, _WORSE = "better than", "about as good as", "worse than"
+_BETTER, _ALIKE, _WORSE = "better than", "not shown to differ from", "worse than"
 _OTHERS = {Way.CONSTANT: "a constant", Way.ALONE: "each client alone", Way.POOLED: "all rows pooled"}
 
 
@@ -110,7 +110,7 @@ def write_report(run: str | Path, baselines: bool = True) -> Path:
         participations[list(spent)] = list(spent.values())
     state.stopped = state.stopped or "it was interrupted"
     worth = folder.read_worth()
-    if worth is None or worth.rounds != len(state.history):
+    if worth is None or worth.history != len(state.history):
         worth = None
         if baselines and _same_data(folder, setup):
             worth = appraise(setup, state, kept, path)
@@ -193,7 +193,7 @@ def appraise(setup: Setup, state: State, kept: Arrays, folder: Path | None = Non
         left_out=[row for row in found if isinstance(row, LeftOut)],
         worth_it=worth_it,
         verdict=verdict,
-        rounds=len(state.history),
+        history=len(state.history),
         advice=advice,
     )
 
@@ -209,6 +209,9 @@ def judge(gains: Mapping[Way, NDArray[np.float64]]) -> tuple[bool, str]:
     This judges what predictions use. A gain is the metric of each client (clients,), negated if lower is better.
     """
     run = gains[_used(gains)]
+    if len(run) == 1:
+        more = "with more of them, as by umbel data import --validation 0.5, chance can be told from a difference"
+        return False, f"Not shown, because there is one validation client; {more}."
     beside = {way: _compared(run, gains[way]) for way in _OTHERS if way in gains}
     needed = {relation for way, relation in beside.items() if way is not Way.POOLED}
     answer = "Yes" if needed == {_BETTER} else "No" if _WORSE in needed else "Not shown"
@@ -432,11 +435,14 @@ class Ways:
         exact = {way for way in rows if metric.name == "rmse" and means[way] < _EXACT * bad}
         exact |= {way for way in rows if metric.share and means[way] >= _PERFECT > bad}
         exact |= {way for way, one in rows.items() if one.scores.get(AUC, [0.0])[0] >= _PERFECT}
+        named = [one["name"] for one in manifest.units.get("features", [])]
+        column = telling(self.rows.features.cpu().numpy(), self.rows.targets.cpu().numpy(), named)
+        cause = f"column {column}, which alone nearly predicts the target" if column else "the cause"
         if perfect := [LABELS[way] for way in rows if way in exact]:
-            named = [one["name"] for one in manifest.units.get("features", [])]
-            column = telling(self.rows.features.cpu().numpy(), self.rows.targets.cpu().numpy(), named)
-            cause = f"column {column}, which alone nearly predicts the target" if column else "the cause"
             found.append(f"Too good to be true, because {perfect[0]} is nearly perfect: look at {cause}.")
+        elif column:
+            found.append(f"Look at {cause}.")
+        if perfect or column:
             found.append("What is known only after the target gives the answer away; import the data without it.")
         return found
 

@@ -3,36 +3,22 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from tests.helpers.reports import WORTH
+from tests.helpers.command import done
 from tests.helpers.sources import ROOT
-from umbel.cli.commands.demo import ONE, OPEN, SEVERAL, table
-from umbel.cli.main import app
+from umbel.cli.commands.demo import ONE, OPEN, SEVERAL
 from umbel.cli.runs import Run
-from umbel.server.worth import Arm, Way, Worth
+from umbel.server.worth import Way
 
 PAGE = ROOT / "docs" / "start" / "first-run.md"
 
 
-def worth(last: float, own: float) -> Worth:
-    others = [Arm(way, way.value, 1000.0, 2000.0) for way in (Way.CONSTANT, Way.ALONE, Way.POOLED)]
-    return replace(WORTH, arms=[*others, Arm(Way.LAST, "", last, 2 * last), Arm(Way.OWN, "", own, 2 * own)])
-
-
-def test_the_baselines_stand_there_once_and_each_run_as_it_is_and_made_each_hospitals_own() -> None:
-    lines = table({OPEN: worth(900, 250), ONE: worth(950, 260), SEVERAL: worth(700, 280)})
-    assert sum("1,000" in line for line in lines) == 3
-    assert sum("made each hospital's own" in line for line in lines) == 3
-
-
 @pytest.mark.slow
 def test_hospitals_are_better_off_with_a_pure_epsilon_of_4(umbel_home: Path) -> None:
-    told = CliRunner().invoke(app, ["demo"], prog_name="umbel")
+    told = done("demo")
     assert told.exit_code == 0, told.output
     runs = {
         what: Run(Path(line)) for what, line in zip((OPEN, ONE, SEVERAL), told.stdout.splitlines()[-3:], strict=True)

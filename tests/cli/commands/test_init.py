@@ -11,13 +11,13 @@ from io import BytesIO
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from benchmarks.flower import simulation
-from tests.helpers.errors import ended, raises
+from tests.helpers.command import refused, said
+from tests.helpers.errors import raises
 from tests.helpers.ports import free_port
 from tests.helpers.sources import ROOT
-from umbel.cli.commands.init import app, files, package_of
+from umbel.cli.commands.init import files, package_of
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.flower import build_bundle
 from umbel.protocol.run_config import RunConfig
@@ -30,40 +30,34 @@ ALONE = {"UV_OFFLINE": "1", "UV_NO_CACHE": "1", "FLWR_TELEMETRY_ENABLED": "0"}
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    folder = tmp_path / "my-study"
-    done = CliRunner().invoke(app, [str(folder)])
-    assert done.exit_code == 0, done.output
-    return folder
+    said("init", tmp_path / "my-study")
+    return tmp_path / "my-study"
 
 
-def test_it_writes_a_fixed_set_of_files_under_the_projects_name(project: Path) -> None:
-    found = {str(path.relative_to(project)) for path in project.rglob("*") if path.is_file()}
-    assert found == {path.replace("my_project", "my_study") for path in files()}
-    for path in project.rglob("*"):
-        assert path.is_dir() or not re.search("my_project|my-project|VERSION", path.read_text()), path
+def texts(folder: Path) -> dict[str, str]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_text(encoding="utf-8") for path in files}
 
 
-def test_an_ordinary_flower_app_is_the_example_under_its_own_name(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, [str(tmp_path / "my-app"), "--flower"])
-    assert done.exit_code == 0, done.output
-    found = {str(path.relative_to(tmp_path / "my-app")) for path in (tmp_path / "my-app").rglob("*") if path.is_file()}
-    assert found == {
-        "pyproject.toml",
-        *(f"my_app/{name}.py" for name in ("__init__", "server_app", "client_app", "data")),
-    }
-    for path in found:
-        text = (tmp_path / "my-app" / path).read_text(encoding="utf-8")
-        assert not re.search("flower_app|flower-app|my_project|sklearn", text), path
-        original = ROOT / "examples" / "flower_app" / path.replace("my_app", "flower_app")
-        assert text.count("\n") == original.read_text(encoding="utf-8").count("\n")
-    build_bundle(tmp_path / "my-app")
-
-
-def test_its_bundle_carries_the_users_own_code(project: Path) -> None:
+def test_it_writes_a_fixed_set_of_files_under_the_projects_name_which_its_bundle_carries(project: Path) -> None:
+    found = texts(project)
+    assert found.keys() == {path.replace("my_project", "my_study") for path in files()}
+    assert not [path for path, text in found.items() if re.search("my_project|my-project|VERSION", text)]
     with zipfile.ZipFile(BytesIO(build_bundle(project))) as archive:
         names = set(archive.namelist())
     assert {"my_study/__init__.py", "my_study/model.py", "pyproject.toml"} < names
     assert not any(name.startswith("umbel/") for name in names), "it would hide the umbel that is installed"
+
+
+def test_an_ordinary_flower_app_is_the_example_under_its_own_name(tmp_path: Path) -> None:
+    said("init", tmp_path / "my-app", "--flower")
+    found, modules = texts(tmp_path / "my-app"), ("__init__", "server_app", "client_app", "data")
+    assert found.keys() == {"pyproject.toml", *(f"my_app/{name}.py" for name in modules)}
+    for path, text in found.items():
+        assert not re.search("flower_app|flower-app|my_project|sklearn", text), path
+        original = ROOT / "examples" / "flower_app" / path.replace("my_app", "flower_app")
+        assert text.count("\n") == original.read_text(encoding="utf-8").count("\n")
+    build_bundle(tmp_path / "my-app")
 
 
 def test_its_settings_are_a_run_with_a_guarantee(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,8 +118,7 @@ def test_a_name_that_flower_or_python_does_not_take_is_refused(name: str) -> Non
 
 
 def test_a_folder_with_files_is_left_alone(project: Path) -> None:
-    done = CliRunner().invoke(app, [str(project)])
-    ended(done.exit_code, done.stderr, "config.project-exists", project)
+    refused("config.project-exists", "init", project, parts=(project,))
 
 
 def test_a_pyproject_without_a_table_for_flower_is_the_defaults(tmp_path: Path) -> None:

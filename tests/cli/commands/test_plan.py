@@ -1,4 +1,7 @@
-"""A plan with the numbers of a run config, its model and its dataset."""
+"""`umbel price` and `umbel plan`: figures of a run config, its model and its dataset, and plans of whole runs.
+
+Whether the figures are right `tests/privacy/accounting/test_plan.py` and `tests/simulation/test_planner.py` check.
+"""
 
 from __future__ import annotations
 
@@ -8,133 +11,107 @@ from pathlib import Path
 import numpy as np
 import pytest
 from flwr.common.config import parse_config_args
-from typer.testing import CliRunner
 
 import umbel
+from tests.helpers.command import refused, said
 from tests.helpers.datasets import manifest
-from tests.helpers.errors import ended
-from umbel.cli.main import app
+from tests.helpers.sources import ROOT
 from umbel.data import offsets_of, write_dataset
 
-CONFIG = Path(__file__).resolve().parents[3] / "configs" / "hospital-epsilon-4.toml"
+CONFIG = ROOT / "configs" / "hospital-epsilon-4.toml"
+FIGURES = "parameters=11 hypotheses=5 clients=2062 clients-per-round=100"
+FEW = "parameters=2 hypotheses=2 clients=100 clients-per-round=10 noise-multiplier=9 rounds=2"
 
 
-def write(folder: Path, scale: float) -> None:
+def write(folder: Path, scale: float = 1.0) -> None:
     """Write hospitals whose charges are all so many times as high."""
     x = np.random.default_rng(0).uniform(-1, 1, (400, 3)).astype(np.float32)
     own = manifest(140, 60, model="mlp", loss="rmse")
     write_dataset(folder, own, x, scale * np.abs(x.sum(1, keepdims=True)), offsets_of([2] * 200))
 
 
-@pytest.fixture
-def hospitals(umbel_home: Path) -> None:
-    write(umbel_home / "data" / "hospital", 1)
-
-
-def run(*command: str, name: str = "plan") -> tuple[int, str]:
-    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, [name, *command])
-    return done.exit_code, done.output
-
-
-def test_the_numbers_come_from_the_config_and_its_dataset(hospitals: None) -> None:
-    """n = 11 and k = 5: 2 * 11/nu + 1 = 4 at nu = 7.333."""
-    code, output = run(str(CONFIG), "target-epsilon=4", "--delta", "0", name="price")
-    assert code == 0, output
-    for text in ("│ 7.33", "│ choice-epsilon", "median 1, most 1"):
-        assert text in output
-
-
-def test_a_plan_tells_nothing_about_rows(umbel_home: Path, tmp_path: Path) -> None:
-    """A clip norm of clients' updates would be a release without noise that no ledger counts."""
-    told = []
-    for scale in (1, 1000):
-        (home := tmp_path / str(scale)).mkdir()
-        config = home / "config.toml"
-        write(home / "hospital", scale)
-        config.write_text(CONFIG.read_text().replace('"hospital"', f'"{home / "hospital"}"'), encoding="utf-8")
-        told.append(run(str(config), "target-epsilon=4", name="price"))
-    assert told[0] == told[1]
-    assert told[0][0] == 0
-
-
-def test_a_config_that_hides_rows_alone_names_the_command_that_plans_it(umbel_home: Path, tmp_path: Path) -> None:
-    write(umbel_home / "data" / "own", 1)
-    config = tmp_path / "rows.toml"
-    config.write_text(
-        'dataset = "own"\nprotect = "rows"\nclipping = "update"\nnoise-multiplier = 0.0\nchoice-epsilon = 0.5\n'
-        'rows = "clip=1 noise=2 rate=1 batch=4"\nlocal-steps = 5\n'
-        "rounds = 2\nhypotheses = 2\n",
+@pytest.fixture(autouse=True)
+def home(umbel_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home with data, of which no plan is refused for its noise; and files beside which commands work."""
+    monkeypatch.setattr("umbel.simulation.client_planner.DROWNED", (1e9, 1e9))
+    for name in ("hospital", "mine"):
+        write(umbel_home / "data" / name)
+    (tmp_path / "rows.toml").write_text(
+        'dataset = "mine"\nprotect = "rows"\nclipping = "update"\nnoise-multiplier = 0.0\nchoice-epsilon = 0.5\n'
+        'rows = "clip=1 noise=2 rate=1 batch=4"\nlocal-steps = 5\nrounds = 2\nhypotheses = 2\n',
         encoding="utf-8",
     )
-    ended(*run(str(config), name="price"), "config.hides-rows", "--row-epsilon")
+    monkeypatch.chdir(tmp_path)
+    return umbel_home
 
 
-def test_a_whole_run_that_hides_rows_is_planned_and_written(umbel_home: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "lines"),
+    [
+        # n = 11 and k = 5: 2 * 11/nu + 1 = 4 at nu = 7.333.
+        (f"{CONFIG} target-epsilon=4 --delta 0", ("│ 7.33", "median 1, most 1")),
+        # An open choice has no guarantee.
+        (f"{FIGURES} noise-multiplier=3 rounds=100", ("median 5, most 18", "median none, most none")),
+        # One participation costs 2 * 11/3 + 1 = 8.333, five of them 41.67, and eighteen 150.
+        (f"{FIGURES} noise-multiplier=3 rounds=100 choice-epsilon=1", ("median 41.67, most 150",)),
+        (f"{FIGURES} target-epsilon=8 participations=4", ("median 4, most 4", "epsilon at delta 1e-05")),
+        # A tenth of 1 / 100 may give a client away.
+        (f"{FEW} --delta 1.1e-3", ("delta well below 0.01",)),
+    ],
+)
+def test_price_tells_the_guarantee_or_works_out_its_noise(words: str, lines: tuple[str, ...]) -> None:
+    told = said("price", *words.split())
+    assert not [line for line in lines if line not in told], told
+    assert "well below" not in said("price", *FEW.split(), "--delta", "1e-3")
+
+
+def test_a_plan_tells_nothing_about_rows(home: Path, tmp_path: Path) -> None:
+    """A clip norm of clients' updates would be a release without noise that no ledger counts."""
+    told = set()
+    for scale in (1, 1000):
+        write(tmp_path / str(scale) / "hospital", scale)
+        config = tmp_path / str(scale) / "config.toml"
+        config.write_text(CONFIG.read_text().replace('"hospital"', f'"{config.with_name("hospital")}"'))
+        told.add(said("price", config, "target-epsilon=4"))
+    assert len(told) == 1
+
+
+def test_a_whole_run_that_hides_rows_is_planned_and_written(tmp_path: Path) -> None:
     """Python plans the same."""
-    write(umbel_home / "data" / "own", 1)
-    file = tmp_path / "rows.toml"
-    code, output = run("own", "--row-epsilon", "3", "--rows", "4", "rounds=2", "--out", str(file))
-    assert code == 0, output
-    assert "for each row of a client" in output
-    assert 'protect="rows" budget="inf" row-budget="' in output
-    planned = tomllib.loads(file.read_text(encoding="utf-8"))
-    assert planned == umbel.plan("own", row_epsilon=3, rows=4, rounds=2).values
-    assert (planned["protect"], planned["rounds"]) == ("rows", 2)
-    assert "batch=4.0" in planned["rows"]
-    ended(*run("own", "--rows", "4"), "config.missing-figure", "row-epsilon")
-    ended(*run("own", "--rows", "4", "--row-epsilon", "3", "row-rate=1"), "config.unknown-key", "row-rate")
-
-
-def test_a_config_without_a_dataset_is_named(hospitals: None) -> None:
-    code, output = run(str(CONFIG.with_name("hospital-sites.toml")), "target-epsilon=4", name="price")
-    assert code == 2
-    assert 'dataset = ""' in output
-
-
-@pytest.mark.parametrize(("delta", "warned"), [("1e-3", False), ("1.1e-3", True)])
-def test_a_delta_that_may_give_a_client_away_is_warned_of(delta: str, warned: bool) -> None:
-    """A tenth of 1/100."""
-    figures = "parameters=2 hypotheses=2 clients=100 clients-per-round=10 noise-multiplier=9 rounds=2"
-    code, output = run(*figures.split(), "--delta", delta, name="price")
-    assert code == 0, output
-    assert ("take a delta well below 0.01" in output) is warned
-
-
-def test_a_planned_run_is_written_and_run(umbel_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("umbel.simulation.client_planner.DROWNED", (1e9, 1e9))
-    write(umbel_home / "data" / "mine", 1)
     file = tmp_path / "private.toml"
-    code, told = run("mine", "--epsilon", "4", "--out", str(file), "rounds=2")
-    assert code == 0, told
-    assert told.splitlines()[-1].startswith(f"Next: umbel run {file}, or")
+    told = said("plan", "mine", "--row-epsilon", "3", "--rows", "4", "rounds=2", "--out", file)
+    assert 'protect="rows" budget="inf" row-budget="' in told
+    planned = tomllib.loads(file.read_text(encoding="utf-8"))
+    assert planned == umbel.plan("mine", row_epsilon=3, rows=4, rounds=2).values
+    assert (planned["protect"], planned["rounds"], "batch=4.0" in planned["rows"]) == ("rows", 2, True)
+
+
+def test_a_planned_run_is_written_and_run(tmp_path: Path) -> None:
+    file, words = tmp_path / "private.toml", ("plan", "mine", "--epsilon", "4", "rounds=2")
+    assert said(*words, "--out", file).splitlines()[-1].startswith(f"Next: umbel run {file}, or")
     assert parse_config_args([str(file)]) == tomllib.loads(file.read_text(encoding="utf-8")), "flwr run takes it"
-    assert file.read_text().startswith("# Planned: pure epsilon 4 for a client over the whole run, with 2 rounds")
-    done = CliRunner().invoke(app, ["run", str(file)], prog_name="umbel")
-    assert done.exit_code == 0, done.output
-    code, printed = run("mine", "--epsilon", "4", "rounds=2")
-    assert "noise-multiplier = " in printed
-    code, printed = run("mine", "--epsilon", "4", "rounds=2", "--release", "secure", "--sites", "3")
-    assert code == 0, printed
+    assert file.read_text().startswith("# Planned: pure epsilon 4 for a client")
+    said("run", file, "--no-baselines")
+    assert "noise-multiplier = " in said(*words)
+    printed = said(*words, "--release", "secure", "--sites", "3")
     assert 'strategy = "secure-average"' in printed
     assert 'mechanism = "discrete-gaussian"' in printed
-    assert "--nodes" in printed
 
 
 @pytest.mark.parametrize(
     ("words", "code", "part"),
     [
-        ("rounds=2 --epsilon 4", "config.missing-figure", "name a configuration"),
-        ("mine rounds=2 --row-epsilon 3", "config.missing-figure", "and rows"),
-        ("rounds=2 --rows 4 --row-epsilon 3", "config.missing-figure", "name a configuration"),
-        ("mine other --epsilon 4", "config.two-configurations", "'other'"),
-        ("mine --epsilon 4 --out nowhere/private.toml", "config.unwritable", "nowhere"),
-        ("mine --epsilon 4 --out private.txt", "config.unwritable", "flwr run"),
+        ("plan rounds=2 --epsilon 4", "config.missing-figure", "name a configuration"),
+        ("plan mine rounds=2 --row-epsilon 3", "config.missing-figure", "and rows"),
+        ("plan mine --rows 4", "config.missing-figure", "row-epsilon"),
+        ("plan mine --rows 4 --row-epsilon 3 row-rate=1", "config.unknown-key", "row-rate"),
+        ("plan mine other --epsilon 4", "config.two-configurations", "'other'"),
+        ("plan mine --epsilon 4 --out nowhere/private.toml", "config.unwritable", "nowhere"),
+        ("plan mine --epsilon 4 --out private.txt", "config.unwritable", "flwr run"),
+        ("price rows.toml", "config.hides-rows", "--row-epsilon"),
+        (f"price {CONFIG.with_name('hospital-sites.toml')} target-epsilon=4", "config.no-dataset", 'dataset = ""'),
+        (f"price {FIGURES} noise-multiplier=0 rounds=100", "config.impossible-figure", "noise-multiplier"),
     ],
 )
-def test_what_is_no_plan_of_a_run_is_told(
-    umbel_home: Path, monkeypatch: pytest.MonkeyPatch, words: str, code: str, part: str
-) -> None:
-    monkeypatch.setattr("umbel.simulation.client_planner.DROWNED", (1e9, 1e9))
-    write(umbel_home / "data" / "mine", 1)
-    told = run(*words.split())
-    ended(*told, code, part)
+def test_what_is_no_plan_of_a_run_is_told(words: str, code: str, part: str) -> None:
+    refused(code, *words.split(), parts=(part,))

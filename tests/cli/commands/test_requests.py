@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Message
-from typer.testing import CliRunner
 
+from tests.helpers.command import refused as refuses
+from tests.helpers.command import said
 from tests.helpers.datasets import manifest
 from tests.helpers.errors import raises
 from tests.helpers.ledgers import spent
@@ -20,7 +21,6 @@ from tests.helpers.messages import asked, refused
 from tests.helpers.nodes import ask
 from tests.helpers.paper import ACCEPTED, paper_task
 from tests.helpers.runs import run_app
-from umbel.cli.main import app as command
 from umbel.client.app import app
 from umbel.console.books import prices
 from umbel.data import offsets_of, write_dataset
@@ -62,9 +62,17 @@ class Site:
 
     def run(self, *words: str) -> str:
         """Do what a person at the site types."""
-        done = CliRunner(env={"COLUMNS": "160"}).invoke(command, ["site", *words, "--ledger", str(self.ledger)])
-        assert done.exit_code == 0, done.output
-        return str(done.output)
+        return said("site", *words, "--ledger", self.ledger)
+
+    def approve(self) -> None:
+        """Approve the one request that waits."""
+        [digest] = self.waiting
+        self.run("approve", digest)
+
+    def asks(self, **run_config: Any) -> None:
+        """Go on as a server whose run config has other entries."""
+        [context] = self.grid.contexts.values()
+        context.run_config |= run_config
 
     @property
     def waiting(self) -> list[str]:
@@ -76,40 +84,39 @@ def site(tmp_path: Path, run_config: dict[str, Any]) -> Site:
     return Site(tmp_path, run_config)
 
 
+@pytest.fixture
+def approved(site: Site) -> Site:
+    """A site whose people approved what the run config says."""
+    site.query()
+    site.approve()
+    return site
+
+
 def test_a_site_that_does_not_ask_answers_what_its_policy_allows(tmp_path: Path, run_config: dict[str, Any]) -> None:
     site = Site(tmp_path, run_config, approve="policy")
     assert not any(refused(one) for one in (site.query(), site.train(), site.evaluate(), site.keep()))
 
 
-def test_nothing_is_answered_before_it_is_approved(site: Site, caplog: pytest.LogCaptureFixture) -> None:
-    assert all(refused(one) for one in (site.query(), site.train(), site.evaluate(), site.keep()))
+def test_nothing_is_answered_before_it_is_approved_or_once_that_is_taken_back(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    def answers() -> list[bool]:
+        return [not refused(one) for one in (site.query(), site.train(), site.evaluate(), site.keep())]
+
+    assert answers() == [False] * 4
     assert Journal(site.ledger).accounts() == {}
     [digest] = site.waiting
-    told = f"request {digest[:SHOWN]} of run 1 waits for approval: umbel site requests"
-    assert caplog.text.count(told) >= 4
+    assert caplog.text.count(f"request {digest[:SHOWN]} of run 1 waits for approval: umbel site requests") >= 4
 
     assert f"{digest[:SHOWN]} is approved" in site.run("approve", digest[:SHOWN])
-    assert not any(refused(one) for one in (site.query(), site.train(), site.evaluate(), site.keep()))
+    assert answers() == [True] * 4
     assert [spent(Journal(site.ledger), client) for client in range(2)] == [Fraction(2, 5)] * 2
 
-
-def test_a_request_that_was_refused_stays_refused(site: Site) -> None:
-    site.query()
-    site.run("refuse", site.waiting[0])
-    assert refused(site.query())
-    assert refused(site.train())
+    site.run("refuse", digest)
+    assert answers() == [False] * 4
     assert site.waiting == []
     assert "no request waits" in site.run("requests")
     assert "refused" in site.run("requests", "--all")
-
-
-def test_an_approval_can_be_taken_back(site: Site) -> None:
-    site.query()
-    [digest] = site.waiting
-    site.run("approve", digest)
-    assert not refused(site.train())
-    site.run("refuse", digest)
-    assert refused(site.train())
 
 
 def test_a_decision_that_cannot_be_written_is_none(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,17 +144,13 @@ def test_a_name_that_is_no_text_decides_nothing_by_half(site: Site) -> None:
     assert Runs(site.ledger).requests() == [request]
 
 
-def test_an_approval_holds_for_other_runs_of_the_same_config_and_for_no_others(
-    site: Site, run_config: dict[str, Any], tmp_path: Path
-) -> None:
-    site.query()
-    site.run("approve", site.waiting[0])
-    [context] = site.grid.contexts.values()
+def test_an_approval_holds_for_other_runs_of_the_same_config_and_for_no_others(approved: Site) -> None:
+    [context] = approved.grid.contexts.values()
     context.run_id = 2
-    assert not refused(site.query())
-    context.run_config = run_config | {"rounds": 101}
-    assert refused(site.query())
-    assert len(site.waiting) == 1
+    assert not refused(approved.query())
+    approved.asks(rounds=101)
+    assert refused(approved.query())
+    assert len(approved.waiting) == 1
 
 
 @pytest.mark.parametrize(
@@ -157,44 +160,40 @@ def test_an_approval_holds_for_other_runs_of_the_same_config_and_for_no_others(
         ("noise_per", "layer"), ("round", 101),
     ],
 )  # fmt: skip
-def test_a_task_that_differs_from_what_was_approved_waits_again(site: Site, name: str, value: Any) -> None:
+def test_a_task_that_differs_from_what_was_approved_waits_again(approved: Site, name: str, value: Any) -> None:
     changes = {name: value}
-    site.query()
-    site.run("approve", site.waiting[0])
-    assert refused(site.train(**changes))
-    assert not refused(site.train(round=100, clients=(1,), run="another name"))
-    [digest] = site.waiting
-    assert re.search(rf"otherwise: {name.replace('_', '-')} +│ {value}", site.run("requests"))
-    site.run("approve", digest)
-    assert not refused(site.train(**changes))
+    assert refused(approved.train(**changes))
+    assert not refused(approved.train(round=100, clients=(1,), run="another name"))
+    assert re.search(rf"otherwise: {name.replace('_', '-')} +│ {value}", approved.run("requests"))
+    approved.approve()
+    assert not refused(approved.train(**changes))
 
 
-def test_more_hypotheses_and_other_evaluations_than_were_approved_wait_again(site: Site) -> None:
-    site.query()
-    site.run("approve", site.waiting[0])
-    assert refused(ask(site.grid, asked({"weight": np.ones((3, 1, 2), np.float32)}, AS_SAID)))
-    assert refused(site.evaluate(step_size=0.5))
-    assert refused(site.evaluate(round=102))
-    assert len(site.waiting) == 3
-    assert not refused(site.evaluate(round=0))
-    assert not refused(site.evaluate(round=101)), "after the last round"
+def test_more_hypotheses_and_other_evaluations_than_were_approved_wait_again(approved: Site) -> None:
+    assert refused(ask(approved.grid, asked({"weight": np.ones((3, 1, 2), np.float32)}, AS_SAID)))
+    assert refused(approved.evaluate(step_size=0.5))
+    assert refused(approved.evaluate(round=102))
+    assert len(approved.waiting) == 3
+    assert not refused(approved.evaluate(round=0))
+    assert not refused(approved.evaluate(round=101)), "after the last round"
 
 
-def test_approval_of_another_evaluation_is_none_of_another_training(site: Site) -> None:
-    site.query()
-    site.run("approve", site.waiting[0])
-    asks = EvaluationSpec(1, (2,), 0.5)
-    assert refused(site.evaluate(step_size=0.5))
-    assert re.search(r"otherwise: evaluation-step-size +│ 0.5", site.run("requests"))
-    site.run("approve", site.waiting[0])
-    assert not refused(site.evaluate(step_size=0.5))
-    for step_size in (0.5, 7.0):
-        assert refused(ask(site.grid, asked(THETA, replace(AS_SAID, step_size=step_size), asks)))
-    assert refused(site.train(step_size=0.5))
-    assert not refused(ask(site.grid, asked(THETA, AS_SAID, asks)))
+def test_approval_of_another_evaluation_is_none_of_another_training(approved: Site) -> None:
+    assert refused(approved.evaluate(step_size=0.5))
+    assert re.search(r"otherwise: evaluation-step-size +│ 0.5", approved.run("requests"))
+    approved.approve()
+    assert not refused(approved.evaluate(step_size=0.5))
+    both = {step: asked(THETA, replace(AS_SAID, step_size=step), EvaluationSpec(1, (2,), 0.5)) for step in (0.5, 7.0)}
+    assert all(refused(ask(approved.grid, content)) for content in both.values())
+    assert refused(approved.train(step_size=0.5))
+    assert not refused(ask(approved.grid, asked(THETA, AS_SAID, EvaluationSpec(1, (2,), 0.5))))
 
 
-def test_what_waits_is_listed_with_its_price_and_its_plan(site: Site) -> None:
+def test_what_waits_is_listed_with_its_price_its_plan_and_how_clients_train(
+    tmp_path: Path, run_config: dict[str, Any]
+) -> None:
+    asks = {"optimizer": "adam beta1=0.5 clip-gradient=2.5 proximal=0.125", "metric": "rmse"}
+    site = Site(tmp_path, run_config | asks)
     site.query()
     listed = site.run("requests")
     for line in (
@@ -202,8 +201,9 @@ def test_what_waits_is_listed_with_its_price_and_its_plan(site: Site) -> None:
         "paper's budget, heuristic: 40", "group-privacy", "local-epochs", "noise-multiplier", "clipping", "by run 1",
     ):  # fmt: skip
         assert line in listed
-    assert "round-timeout" not in listed
-    assert "round-timeout" in site.run("requests", "--whole")
+    for name, value in asks.items():
+        assert re.search(rf"{name} +│ {value}", listed)
+    assert ["round-timeout" in site.run("requests", *words) for words in ((), ("--whole",))] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_noise_whose_seed_the_server_knows_has_no_price_and_waits_again(
     config["role"] = "train"
     site.query()
     assert "none" not in str(prices(Runs(site.ledger).requests()[0]))
-    site.run("approve", site.waiting[0])
+    site.approve()
     assert not refused(site.query())
     config["insecure-seed"] = True
     assert refused(site.query()), "people approved what has a price"
@@ -248,37 +248,22 @@ def test_exact_losses_are_listed_as_outside_the_price(
     assert ("validation clients, which report exact losses" in site.run("requests")) is listed
 
 
-def test_what_a_server_wrote_does_nothing_to_a_terminal(tmp_path: Path, run_config: dict[str, Any]) -> None:
+def test_what_a_server_wrote_does_nothing_to_a_terminal_a_nodes_log_or_an_export(
+    tmp_path: Path, run_config: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     site = Site(tmp_path, run_config | {"strategy": "\x1b[2J[red]approved[/red]"})
     site.query()
     listed = site.run("requests")
-    assert "?[2J[red]approved[/red]" in listed
-    assert "\x1b" not in listed
-
-
-def test_what_a_server_wrote_does_nothing_to_a_nodes_log_or_to_an_export(
-    tmp_path: Path, run_config: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    site = Site(tmp_path, run_config, approve="policy")
+    site.approve()
     assert not refused(site.train(run="\x1b[2J"))
-    exported = CliRunner().invoke(command, ["site", "journal", str(site.ledger), "--csv", "sent"]).output
-    assert "?[2J" in exported
-    assert "\x1b" not in exported
-    for context in site.grid.contexts.values():
-        context.run_config = run_config | {"mechanism": "\x1b[2J\nINFO: all is well"}
+    exported = said("site", "journal", site.ledger, "--csv", "sent")
+    for text, told in ((listed, "?[2J[red]approved[/red]"), (exported, "?[2J")):
+        assert (told in text, "\x1b" in text) == (True, False)
+    site.asks(mechanism="\x1b[2J\nINFO: all is well")
     caplog.clear()
     assert refused(site.train())
-    assert "\\x1b[2J\\nINFO: all is well" in caplog.messages[-1]
-    assert caplog.messages[-1].isprintable()
-
-
-def test_how_clients_train_is_listed(tmp_path: Path, run_config: dict[str, Any]) -> None:
-    asks = {"optimizer": "adam beta1=0.5 clip-gradient=2.5 proximal=0.125"}
-    site = Site(tmp_path, run_config | asks | {"metric": "rmse"})
-    site.query()
-    listed = site.run("requests")
-    for name, value in (asks | {"metric": "rmse"}).items():
-        assert re.search(rf"{name} +│ {value}", listed)
+    assert "\\x1b[2J\\nINFO: all is well" in caplog.text
+    assert all(message.isprintable() for message in caplog.messages)
 
 
 def test_no_code_that_a_server_names_runs_when_what_waits_is_listed(
@@ -289,7 +274,7 @@ def test_no_code_that_a_server_names_runs_when_what_waits_is_listed(
     monkeypatch.syspath_prepend(tmp_path)
     site = Site(tmp_path, run_config | {"mechanism": "servers_own:Class", "clipping": "public"})
     site.query()
-    site.grid.contexts[site.grid.get_node_ids()[0]].run_config = run_config
+    site.asks(mechanism=run_config["mechanism"])
     site.query()
     listed = site.run("requests")
     assert "unknown: mechanism 'servers_own:Class'" in listed
@@ -297,28 +282,20 @@ def test_no_code_that_a_server_names_runs_when_what_waits_is_listed(
     assert len(site.waiting) == 2
 
 
-def test_a_request_takes_little_of_a_sites_disk(tmp_path: Path, run_config: dict[str, Any]) -> None:
-    site = Site(tmp_path, run_config | {"strategy": "group-privacy " + "x" * 1_000_000})
-    assert refused(site.query())
-    assert site.waiting == []
-
-
-def test_a_name_must_be_one_requests(site: Site, run_config: dict[str, Any]) -> None:
+def test_a_name_must_be_one_requests(site: Site, tmp_path: Path) -> None:
     site.query()
     # Of eight digits a server finds another request with the same ones in minutes.
     for beginning in ("", site.waiting[0][:8], site.waiting[0][: SHOWN - 1]):
-        done = CliRunner().invoke(command, ["site", "approve", beginning, "--ledger", str(site.ledger)])
-        assert done.exit_code == 1
-        assert "[ledger.short-name]" in done.output
-    with raises(LedgerError, "ledger.no-request", "z" * SHOWN):
-        Runs(site.ledger).request("z" * SHOWN)
+        refuses("ledger.short-name", "site", "approve", beginning, "--ledger", site.ledger)
+    refuses("ledger.no-request", "site", "approve", "z" * SHOWN, "--ledger", site.ledger)
+    refuses("ledger.missing", "site", "requests", "--ledger", tmp_path / "none" / "ledger.jsonl")
 
 
 def test_more_clients_than_the_run_config_says_wait_by_themselves(tmp_path: Path, run_config: dict[str, Any]) -> None:
     few = {"clients-per-round": 1, "validation": "clients=0", "min-releases": 1}
     site = Site(tmp_path, run_config | few)
     site.query()
-    site.run("approve", site.waiting[0])
+    site.approve()
     assert not refused(site.train(clients=(1,)))
     assert not refused(site.evaluate()), "0 stands for all"
     assert refused(site.train(clients=(0, 1)))
@@ -330,13 +307,6 @@ def test_a_request_whose_price_is_no_machine_number_hides_no_other(tmp_path: Pat
     site = Site(tmp_path, run_config | {"noise-multiplier": 5e-324})
     site.query()
     assert "price of a participation" in site.run("requests")
-
-
-def test_a_site_without_requests_is_told_so(tmp_path: Path) -> None:
-    done = CliRunner().invoke(command, ["site", "requests", "--ledger", str(tmp_path / "ledger.jsonl")])
-    assert done.exit_code == 1
-    assert "[ledger.missing]" in done.output
-    assert list(tmp_path.glob("*.sqlite*")) == []
 
 
 @pytest.mark.usefixtures("blank_figures")
@@ -352,7 +322,7 @@ def test_a_whole_run_asks_for_no_more_than_its_run_config_says(
     site = Site(tmp_path, config, **{"keep-model": str(tmp_path / "models")})
     with pytest.raises(FleetError, match="refused"):
         run_app(config, site.grid)
-    site.run("approve", site.waiting[0])
+    site.approve()
     run = run_app(config, site.grid)
     assert [entry["releases"] for entry in run.history] == [0, 2, 2, 2]
     assert site.waiting == []

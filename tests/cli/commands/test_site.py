@@ -20,12 +20,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
-from typer.testing import CliRunner
 
+from tests.helpers.command import refused, said, umbel
 from tests.helpers.datasets import manifest
-from tests.helpers.errors import ended
 from tests.helpers.ledgers import forget
-from umbel.cli.main import app
 from umbel.client.node import Node
 from umbel.data import offsets_of, write_dataset
 from umbel.deploy import certs
@@ -48,6 +46,9 @@ features = [{ name = "x", type = "number" }]
 """
 
 
+PAID = Charge("7", 1, Release(Kind.TRAIN, 2, 5.0, Clipping.PUBLIC))
+
+
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     own = manifest(3, 1, model="linear", loss="mse")
@@ -55,42 +56,46 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def check(node_config: str, *options: str) -> tuple[int, str]:
-    command = ["site", "check", node_config, *options]
-    told = CliRunner(env={"COLUMNS": "400"}).invoke(app, command, prog_name="umbel")
-    return told.exit_code, told.output
+def pairs(**entries: object) -> str:
+    return " ".join(f'{key.replace("_", "-")}="{value}"' for key, value in entries.items())
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> dict[str, str]:
+    """The configuration of a site with a table of its own."""
+    (tmp_path / "schema.toml").write_text(SCHEMA)
+    (tmp_path / "t.csv").write_text("who,x,y\nnorth,1,2\nsouth,2,1\n")
+    reader = f"umbel.data.table:read schema={tmp_path}/schema.toml"
+    return {"data-path": f"{tmp_path}/t.csv", "role": "train", "reader": reader}
 
 
 def test_it_says_what_the_site_has_and_what_it_accepts(data: Path, tmp_path: Path) -> None:
     Journal.create(tmp_path / "ledger.jsonl")
-    config = f'data-path="{data}" ledger-path="{tmp_path}/ledger.jsonl" budget=7.0 clipping="any"'
-    code, told = check(config)
-    assert code == 0, told
+    told = said("site", "check", pairs(data_path=data, ledger_path=f"{tmp_path}/ledger.jsonl", budget=7.0))
     for text in (
-        "umbel 0.1.0, bundle", "protocol 1, and keeps ledgers of version 1",
-        "4 clients, 8 rows", "4 train, 0 report", "linear, n = 2, loss mse", "intact",
-        "budget = 7.0", "maximum epsilon between any two data sets", "The site can go online",
+        "4 clients, 8 rows", "4 train, 0 report", "linear, n = 2, loss mse", "intact", "budget = 7.0",
+        "maximum epsilon between any two data sets", "The site can go online",
     ):  # fmt: skip
         assert text in told
     assert "min-clients" not in told, "is as it always is"
 
 
 @pytest.mark.parametrize(
-    ("node_config", "options", "code", "part"),
+    ("entries", "options", "code", "part"),
     [
-        ("", [], "site", "data-path"),
-        ('data-path="{data}" bugdet=3.0', [], "site", "did you mean budget?"),
-        ('data-path="{data}" budget="inf delta=0.1"', [], "site", "delta"),
-        ('data-path="{data}" min-clients=3', [], "site", 'release = "site"'),
-        ('data-path="{data}-gone"', [], "data", "gone"),
-        ('data-path="{data}"', ["--model", "mlp"], "protocol", "'linear'"),
-        ("nonsense", [], "site.bad-pairs", "NODE_CONFIG"),
+        ("", "", "site", "data-path"),
+        ('data-path="{data}" bugdet=3.0', "", "site", "did you mean budget?"),
+        ('data-path="{data}" budget="inf delta=0.1"', "", "site", "delta"),
+        ('data-path="{data}" min-clients=3', "", "site", 'release = "site"'),
+        ('data-path="{data}-gone"', "", "data", "gone"),
+        ('data-path="{data}"', "--model mlp", "protocol", "'linear'"),
+        ("nonsense", "", "site.bad-pairs", "NODE_CONFIG"),
     ],
 )
 def test_what_would_fail_later_is_told_now_in_one_line(
-    data: Path, node_config: str, options: list[str], code: str, part: str
+    data: Path, entries: str, options: str, code: str, part: str
 ) -> None:
-    ended(*check(node_config.format(data=data), *options), code, part)
+    refused(code, "site", "check", entries.format(data=data), *options.split(), parts=(part,))
 
 
 def test_a_reader_that_is_installed_is_not_one_of_that_name_in_the_working_folder(
@@ -105,49 +110,41 @@ def test_a_reader_that_is_installed_is_not_one_of_that_name_in_the_working_folde
     (tmp_path / "sent" / "rows.csv").write_text("who,x\n")
     sys.path.append(str(tmp_path / "installed"))
     monkeypatch.chdir(tmp_path / "sent")
-    config = f'data-path="{tmp_path}/sent/rows.csv" reader="umbel_test_reader:read"'
-    ended(*check(config), "config.import", "umbel_test_reader", "'read'")
+    config = pairs(data_path=tmp_path / "sent" / "rows.csv", reader="umbel_test_reader:read")
+    refused("config.import", "site", "check", config, parts=("umbel_test_reader", "'read'"))
 
 
-def test_a_check_numbers_no_clients(tmp_path: Path) -> None:
+def test_a_check_numbers_no_clients(table: dict[str, str]) -> None:
     """With a misspelt name in the table, the ledger would want its rows for ever."""
-    (tmp_path / "schema.toml").write_text(SCHEMA)
-    entries = {
-        "data-path": f"{tmp_path}/t.csv",
-        "role": "train",
-        "reader": f"umbel.data.table:read schema={tmp_path}/schema.toml",
-    }
-    config = " ".join(f'{key}="{value}"' for key, value in entries.items())
-    for name in ("nroth", "north"):
-        (tmp_path / "t.csv").write_text(f"who,x,y\n{name},1,2\nsouth,2,1\n")
-        assert check(config)[0] == 0
+    file = Path(table["data-path"])
+    whole = file.read_text()
+    for text in (whole.replace("north", "nroth"), whole):
+        file.write_text(text)
+        said("site", "check", pairs(**table))
     assert not (umbel_home() / "ledger.jsonl").exists()
     # A message to the site does number them, and a check knows that.
-    assert Node.of(entries, RunConfig(dataset="").entries()).hosting.train == 2
-    assert check(config)[0] == 0
-    (tmp_path / "t.csv").write_text("who,x,y\nnorth,1,2\n")
-    assert "data.gone-clients" in check(config)[1]
+    assert Node.of(table, RunConfig(dataset="").entries()).hosting.train == 2
+    said("site", "check", pairs(**table))
+    file.write_text("who,x,y\nnorth,1,2\n")
+    assert "data.gone-clients" in umbel("site", "check", pairs(**table))[1]
 
 
-def test_a_table_is_opened_again_after_a_repair_with_a_witness_of_its_own(tmp_path: Path) -> None:
+def test_a_table_is_opened_again_after_a_repair_with_a_witness_of_its_own(
+    table: dict[str, str], tmp_path: Path
+) -> None:
     """No process of the site looks at another witness; commands that do not know the site's may."""
-    (tmp_path / "schema.toml").write_text(SCHEMA)
-    (tmp_path / "t.csv").write_text("who,x,y\nnorth,1,2\nsouth,2,1\n")
-    (tmp_path / "witness").mkdir()
-    entries = {
-        "data-path": f"{tmp_path}/t.csv", "role": "train", "witness-path": f"{tmp_path}/witness",
-        "reader": f"umbel.data.table:read schema={tmp_path}/schema.toml",
-    }  # fmt: skip
-    site, path = Site.of(entries), umbel_home() / "ledger.jsonl"
-    Node.of(entries, RunConfig(dataset="").entries())
-    assert [file.name for file in (tmp_path / "witness").iterdir()] == [Witness(path).path.name]
+    (witness := tmp_path / "witness").mkdir()
+    table["witness-path"] = str(witness)
+    site, path = Site.of(table), umbel_home() / "ledger.jsonl"
+    Node.of(table, RunConfig(dataset="").entries())
+    assert [file.name for file in witness.iterdir()] == [Witness(path).path.name]
     assert not Witness(path).path.exists()
     before = path.read_bytes()
-    Journal(path).charge(Charge("7", 1, Release(Kind.TRAIN, 2, 5.0, Clipping.PUBLIC)), [ClientInDataset(0)])
+    Journal(path).charge(PAID, [ClientInDataset(0)])
     Journal.of(site)
     path.write_bytes(before)
     forget()
-    assert check(" ".join(f'{key}="{value}"' for key, value in entries.items()), "--repair")[0] == 0
+    said("site", "check", pairs(**table), "--repair")
     forget()
     assert Journal(path).accounts() == Journal.of(site).accounts()
     assert len(Journal(path).accounts()) == 2
@@ -157,44 +154,41 @@ def test_a_table_is_opened_again_after_a_repair_with_a_witness_of_its_own(tmp_pa
 def test_a_repair_charges_the_clients_of_all_nodes_that_share_the_data(place: str, data: Path, tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     before = Journal.create(path).path.read_bytes()
-    Journal(path).charge(Charge("7", 1, Release(Kind.TRAIN, 2, 5.0, Clipping.PUBLIC)), [ClientInDataset(3)])
+    Journal(path).charge(PAID, [ClientInDataset(3)])
     path.write_bytes(before)
     forget()
-    assert check(f'data-path="{data}" ledger-path="{path}" role="split" place="{place}"', "--repair")[0] == 0
+    said("site", "check", pairs(data_path=data, ledger_path=path, role="split", place=place), "--repair")
     assert [*Journal(path).accounts()] == [0, 1, 2, 3]
 
 
 # --- what lies beside the data, and the way to the server
 
 
-def lines(node_config: str, *options: str) -> tuple[int, list[str]]:
+def faults(node_config: str, *options: object) -> tuple[int, list[str]]:
     """Return the exit code, and the codes of the errors."""
-    code, told = check(node_config, *options)
+    code, told = umbel("site", "check", node_config, *options)
     return code, [line.rpartition("[")[2][:-1] for line in told.splitlines() if line.startswith("Error: ")]
 
 
 def test_each_fault_of_a_site_is_told_at_once(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    other, own = tmp_path / "other.jsonl", tmp_path / "ledger.jsonl"
+    own, other = (tmp_path / f"{name}.jsonl" for name in ("ledger", "other"))
     other.write_text("not a ledger")
     other.chmod(0o644)
-    monkeypatch.setattr("umbel.client.checks._LEAST_FREE", 1 << 60)
-    assert lines(f'data-path="{data}" ledger-path="{other}" budget=1.0') == (
-        2, ["ledger.another-file", "site.permissions", "site.disk"],
-    )  # fmt: skip
-    monkeypatch.undo()
-    ledger = Journal.create(own)
-    Journal(own).record(Entry("7", "train"), True)
-    config = f'data-path="{data}" ledger-path="{own}"'
-    assert lines(config) == (0, [])
-    ledger.charge(Charge("7", 1, Release(Kind.TRAIN, 2, 5.0, Clipping.PUBLIC)), [ClientInDataset(0)])
+    with monkeypatch.context() as patch:
+        patch.setattr("umbel.client.checks._LEAST_FREE", 1 << 60)
+        found = faults(pairs(data_path=data, ledger_path=other, budget=1.0))
+    assert found == (2, ["ledger.another-file", "site.permissions", "site.disk"])
+    Journal.create(own).record(Entry("7", "train"), True)
+    config = pairs(data_path=data, ledger_path=own)
+    assert faults(config) == (0, [])
+    Journal(own).charge(PAID, [ClientInDataset(0)])
     Journal(own).record(Entry("7", "train"), True)
     own.unlink()
     forget()
     # Before the repair, the index knows what was charged; afterwards the journal does.
-    assert lines(config) == (1, ["ledger.behind"])
-    assert lines(config, "--repair") == (0, [])
-    assert lines(config) == (0, [])
-    assert Journal(own).account(ClientInDataset(0)) == {Release(Kind.TRAIN, 2, 5.0, Clipping.PUBLIC): 1}
+    assert faults(config) == (1, ["ledger.behind"])
+    assert faults(config, "--repair") == faults(config) == (0, [])
+    assert Journal(own).account(ClientInDataset(0)) == {PAID.release: 1}
 
 
 class Health(BaseHTTPRequestHandler):
@@ -267,10 +261,8 @@ def test_the_way_to_the_server_is_checked_before_a_run(
     options = {"superlink": f"localhost:{server.server_port}"}
     Journal.create(tmp_path / "ledger.jsonl")
     change(server, certificates, options)
-    code, found = lines(
-        f'data-path="{data}" ledger-path="{tmp_path}/ledger.jsonl"',
-        *(word for name, value in options.items() for word in (f"--{name}", value)),
-        "--root-certificates", str(certificates / "ca.crt"),
-        "--auth-supernode-private-key", str(certificates / "site-1"),
+    found = faults(
+        pairs(data_path=data, ledger_path=f"{tmp_path}/ledger.jsonl"), "--superlink", options["superlink"],
+        "--root-certificates", certificates / "ca.crt", "--auth-supernode-private-key", certificates / "site-1",
     )  # fmt: skip
-    assert (code, found) == (2 if codes else 0, codes)
+    assert found == (2 if codes else 0, codes)

@@ -24,55 +24,34 @@ TOKENS = np.array([[0, 4, 2], [1, 1, 1], [3, 2, 0], [0, 0, 0], [4, 4, 4], [1, 2,
 
 
 def made(features: Any, targets: Any, **options: Any) -> ClientData:
-    return umbel.from_arrays(features, targets, client=WHO, **{"validation": 0} | options)
-
-
-def fits(data: ClientData) -> bool:
-    manifest = data.manifest
-    return not misfit(load(manifest.model, manifest.loss), data.dataset)
+    return umbel.from_arrays(features, targets, **{"client": WHO, "validation": 0} | options)
 
 
 @pytest.mark.parametrize(
-    ("targets", "dtype", "loss", "model", "categories"),
+    ("targets", "values", "loss", "outputs", "categories"),
     [
-        (X[:, 0], np.float32, "mse", "linear inputs=2 outputs=1", None),
-        (X, np.float32, "mse", "linear inputs=2 outputs=2", None),
-        ([0, 1, 2, 0, 1, 2], np.int64, "cross-entropy", "linear inputs=2 outputs=3", None),
-        (["n", "y", "n", "y", "n", "y"], np.int64, "cross-entropy", "linear inputs=2 outputs=2", ["n", "y"]),
-        (X[:, 0] > 4, np.int8, "log", "linear inputs=2 outputs=1", ["false", "true"]),
+        (X[:, 0], {0, 2, 4, 6, 8, 10}, "mse", 1, None),
+        (X[:, 0].astype(object), {0, 2, 4, 6, 8, 10}, "mse", 1, None),  # as of a DataFrame's column of mixed types
+        (X, {*range(12)}, "mse", 2, None),
+        (X > 4, {0, 1}, "mse", 2, None),
+        ([0, 1, 2, 0, 1, 2], {0, 1, 2}, "cross-entropy", 3, None),
+        (["n", "y", "n", "y", "n", "y"], {0, 1}, "cross-entropy", 2, ["n", "y"]),
+        (X[:, 0] > 4, {-1, 1}, "log", 1, ["false", "true"]),
+        ((X[:, 0] > 4).astype(object), {-1, 1}, "log", 1, ["false", "true"]),
     ],
 )
 def test_the_target_says_model_and_loss(
-    targets: Any, dtype: Any, loss: str, model: str, categories: list[str] | None
+    targets: Any, values: set[float], loss: str, outputs: int, categories: list[str] | None
 ) -> None:
     data = made(X, targets)
-    assert data.dataset.targets.dtype == dtype
-    assert (data.manifest.loss, data.manifest.model) == (loss, model)
+    assert {*data.dataset.targets.ravel().tolist()} == values
+    kinds = {"mse": np.float32, "cross-entropy": np.int64, "log": np.int8}
+    assert data.dataset.targets.dtype == kinds[loss]
+    assert (data.manifest.loss, data.manifest.model) == (loss, f"linear inputs=2 outputs={outputs}")
     assert data.manifest.units["target"].get("categories") == categories
-    assert fits(data)
-
-
-def test_booleans_are_labels_of_a_margin() -> None:
-    data = made(X, X[:, 0] > 4, seed=0)
-    who = {name: data.dataset.client(index)[1].tolist() for index, name in enumerate(data.dataset.names)}
-    assert who == {"a": [-1, -1], "b": [-1, 1], "c": [1, 1]}
-
-
-def test_vectors_of_booleans_stay_0_and_1_and_it_is_said() -> None:
-    data = made(X, X > 4, validation=0)
-    assert (set(np.unique(data.dataset.targets)), data.manifest.loss) == ({0, 1}, "mse")
-    assert data.manifest.model == "linear inputs=2 outputs=2"
-    assert fits(data)
-    assert data.notes == (
-        "The target's false and true are stored as the numbers 0 and 1, a vector a row, for the loss mse.",
-    )
-    assert "stored as -1 and 1" in made(X, X[:, 0] > 4).notes[0]
-
-
-def test_names_of_classes_may_be_given() -> None:
-    data = made(X, [0, 1, 0, 1, 0, 1], classes=["no", "yes", "perhaps"])
-    assert data.manifest.units["target"]["categories"] == ["no", "yes", "perhaps"]
-    assert data.manifest.model == "linear inputs=2 outputs=3"
+    assert not misfit(load(data.manifest.model, loss), data.dataset)
+    named = made(X, [0, 1, 0, 1, 0, 1], classes=["no", "yes", "perhaps"]).manifest
+    assert (named.units["target"]["categories"], named.model[-1]) == (["no", "yes", "perhaps"], "3")
 
 
 def test_bytes_are_images() -> None:
@@ -117,6 +96,7 @@ def test_tokens_stay_integers() -> None:
     assert (data.manifest.tokens, data.manifest.model) == (5, "")
     assert data.notes == ("The vocabulary of 5 tokens was measured over all clients' rows.",)
     assert made(TOKENS, [0, 1, 0, 1, 0, 1], tokens=50).manifest.tokens == 50
+    assert made(TOKENS, X[:, 0], tokens=False).dataset.features.dtype == np.float32
 
 
 def test_without_targets_the_next_token_is_the_target() -> None:
@@ -124,11 +104,6 @@ def test_without_targets_the_next_token_is_the_target() -> None:
     np.testing.assert_array_equal(data.dataset.features[:, 1], data.dataset.targets[:, 0])
     assert data.dataset.targets.shape == (6, 2)
     assert data.manifest.loss == "cross-entropy"
-
-
-def test_rows_are_dealt_by_a_partitioner() -> None:
-    data = umbel.from_arrays(X, X[:, 0], client=umbel.Uniform(3))
-    assert sorted(data.dataset.names) == ["client-0", "client-1", "client-2"]
 
 
 @pytest.mark.parametrize(
@@ -148,6 +123,15 @@ def test_rows_are_dealt_by_a_partitioner() -> None:
         (X, ["n", "y", "n", None, "y", "n"], {}, ("data.missing-value", "target 3")),
         (X, ["n", "y", "n", np.nan, "y", "n"], {}, ("data.missing-value", "target 3")),
         (X, np.arange(6).astype("datetime64[D]"), {}, ("data.not-numbers", "datetime64")),
+        ([[1.0, 2.0]] * 5 + [[3.0]], X[:, 0], {}, ("data.not-numbers", "features")),
+        (np.ma.masked_greater(X, 4), X[:, 0], {}, ("data.missing-value", "features")),
+        (X, np.ma.masked_greater(X[:, 0], 4), {}, ("data.missing-value", "targets")),
+        *(
+            (X, X[:, 0], {"client": who}, ("data.missing-value", "row 4"))
+            for nobody in (None, np.nan, pd.NA)
+            for who in (["a", "a", "b", "b", nobody, "c"], [1.0, 1.0, 2.0, 2.0, nobody, nobody])
+        ),
+        (X, X[:, 0], {"client": np.ma.masked_equal([5, -1, 7, 8, 5, 5], -1)}, ("data.missing-value", "row 1")),
     ],
 )
 def test_what_does_not_fit_is_refused(features: Any, targets: Any, options: Any, reason: tuple[str, ...]) -> None:
@@ -155,61 +139,18 @@ def test_what_does_not_fit_is_refused(features: Any, targets: Any, options: Any,
         made(features, targets, **options)
 
 
-@pytest.mark.parametrize("nobody", [None, np.nan, pd.NA])
-def test_rows_without_a_client_are_no_client_of_their_own(nobody: Any) -> None:
-    for who in (["a", "a", "b", "b", nobody, nobody], [1.0, 1.0, 2.0, 2.0, nobody, nobody]):
-        with raises(DatasetError, "data.missing-value", "row 4"):
-            umbel.from_arrays(X, X[:, 0], client=who)
+def test_arrays_with_a_mask_of_nothing_are_arrays() -> None:
+    rows, who = np.ma.masked_greater(X, 99), np.ma.masked_equal([5, -1, 7, 8, 5, 5], 9)
+    data = made(rows, X[:, 0], client=who)
+    assert data.dataset.features.shape == (6, 2)
+    assert sorted(data.dataset.names) == ["-1", "5", "7", "8"]
 
 
-def test_a_masked_client_is_missing() -> None:
-    rows = np.zeros((4, 2))
-    with raises(DatasetError, "data.missing-value", "row 1"):
-        umbel.from_arrays(rows, rows[:, 0], client=np.ma.masked_equal([5, -1, 7, 8], -1))
-    whole = umbel.from_arrays(rows, rows[:, 0], client=np.ma.masked_equal([5, -1, 7, 8], 9))
-    assert sorted(whole.dataset.names) == ["-1", "5", "7", "8"]
-
-
-@pytest.mark.parametrize(("other", "told"), [("North ", True), ("south", False)])
-def test_names_that_may_be_of_one_client_are_noted(other: str, told: bool) -> None:
-    data = umbel.from_arrays(np.zeros((4, 1)), np.zeros(4), client=["north", other] * 2)
-    assert any("two clients" in note for note in data.notes) == told
-
-
-@pytest.mark.parametrize("which", ["features", "targets"])
-def test_masked_values_are_missing(which: str) -> None:
-    arrays = {"features": np.ones((4, 2)), "targets": np.ones(4)}
-    arrays[which] = np.ma.masked_array(arrays[which], arrays[which] > 0)
-    with raises(DatasetError, "data.missing-value", which):
-        umbel.from_arrays(**arrays, client=list("aabb"))
-
-
-def test_an_array_with_a_mask_of_nothing_is_an_array() -> None:
-    rows = np.ma.masked_array(np.ones((4, 2)), np.zeros((4, 2), bool))
-    assert umbel.from_arrays(rows, np.ones(4), client=list("aabb")).dataset.features.shape == (4, 2)
-
-
-def test_rows_of_unequal_lengths_are_no_array() -> None:
-    with raises(DatasetError, "data.not-numbers", "features"):
-        umbel.from_arrays([[1.0, 2.0], [3.0]], [1.0, 2.0], client=list("ab"))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("classes", "told"), [([0, 1, 2, 1], False), ([1, 2, 1, 2], True), ([0, 0, 0, 0], True)])
+@pytest.mark.parametrize(("classes", "told"), [([0, 1, 2] * 2, False), ([1, 2] * 3, True), ([0] * 6, True)])
 def test_classes_without_rows_are_noted(classes: list[int], told: bool) -> None:
-    notes = umbel.from_arrays(np.ones((4, 2)), classes, client=list("aabb")).notes
-    assert any("Classes with rows" in note for note in notes) == told
-    names = umbel.from_arrays(np.ones((4, 2)), classes, client=list("aabb"), classes=["x", "y", "z"]).notes
+    assert any("Classes with rows" in note for note in made(X, classes).notes) == told
+    names = made(X, classes, classes=["x", "y", "z"]).notes
     assert not any("Classes with rows" in note for note in names), "whose names say that there are more"
-
-
-def test_numbers_held_as_objects_are_numbers() -> None:
-    """As of a DataFrame's column of mixed types."""
-    assert made(X, np.array([1.5, 2, 3.5, 4, 5, 6], object)).manifest.loss == "mse"
-    assert made(X, np.array([True, False] * 3, object)).manifest.loss == "log"
-
-
-def test_numbers_that_are_whole_are_numbers_when_that_is_said() -> None:
-    assert made(TOKENS, X[:, 0], tokens=False).dataset.features.dtype == np.float32
 
 
 # --- a folder of images
@@ -230,7 +171,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_folder_a_client_and_a_folder_a_class(folder: Path) -> None:
+def test_a_folder_a_client_or_a_partitioner_and_a_folder_a_class(folder: Path) -> None:
+    assert umbel.from_image_folder(folder / "anna", client=umbel.Uniform(2), validation=0).manifest.clients == 2
     data = umbel.from_image_folder(folder, validation=["bert"])
     features, targets = data.dataset.client(0)
     assert features.shape == (2, 1, 4, 3)
@@ -238,11 +180,6 @@ def test_a_folder_a_client_and_a_folder_a_class(folder: Path) -> None:
     assert (features[:, 0, 0, 0].tolist(), targets.tolist()) == ([10, 20], [0, 1])
     assert data.manifest.units["target"]["categories"] == ["cat", "dog"]
     assert (data.manifest.feature_scale, data.manifest.model) == (1 / 255, "linear inputs=12 outputs=2")
-
-
-def test_classes_alone_with_a_partitioner(folder: Path) -> None:
-    data = umbel.from_image_folder(folder / "anna", client=umbel.Uniform(2), validation=0)
-    assert data.manifest.clients == 2
 
 
 def test_colours_come_first(tmp_path: Path) -> None:
@@ -261,14 +198,12 @@ def test_sizes_must_agree_or_are_brought_to_one(folder: Path) -> None:
     assert data.dataset.features.shape == (4, 1, 6, 5)
 
 
-@pytest.mark.parametrize("numbers", [np.uint16, np.int32])
-def test_images_of_more_than_8_bits_are_refused_and_not_clipped(folder: Path, numbers: type[np.generic]) -> None:
-    Image.fromarray(np.full((4, 3), 4000, numbers)).save(folder / "anna" / "cat" / "9.tiff")
-    with raises(DatasetError, "data.bit-depth", "9.tiff"):
-        umbel.from_image_folder(folder)
-
-
-def test_what_is_no_image_is_named(folder: Path) -> None:
+def test_what_is_no_image_of_8_bits_is_named_and_not_clipped(folder: Path) -> None:
+    for numbers in (np.uint16, np.int32):
+        Image.fromarray(np.full((4, 3), 4000, numbers)).save(folder / "anna" / "cat" / "9.tiff")
+        with raises(DatasetError, "data.bit-depth", "9.tiff"):
+            umbel.from_image_folder(folder)
+    (folder / "anna" / "cat" / "9.tiff").unlink()
     (folder / "anna" / "cat" / "9.png").write_text("no")
     with raises(DatasetError, "data.unreadable", "9.png"):
         umbel.from_image_folder(folder)

@@ -33,17 +33,21 @@ def test_each_client_keeps_its_rows_in_order() -> None:
             np.testing.assert_array_equal(part.client(index)[1], [first, first + 10])
 
 
-def test_clients_are_split_by_name() -> None:
-    made = data(validation=["c3", "c1"], test=["c7"])
-    assert list(made.dataset.names)[-2:] == ["c3", "c1"]
-    assert list(made.test.names) == ["c7"]
-    twice = data(validation=["c3", "c1", "c3"])
-    assert (twice.manifest.clients, len(twice.dataset.targets)) == (10, 20), "a name may be repeated"
-
-
-def test_a_share_that_is_not_0_is_one_client_at_least() -> None:
-    assert data(validation=0.001).manifest.split == {"train": 9, "validation": 1}
-    assert data(validation=0).manifest.split == {"train": 10, "validation": 0}
+@pytest.mark.parametrize(
+    ("options", "validation", "test"),
+    [
+        ({"validation": ["c3", "c1", "c3"], "test": ["c7"]}, ["c3", "c1"], ["c7"]),
+        ({"validation": 0.001}, 1, []),  # a share that is not 0 is one client at least
+        ({"validation": 0}, 0, []),
+    ],
+)
+def test_clients_are_split_by_name_or_share(options: dict[str, Any], validation: Any, test: list[str]) -> None:
+    made = data(**options)
+    several = len(validation) if isinstance(validation, list) else validation
+    assert made.manifest.split == {"train": 10 - several - len(test), "validation": several}
+    assert len(made.dataset.targets) == 20 - 2 * len(test), "a name may be repeated"
+    if test:
+        assert (list(made.dataset.names)[-2:], list(made.test.names)) == (validation, test)
 
 
 @pytest.mark.parametrize(
@@ -60,23 +64,13 @@ def test_a_split_that_cannot_be_is_refused(options: dict[str, Any], reason: tupl
         data(**options)
 
 
-def test_rows_and_clients_must_be_equally_many() -> None:
-    with raises(DatasetError, "data.lengths", "3 rows"):
-        split_into_clients(ROWS[:, None], ROWS, ["a", "b", "c"])
-
-
-def test_a_name_is_found_by_a_run_and_so_are_its_test_clients() -> None:
+def test_a_name_is_found_by_a_run_with_its_test_clients_and_replaced_only_where_that_is_said() -> None:
     folder = data(test=0.2).write("mine")
     assert find_dataset("mine") == folder
-    assert open_dataset(folder).manifest.name == "mine"
-    assert open_dataset(find_dataset("mine/test")).manifest.name == "mine-test"
-
-
-def test_a_dataset_is_replaced_only_where_that_is_said() -> None:
-    first = data(name="one").write("mine")
     with raises(DatasetError, "data.exists", "mine", "replace=True"):
         data(name="two").write("mine")
-    assert open_dataset(first).manifest.name == "one"
+    assert open_dataset(folder).manifest.name == "mine"
+    assert open_dataset(find_dataset("mine/test")).manifest.name == "mine-test"
     assert open_dataset(data(name="two").write("mine", replace=True)).manifest.name == "two"
 
 

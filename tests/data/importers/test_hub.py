@@ -96,18 +96,21 @@ def rows(data: Any, name: str) -> Any:
     return data.dataset.client(list(data.dataset.names).index(name))
 
 
-def test_sequences_of_tokens(dataset: Any) -> None:
-    data = umbel.from_datasets(dataset(COLUMNS), client="who", features="ids", target="label", tokens=5)
-    features, targets = rows(data, "a")
+@pytest.mark.parametrize("client", ["who", ByParity()])
+def test_sequences_of_tokens_by_a_column_or_a_partitioner_of_flower_datasets(dataset: Any, client: Any) -> None:
+    options: dict[str, Any] = {"client": client, "features": "ids"}
+    data = umbel.from_datasets(dataset(COLUMNS), target="label", tokens=5, **options)
+    features, targets = rows(data, "a" if client == "who" else "client-0")
     assert (features.tolist(), targets.tolist()) == ([[1, 2, 3], [2, 2, 2]], [0, 1])
     assert features.dtype.kind == "i"
     assert data.manifest.units["target"]["categories"] == ["no", "yes"]
-
-
-def test_the_next_token(dataset: Any) -> None:
-    data = umbel.from_datasets(dataset(COLUMNS), client="who", features="ids", target=None, tokens=True)
-    features, targets = rows(data, "b")
+    data = umbel.from_datasets(dataset(COLUMNS), target=None, tokens=True, **options)
+    features, targets = rows(data, "b" if client == "who" else "client-1")
     assert (features.tolist(), targets.tolist()) == ([[4, 0], [3, 1]], [[0, 1], [1, 0]])
+    for dealer in (umbel.Uniform(2), ByParity()):
+        dealt = umbel.from_datasets(dataset(COLUMNS), client=dealer, features=["x"], target="label")
+        assert sorted(dealt.dataset.names) == ["client-0", "client-1"]
+    assert rows(dealt, "client-0")[0].tolist() == [[1], [3]]
 
 
 def test_numbers_and_labels(dataset: Any) -> None:
@@ -123,19 +126,6 @@ def test_numbers_and_labels(dataset: Any) -> None:
     layout = umbel.from_datasets(dataset(never), client="who", features=["x"], target="label", **told).manifest.layout
     assert layout is not None
     assert (layout.target.categories, layout.target.unit) == (["no", "yes"], "vote")
-
-
-@pytest.mark.parametrize(("features", "options"), [("ids", {"tokens": 5}), ("x", {})])
-def test_a_partitioner_of_flower_datasets(dataset: Any, features: str, options: Any) -> None:
-    data = umbel.from_datasets(dataset(COLUMNS), client=ByParity(), features=features, target="label", **options)
-    first = rows(data, "client-0")
-    assert first[0].tolist() == ([[1, 2, 3], [2, 2, 2]] if features == "ids" else [[1], [3]])
-    assert first[1].tolist() == [0, 1]
-
-
-def test_our_own_partitioner(dataset: Any) -> None:
-    data = umbel.from_datasets(dataset(COLUMNS), client=umbel.Uniform(2), features="ids", target="label", tokens=5)
-    assert sorted(data.dataset.names) == ["client-0", "client-1"]
 
 
 def test_what_does_not_fit_is_refused(dataset: Any) -> None:

@@ -1,4 +1,4 @@
-"""The QMNIST recipe: a few digits whose every place can be checked by hand, then the real files."""
+"""The QMNIST recipe: a few digits whose every place can be checked by hand."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.datasets.conftest import DATA, LAB, Recipe, assert_same, image, needs, rows_of
+from tests.datasets.conftest import LAB, Recipe, assert_same, image, rows_of
 from umbel.data import Dataset, open_dataset
 
 pytestmark = pytest.mark.rest
-
-REAL_IMAGES, REAL_LABELS = DATA / "train-images-idx3-ubyte.gz", DATA / "qmnist-train-labels-idx2-int.gz"
 
 recipe = Recipe("qmnist", LAB)
 qmnist = recipe.module
@@ -62,11 +60,7 @@ def made(files: tuple[Path, Path], out: Path, *options: str) -> Dataset:
 
 
 def test_a_client_is_a_writer_and_is_turned_as_a_whole(files: tuple[Path, Path], tmp_path: Path) -> None:
-    assert run(files, tmp_path / "out", "--seed", "5").stdout.splitlines() == [
-        "3 training and 1 validation clients, 8 rows; clients whose images are turned: 3",
-        str(tmp_path / "out"),
-    ]
-    dataset = open_dataset(tmp_path / "out")
+    dataset = made(files, tmp_path / "out", "--seed", "5")
     # By number the writers are 5, 7, 11, 2100. Seed 5 puts the last of them first, and turns all but the second client.
     generator = np.random.default_rng(5)
     assert generator.permutation(4).tolist() == [3, 1, 2, 0]
@@ -78,8 +72,6 @@ def test_a_client_is_a_writer_and_is_turned_as_a_whole(files: tuple[Path, Path],
     assert (dataset.manifest.groups, dataset.offsets.tolist()) == ([1, 0, 1, 1], [0, 2, 5, 6, 8])
     told = dataset.manifest
     assert (told.name, told.model, told.loss, told.feature_scale) == ("qmnist", "cnn10", "cross-entropy", 1 / 255)
-    assert "with seed 5." in told.provenance
-    assert "BSD" in told.licence
     assert (dataset.features.dtype, dataset.targets.dtype) == (np.uint8, np.int64)
     # Compressed files are read too.
     packed = [Path(f"{path}.gz") for path in files]
@@ -119,16 +111,11 @@ ZEROS = idx(np.zeros((8, 28, 28), np.uint8))
         (0, None, ["cannot be read", f"download {qmnist.IMAGES_URL}"]),
         (1, None, ["cannot be read", f"download {qmnist.LABELS_URL}"]),
         (1, ZEROS, [OTHER_ROWS, qmnist.LABELS_URL]),  # the wrong way round
-        (1, b"", [OTHER_ROWS]),
         (1, b"\0\0\x0c\x02\0\0", [OTHER_ROWS]),
         (0, ZEROS[:-1], [OTHER_IMAGES]),
-        (0, ZEROS[:100], [OTHER_IMAGES]),
-        (0, idx(np.zeros((8, 32, 32), np.uint8)), [OTHER_IMAGES]),
         (0, idx(np.zeros((9, 28, 28), np.uint8)), ["has 9 images and "]),
-        (1, b"\x1f\x8b is no gzip", ["cannot be read: "]),
         (1, gzip.compress(bytes(9999), mtime=0)[:20], ["cannot be read: "]),
         (1, idx(np.full((8, 8), 10, np.int32)), ["the label of row 0 is 10, not a class from 0 to 9"]),
-        (1, idx(np.full((8, 8), -1, np.int32)), ["the label of row 0 is -1, not a class from 0 to 9"]),
     ],
 )
 def test_a_file_that_cannot_be_used_is_named_in_one_line(
@@ -140,32 +127,3 @@ def test_a_file_that_cannot_be_used_is_named_in_one_line(
     result = run((path, files[1]) if which == 0 else (files[0], path), tmp_path / "out")
     recipe.assert_refused(result, tmp_path / "out", str(path), *reasons)
     assert len(result.stderr.splitlines()) == 1, "this recipe shows no progress"
-
-
-# --- the real files
-
-
-@pytest.mark.rest
-@needs(REAL_IMAGES, REAL_LABELS)
-def test_the_real_files_give_539_writers_each_with_all_digits_they_wrote(tmp_path: Path) -> None:
-    dataset = made((REAL_IMAGES, REAL_LABELS), tmp_path / "out")
-    told = dataset.manifest
-    assert told.split == {"train": 485, "validation": 54}
-    assert dataset.features.shape == (60_000, 28, 28)
-    # How often each digit comes in MNIST's training set.
-    counts = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
-    assert np.bincount(dataset.targets).tolist() == counts
-    assert np.array_equal(np.unique(told.groups), [0, 1])
-
-    images = np.frombuffer(gzip.decompress(REAL_IMAGES.read_bytes()), np.uint8, offset=16).reshape(-1, 28, 28)
-    table = np.frombuffer(gzip.decompress(REAL_LABELS.read_bytes()), ">i4", offset=12).reshape(-1, 8)
-    written: dict[int, list[tuple[int, bytes]]] = {}
-    for picture, row in zip(images, table, strict=True):
-        written.setdefault(int(row[2]), []).append((int(row[0]), picture.tobytes()))
-    clients = []
-    for client, group in enumerate(told.groups):
-        features, targets = dataset.client(client)
-        # Turned back by a transposition and a mirror, not the way they were turned.
-        upright = features.transpose(0, 2, 1)[:, :, ::-1] if group else features
-        clients.append(sorted((int(digit), picture.tobytes()) for picture, digit in zip(upright, targets, strict=True)))
-    assert sorted(clients) == sorted(sorted(rows) for rows in written.values())

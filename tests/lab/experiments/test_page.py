@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import tomllib
-import xml.etree.ElementTree as ET
 from functools import partial
 from pathlib import Path
 
@@ -61,32 +59,13 @@ def rendered(docs: Path, template: str = "") -> str:
 def test_the_page_has_the_experiments_tables_and_what_made_them(docs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [path] = page.write(docs)
     assert path == docs / "reproduce.md"
-    written = path.read_text().splitlines()
-    assert written[0] == "# Results"
-    assert written[2].startswith("Made by `umbel experiment synthetic` at commit 0123456789, seeds ")
-    assert written[2].endswith(", seeds 7, 2000 to 2002.")
-    assert written[3:] == ["One line.", "", "| who | error |", "| --- | --- |", "| FedAvg | 3.06 |"]
-    changed = "**Settings, recipes or pinned numbers have changed since.**"
+    written = path.read_text()
+    for words in ("`umbel experiment synthetic` at commit 0123456789", "seeds 7, 2000 to 2002", "| FedAvg | 3.06 |"):
+        assert words in written
+    changed = "Settings, recipes or pinned numbers have changed since."
     assert changed not in rendered(docs)
     monkeypatch.setattr(page, "digest", lambda name: "another")
     assert changed in rendered(docs)
-
-
-def test_a_page_may_take_some_rows_and_columns_sentences_and_cells(docs: Path) -> None:
-    """All rows that begin with a word, in the order of the words."""
-    rows = ["| A | 1 | x |", "| B | 2 | y |", "| A | 3 |  |", "| C | 4 | z |"]
-    table = "\n".join(["| who | error | note |", "| --- | --- | --- |", *rows])
-    (docs / "results" / "synthetic" / "table.md").write_text(
-        f"# T\n\n## Errors\n\n{table}\n\n## Claims\n\nTwo of 3 (1 to 2 %) do. Not 0.5 of them. The rest: none.\n\n"
-        "| who | where | last | so here? | best | so here? |\n| --- | --- | --- | --- | --- | --- |\n"
-        "| A | x | 1 | yes | 9 | no |\n| A | y | 2 | no | 9 | no |\n| B | x | 3 | no | 9 | no |\n"
-    )
-    assert rendered(docs, "{{ table('synthetic', 'Errors') }}\n") == f"{table}\n"
-    kept = ["| who | note |", "| --- | --- |", "| C | z |", "| A | x |", "| A |  |"]
-    assert rendered(docs, "{{ table('synthetic', 'Errors', 'C', 'A', without=('error',)) }}\n").splitlines() == kept
-    assert rendered(docs, "{{ cell('synthetic', 'Claims', ('A', 'y'), 'last') }}") == "2"
-    assert rendered(docs, "{{ sentence('synthetic', 'Claims', 'Not') }}") == "Not 0.5 of them."
-    assert rendered(docs, "{{ answers('synthetic', 'Claims') }}") == "1 yes, 2 no, 0 open"
 
 
 @pytest.mark.parametrize(
@@ -94,8 +73,8 @@ def test_a_page_may_take_some_rows_and_columns_sentences_and_cells(docs: Path) -
     [
         ("table('synthetic', 'Nothing')", "unknown-table", ["Nothing", "What was found, Something else"]),
         ("table('synthetic', 'What was found', without=('price',))", "unknown-table", ["price", "who, error"]),
-        *((f"cell('synthetic', 'What was found', {what})", "unknown-table", ["What was found"])
-          for what in ("('F',), 'error'", "('IFCA',), 'error'", "('FedAvg',), 'price'")),
+        ("cell('synthetic', 'What was found', ('IFCA',), 'error')", "unknown-table", ["What was found"]),
+        ("cell('synthetic', 'What was found', ('FedAvg',), 'price')", "unknown-table", ["What was found"]),
         ("sentence('synthetic', 'What was found', 'nowhere')", "unknown-table", ["What was found"]),
         ("made('hospital')", "not-done", ["umbel experiment page hospital"]),
         ("picture('synthetic', 'figure-2', 'Releases')", "not-done", ["figure-2.svg"]),
@@ -125,35 +104,33 @@ def test_the_digest_is_of_settings_and_of_what_pins_training(tmp_path: Path, mon
     for name, patterns in ((name, experiment.sources) for name, experiment in page.EXPERIMENTS.items()):
         assert all(list(ROOT.glob(pattern)) for pattern in patterns), name
     assert page.digest("synthetic") != page.digest("hospital")
-    module, arms, config, recipe = (
+    files = [
         tmp_path / file.relative_to(ROOT)
-        for pattern in page.EXPERIMENTS["synthetic"].sources
+        for pattern in (page._PINNED, *page.EXPERIMENTS["synthetic"].sources)
         for file in sorted(ROOT.glob(pattern))
-    )
-    for file in (tmp_path / page._PINNED, module, arms, config, recipe):
+    ]
+    for file in files:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes((ROOT / file.relative_to(tmp_path)).read_bytes())
+    pinned, module, arms, config, recipe = files
     monkeypatch.setattr(page, "source", lambda name: tmp_path / name)
     before = page.digest("synthetic")
-
-    def edited(file: Path, old: str, new: str) -> bool:
-        """Whether the digest is another after an edit, which is taken back."""
+    for file, old, new, counts in (
+        (module, "NEAR = 1.0", "NEAR = 2.0", True),
+        (recipe, "DECIMALS = 6", "DECIMALS = 5", True),
+        (config, "rounds = 100", "rounds = 101", True),
+        (arms, "restarts = 5", "restarts = 6", True),
+        (arms, "The paper shows", "The paper tells of", False),
+        (module, "def page(", "# A comment.\ndef page_of(", False),
+        (recipe, "OPTIMA = ", "TEXT = 'An error.'\nOPTIMA = ", False),
+        (config, "rounds = 100", "# A comment.\nrounds = 100", False),
+    ):
         text = file.read_text()
         assert old in text
         file.write_text(text.replace(old, new, 1))
-        changed = page.digest("synthetic") != before
+        assert (page.digest("synthetic") != before) is counts, (file.name, new)
         file.write_text(text)
-        return changed
-
-    assert edited(module, "NEAR = 1.0", "NEAR = 2.0")
-    assert edited(recipe, "DECIMALS = 6", "DECIMALS = 5")
-    assert edited(config, "rounds = 100", "rounds = 101")
-    assert edited(arms, "restarts = 5", "restarts = 6")
-    assert not edited(arms, "The paper shows", "The paper tells of")
-    assert not edited(module, "def page(", "# A comment.\ndef page_of(")
-    assert not edited(recipe, "OPTIMA = ", "TEXT = 'An error.'\nOPTIMA = ")
-    assert not edited(config, "rounds = 100", "# A comment.\nrounds = 100")
-    (tmp_path / page._PINNED).write_bytes(b"other numbers")
+    pinned.write_bytes(b"other numbers")
     assert page.digest("synthetic") != before
 
 
@@ -232,24 +209,3 @@ def test_all_that_is_on_the_page_says_its_command_a_commit_of_this_history_and_s
         if subprocess.run([*ancestor, commit, "HEAD"], cwd=ROOT, capture_output=True).returncode
     ]
     assert unknown == [], "these cite commits that are not there: run them again"
-
-
-SVG = "{http://www.w3.org/2000/svg}"
-
-
-@pytest.mark.rest
-def test_the_picture_in_readme_has_bars_to_scale_that_are_told_in_words() -> None:
-    """And nothing that loads or runs."""
-    text = (page.DOCS / "pictures" / "hospital.svg").read_text(encoding="utf-8")
-    drawn = ET.fromstring(text)
-    widths = {
-        kind: float(rect.get("width", "")) for rect in drawn.iter(f"{SVG}rect") for kind in [rect.get("class", "")]
-    }
-    told = drawn.findtext(f"{SVG}desc") or ""
-    numbers = [int(number.replace(",", "")) for number in re.findall(r" ([\d,]+\d)(?=[;,.])", told)]
-    for kind, mean, worst in zip(("alone", "open", "kept"), numbers[::2], numbers[1::2], strict=True):
-        assert widths[f"{kind} pale"] / worst == pytest.approx(430 / max(numbers), rel=1e-3)
-        assert widths[kind] / mean == pytest.approx(430 / max(numbers), rel=2e-3)
-    assert not re.search(r"<script|<image|href|url\(|@import|\bon\w+=", text)
-    width = float(drawn.get("viewBox", "").split()[2])
-    assert all(float(rect.get("x", 0)) + float(rect.get("width", "")) <= width for rect in drawn.iter(f"{SVG}rect"))

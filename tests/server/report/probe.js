@@ -73,7 +73,6 @@ addEventListener("load", async () => {
     smallest: least("size"),
     faintest: least("ratio"),
     overlaps: overlaps.slice(0, 20),
-    boxes: figures.map(svg => svg.getBoundingClientRect()).map(box => [box.left, box.top, box.right, box.bottom]),
     figures: figures.map(svg => {
       const box = svg.getBoundingClientRect();
       const spill = [...svg.querySelectorAll("text")].map(text => {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -26,32 +27,71 @@ def history(rounds: int = 20, final: bool = True, **changes: Any) -> list[Round]
     return entries
 
 
-def the_alarm(entries: list[Round], k: int = 2) -> tuple[str, str]:
-    """Return title and text of the only alarm."""
-    (alarm,) = alarms(entries, k, 1, 5)
-    return alarm.title, alarm.text
-
-
 def titles(entries: list[Round], k: int = 2, every: int = 1, validators: int | None = 5) -> list[str]:
     return [alarm.title for alarm in alarms(entries, k, every, validators)]
 
 
+COLLAPSED, NOT_FINITE = "Clusters collapsed into one", "Validation loss not finite"
+NEVER, NOTHING, TOO_FEW = "Validation loss never improved", "The rounds changed nothing", "Too few releases"
+BOUND = "Validation reports lie at their bound"
+
+
+def sometimes(loss: float | None) -> list[Round]:
+    return history(loss=lambda t: loss if t in (4, 5) else 1 / (t + 1))
+
+
+def every_sixth(t: int) -> float | None:
+    return 1 / (t + 1) if t % 6 == 0 or t == 20 else None
+
+
 @pytest.mark.parametrize(
-    ("entries", "k"),
+    ("entries", "of", "told"),
     [
-        (history(1), 2),
-        (history(20), 2),
-        (history(300), 2),
-        (history(20, groups=[10], nearest=[]), 1),  # a single hypothesis cannot collapse
-        (history(4, groups=[10, 0]), 2),  # a short run is not judged
-        (history(1, loss=1.0, final=False), 2),  # a single validation cannot improve
+        (history(1), {}, []),
+        (history(20), {}, []),
+        (history(300), {}, []),
+        # Who gets releases at the end: 96 % are as good as all.
+        (history(20, groups=[10], nearest=[]), {"k": 1}, []),
+        (history(4, groups=[10, 0]), {}, []),  # a short run is not judged
+        (history(groups=lambda t: [10, 0] if t > 15 else [5, 5], best_round=3), {}, [COLLAPSED]),
+        *((history(groups=[10, 0], ratio=[ratio, 0.0]), {}, [COLLAPSED]) for ratio in (0.2, 1.5)),
+        (history(groups=lambda t: [9, 1] if t > 18 else [10, 0]), {}, [COLLAPSED]),
+        (history(groups=lambda t: [9, 1] if t > 17 else [10, 0]), {}, []),
+        (history(groups=[5, 0, 5, 0], nearest=[1.0] * 4), {"k": 4}, ["2 hypotheses without releases"]),
+        (history(groups=[5, 0, 5], nearest=[1.0] * 3), {"k": 3}, ["1 hypothesis without releases"]),
+        # Distances.
+        *((history(nearest=lambda t, bad=bad: [bad, bad] if t > 7 else [5.0, 5.0]), {}, ["Hypotheses diverged"])
+          for bad in (math.inf, math.nan)),
+        # Validation.
+        *((sometimes(bad), {}, [NOT_FINITE]) for bad in (math.inf, math.nan, None)),
+        (history(loss=every_sixth), {"every": 6}, []),
+        (history(loss=every_sixth), {"every": 1}, [NOT_FINITE]),
+        (history(loss=None, metric=None, final=False), {"validators": 5}, [NOT_FINITE]),
+        (history(loss=None, metric=None, final=False), {"validators": 0}, []),
+        (history(loss=None, metric=None, final=False), {"validators": None}, []),
+        (history(loss=lambda t: 1 + t / 100, best_round=0), {}, [NEVER]),
+        (history(loss=lambda t: 0.5 if t == 1 else 1.0), {}, []),
+        (history(loss=lambda t: 0.5 if t == 20 else 1.0), {}, []),
+        (history(1, loss=1.0, final=False), {}, []),  # a single validation cannot improve
+        (history(loss=lambda t: 1.0 if t == 3 else 2.9), {}, []),
+        (history(loss=lambda t: 1.0 if t == 3 else 3.1), {}, ["The rounds diverged"]),
+        (history(loss=1.0), {}, [NEVER, NOTHING]),
+        (history(loss=1.0, moved=False, groups=[0, 0]), {}, [NEVER, TOO_FEW]),
+        (history(2, loss=0.22, report_noise=0.02, report_bound=0.25), {}, [NEVER, BOUND, NOTHING]),
+        (history(2, loss=0.15, report_noise=0.02, report_bound=0.25), {}, [NEVER, NOTHING]),
+        # A strategy's own result that is not finite is no fault of the clients' training.
+        (history(2, loss=0.5, moved=False, final=False), {}, [NEVER, "Rounds without a finite result"]),
+        # Releases and nodes.
+        (history(moved=lambda t: t not in (3, 9), groups=lambda t: [0, 0] if t in (3, 9) else [4, 6]), {}, [TOO_FEW]),
+        (history(moved=lambda t: t not in (3, 9)), {}, ["Rounds without a finite result"]),
+        (history(lost_nodes=lambda t: {5: 1, 6: 3}.get(t, 0)), {}, ["Nodes lost"]),
+        # What is worst comes first.
+        (history(groups=lambda t: [10 * (t > 1), 0], loss=lambda t: 1 + t / 100, lost_nodes=1, moved=lambda t: t > 1),
+         {}, [NEVER, COLLAPSED, TOO_FEW, "Nodes lost"]),
     ],
-)
-def test_a_run_in_which_all_is_well_gives_no_alarm(entries: list[Round], k: int) -> None:
-    assert titles(entries, k) == []
-
-
-# --- who gets releases at the end
+)  # fmt: skip
+def test_an_alarm_goes_off_when_it_should_and_only_then(entries: list[Round], of: Any, told: list[str]) -> None:
+    assert titles(entries, **of) == told
 
 
 @pytest.mark.parametrize(("rounds", "groups", "last"), [
@@ -75,153 +115,15 @@ def test_rounds_that_did_not_move_anything_are_no_part_of_the_end() -> None:
     assert [entry.number for entry in last_rounds(entries)] == [12, 14, 16, 18, 20]
 
 
-def test_all_releases_in_one_hypothesis_are_a_collapse() -> None:
-    entries = history(20, groups=lambda t: [10, 0] if t > 15 else [5, 5], best_round=3)
-    title, text = the_alarm(entries)
-    assert title == "Clusters collapsed into one"
-    assert "all 50 releases went to hypothesis 0" in text
-    assert text.endswith("before that: after round 3.")
-    assert "before that" not in the_alarm(history(20, groups=[10, 0]))[1], "these are from the end"
+def test_hypotheses_are_named_as_long_as_they_are_few() -> None:
+    assert name_hypotheses([3]) == "hypothesis 3"
+    assert name_hypotheses([0, 2, 5]) == "hypotheses 0, 2 and 5"
+    assert name_hypotheses(range(100)) == "hypotheses 0, 1, 2, 3, 4, 5, 6 and 93 others"
 
 
-def test_a_release_that_strays_now_and_then_changes_nothing() -> None:
-    _, text = the_alarm(history(20, groups=lambda t: [9, 1] if t > 18 else [10, 0]))
-    assert "48 of 50 releases went to hypothesis 0" in text, "96 %, and 95 are as good as all"
-    assert titles(history(20, groups=lambda t: [9, 1] if t > 17 else [10, 0])) == []
-
-
-@pytest.mark.parametrize(
-    ("ratio", "words"),
-    [
-        ([0.2, 0.0], "typically 0.2 of the distance"),
-        ([1.5, 0.0], "typically 1.5 times the distance"),
-        ([], "Another seed"),
-    ],
-)
-def test_a_collapse_is_explained_by_eq_9(ratio: list[float], words: str) -> None:
-    assert words in the_alarm(history(20, groups=[10, 0], ratio=ratio))[1]
-
-
-def test_hypotheses_without_releases_are_named() -> None:
-    entries = history(20, groups=[5, 0, 5, 0], nearest=[1.0] * 4)
-    title, text = the_alarm(entries, 4)
-    assert title == "2 hypotheses without releases"
-    assert "no release went to hypotheses 1 and 3. That is right if" in text
-    assert "of at most 2 kinds" in text
-    assert titles(history(20, groups=[5, 0, 5], nearest=[1.0] * 3), k=3) == ["1 hypothesis without releases"]
-
-
-# --- distances
-
-
-@pytest.mark.parametrize("bad", [math.inf, math.nan])
-def test_hypotheses_that_are_not_finite_have_diverged(bad: float) -> None:
-    entries = history(20, nearest=lambda t: [bad, bad] if t > 7 else [5.0, 5.0])
-    title, text = the_alarm(entries)
-    assert title == "Hypotheses diverged"
-    assert "undefined after round 8" in text
-
-
-# --- validation
-
-
-@pytest.mark.parametrize("bad", [math.inf, math.nan, None])
-def test_a_validation_without_a_finite_loss_is_told(bad: float | None) -> None:
-    entries = history(20, loss=lambda t: bad if t in (4, 5) else 1 / (t + 1))
-    title, text = the_alarm(entries)
-    assert title == "Validation loss not finite"
-    assert text.startswith("In 2 validations of 21 (the first after round 4)")
-
-
-def test_a_round_that_was_not_to_validate_lacks_no_loss() -> None:
-    def validated(t: int) -> float | None:
-        return 1 / (t + 1) if t % 6 == 0 or t == 20 else None
-
-    assert titles(history(20, loss=validated), every=6) == []
-    assert titles(history(20, loss=validated), every=1) == ["Validation loss not finite"]
-
-
-@pytest.mark.parametrize(("validators", "told"), [(5, ["Validation loss not finite"]), (0, []), (None, [])])
-def test_without_any_loss_it_matters_whether_anybody_validates(validators: int | None, told: list[str]) -> None:
-    assert titles(history(20, loss=None, metric=None, final=False), validators=validators) == told
-
-
-def test_a_loss_that_never_gets_better_is_told() -> None:
-    title, text = the_alarm(history(20, loss=lambda t: 1 + t / 100, best_round=0))
-    assert title == "Validation loss never improved"
-    assert "at the start (round 0), had the lowest loss of all 21" in text
-
-
-@pytest.mark.parametrize("dip", [1, 20])
-def test_one_better_validation_is_an_improvement(dip: int) -> None:
-    assert titles(history(20, loss=lambda t: 0.5 if t == dip else 1.0)) == []
-
-
-# --- releases and nodes
-
-
-def test_rounds_with_too_few_releases_are_counted() -> None:
-    entries = history(20, moved=lambda t: t not in (3, 9), groups=lambda t: [0, 0] if t in (3, 9) else [4, 6])
-    title, text = the_alarm(entries)
-    assert title == "Too few releases"
-    assert text.startswith("2 rounds of 20 (the first was round 3) had fewer releases")
-
-
-def test_rounds_whose_result_is_not_finite_are_told_apart_from_them() -> None:
-    title, text = the_alarm(history(20, moved=lambda t: t not in (3, 9)))
-    assert title == "Rounds without a finite result"
-    assert "2 rounds of 20 (the first was round 3)" in text
-
-
-def test_lost_nodes_are_counted() -> None:
-    title, text = the_alarm(history(20, lost_nodes=lambda t: {5: 1, 6: 3}.get(t, 0)))
-    assert title == "Nodes lost"
-    assert text.startswith("In 2 rounds (the first was round 5) nodes sent no usable reply to training: at most 3")
-
-
-def test_what_is_worst_comes_first() -> None:
-    entries = history(
-        20, groups=lambda t: [10 * (t > 1), 0], loss=lambda t: 1 + t / 100, lost_nodes=1,
-        moved=lambda t: t > 1,
-    )  # fmt: skip
-    assert titles(entries) == [
-        "Validation loss never improved",
-        "Clusters collapsed into one",
-        "Too few releases",
-        "Nodes lost",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("numbers", "text"),
-    [
-        ([3], "hypothesis 3"),
-        ([0, 2], "hypotheses 0 and 2"),
-        ([0, 2, 5], "hypotheses 0, 2 and 5"),
-        (range(100), "hypotheses 0, 1, 2, 3, 4, 5, 6 and 93 others"),
-    ],
-)
-def test_hypotheses_are_named_as_long_as_they_are_few(numbers: Any, text: str) -> None:
-    assert name_hypotheses(numbers) == text
-
-
-def test_rounds_that_led_away_from_the_best_are_told() -> None:
-    assert titles(history(20, loss=lambda t: 1.0 if t == 3 else 2.9)) == []
-    assert titles(history(20, loss=lambda t: 1.0 if t == 3 else 3.1)) == ["The rounds diverged"]
-
-
-def test_rounds_that_changed_nothing_are_told_apart_from_rounds_of_too_few_releases() -> None:
-    assert "The rounds changed nothing" in titles(history(20, loss=1.0))
-    assert "The rounds changed nothing" not in titles(history(20, loss=1.0, moved=False, groups=[0, 0]))
-
-
-@pytest.mark.parametrize(("loss", "told"), [(0.22, True), (0.15, False)])
-def test_reports_at_the_bound_to_which_sites_clip_them_are_told(loss: float, told: bool) -> None:
-    noisy = history(2, loss=loss, report_noise=0.02, report_bound=0.25)
-    assert ("Validation reports lie at their bound" in titles(noisy)) is told
-
-
-def test_a_strategy_whose_result_is_not_finite_is_named_and_not_the_clients_training() -> None:
-    stuck = "The rounds changed nothing"
-    assert stuck in titles(history(2, loss=0.5))
-    assert stuck not in titles(history(2, loss=0.5, moved=False, final=False))
+def test_an_alarm_says_where_and_how_much() -> None:
+    (collapse,) = alarms(history(groups=lambda t: [9, 1] if t > 18 else [10, 0], ratio=[1.5, 0.0]), 2, 1, 5)
+    assert "48 of 50 releases went to hypothesis 0" in collapse.text
+    assert "1.5 times the distance" in collapse.text, "Eq. 9 of the paper"
+    (lost,) = alarms(history(lost_nodes=lambda t: {5: 1, 6: 3}.get(t, 0)), 2, 1, 5)
+    assert re.match(r"In 2 rounds .*round 5\).*at most 3", lost.text)

@@ -181,9 +181,6 @@ def import_(
     from umbel.data.table import read_table
 
     folder = folder_of(name or file.name.split(".")[0])
-    if folder.exists() and not replace:
-        raise DatasetError(f"{folder} exists already; give another --name, or --replace", code="data.exists")
-    check_out(folder)
     columns, whole = _settings(settings or [])
     if client and clients:
         raise DatasetError("give --client COLUMN or --clients NUMBER, not both", code="data.no-client")
@@ -212,6 +209,8 @@ def import_(
             if left_out := [f"{one.column.name} ({one.drop})" for one in report.findings if one.drop]:
                 typer.echo(f"The next command leaves out {', '.join(left_out)}.")
             typer.echo(f"Next: {_command(report.settings)}")
+        if not (client or clients or target):
+            return  # a look at the table
         if not (client or clients):
             raise DatasetError("give --client COLUMN, --clients NUMBER or --schema FILE", code="data.no-client")
         if not target:
@@ -221,6 +220,9 @@ def import_(
     elif client or target or features or columns or missing != "refuse" or clip:
         text = "--schema replaces --client, --target, --features, --missing, --clip and entries of columns"
         raise DatasetError(f"{text}; give it, or those", code="data.schema-clash")
+    if folder.exists() and not replace:
+        raise DatasetError(f"{folder} exists already; give another --name, or --replace", code="data.exists")
+    check_out(folder)
     data = from_dataframe(
         report.frame if report else frame,
         client=who if clients else None,

@@ -234,6 +234,11 @@ def split_into_clients(
     trains = [client for client in rest if client not in taken]
     if not trains:
         wrong = f"of {len(names)} clients {len(validates)} validate, {len(tests)} test and no client trains"
+        if len(names) == 1:
+            text = (
+                f"all rows are of one client, {names[0]!r}, and a run needs several; choose another column of clients"
+            )
+            raise DatasetError(text, code="data.split")
         raise DatasetError(f"{wrong}; set smaller shares", code="data.split")
     lengths = np.bincount(owner, minlength=len(names))
     starts = np.cumsum(lengths) - lengths

@@ -96,6 +96,11 @@ class Report:
         return [fault for one in self.findings for fault in one.faults]
 
     @property
+    def mended(self) -> bool:
+        """Whether the proposed settings mend all faults."""
+        return not _unmended(self.findings)
+
+    @property
     def notes(self) -> list[str]:
         """The notes on all columns."""
         return [*(note for one in self.findings for note in one.notes), *self.remarks]
@@ -113,7 +118,8 @@ class Report:
 
     def check(self, source: Any, syntax: Syntax) -> None:
         """Raise a `DatasetError` that names all faults, if there is one; in Python also what mends them all."""
-        text = f"{source} has {count_of(len(self.faults), 'fault')}; the command above mends all"
+        text = f"{source} has {count_of(len(self.faults), 'fault')}; the command above mends "
+        text += "all" if self.mended else f"all but those that say only what to do: {_unmended(self.findings)[0]}"
         if syntax is Syntax.PYTHON:
             given = ", ".join(f"{key}={one!r}" for key, one in self.settings.items())
             text = f"{source}: {'. '.join(map(str, self.faults))}. To mend all, add {given}"
@@ -162,9 +168,11 @@ def look(
     frame = frame.reset_index(drop=True)
     columns_there(frame.columns, [*(features or []), *(one for one in (client, target) if one), *given], source)
     if target is None:
-        target = next(name for name in reversed(frame.columns) if name != client)
+        others = [name for name in reversed(frame.columns) if name != client]
+        fits = (name for name in others if not _unmended([_target(frame, name, given, entries, source, syntax)]))
+        target = next(fits, others[0])
         settings["target"] = target
-        guesses.append(f"the target is {target}, the last column")
+        guesses.append(f"the target is {target}, the last column that can be one")
     if client is None and not dealt:
         client = _likely_client(frame.drop(columns=target), source)
         settings["client"] = client
@@ -172,7 +180,7 @@ def look(
     if "client" in settings:
         count = frame[client].nunique() if client else 0
         guesses.append(
-            f"the client is {client}, whose {count:,} values have {len(frame) / count:,.0f} rows each"
+            f"the client is {client}, whose {count:,} values have {len(frame) / count:,.0f} rows each on average"
             if client
             else "no column looks like one of clients, so rows are dealt out"
         )
@@ -202,6 +210,25 @@ def look(
     if frame.attrs.get("encoding") == "Windows-1252":
         remarks.append(f"{source} is not in UTF-8, and is read as Windows-1252: check letters such as é.")
     return Report(findings, entries, settings, guesses, remarks, frame)
+
+
+def _target(
+    frame: pd.DataFrame,
+    name: str,
+    given: Mapping[str, Mapping[str, Any]],
+    entries: Mapping[str, Any],
+    source: Any,
+    syntax: Syntax,
+) -> Finding:
+    """Return what a column would be as the target."""
+    missing = entries.get("missing", "refuse")
+    return _finding(frame, name, "target", given.get(name, {}), missing, source, syntax)
+
+
+def _unmended(findings: Iterable[Finding]) -> list[Fault]:
+    """Return the faults that no setting mends, but for those of columns that are better left out."""
+    kept = (fault for one in findings if not one.drop for fault in one.faults)
+    return [fault for fault in kept if not (fault.mend or fault.code == "data.missing-value")]
 
 
 def _with_clients(

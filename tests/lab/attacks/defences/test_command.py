@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -58,12 +60,6 @@ def test_a_wrong_claim_ends_with_1_and_its_faults() -> None:
     assert [one["claimed"] for one in report["figures"]] == [1, 1]
 
 
-def test_several_targets_have_a_page_each() -> None:
-    shown = invoked("functions:bare", "functions:noisy", "--rounds", "1")
-    assert shown.exit_code == 0, "neither claims anything"
-    assert shown.stdout.count("Nothing is claimed") == 2
-
-
 @pytest.mark.parametrize(
     ("words", "code"),
     [
@@ -78,3 +74,41 @@ def test_several_targets_have_a_page_each() -> None:
 def test_what_cannot_be_audited_is_told_in_one_line(words: tuple[str, ...], code: str) -> None:
     told = invoked(*words)
     ended(told.exit_code, told.stderr, code)
+
+
+# --- the page in docs
+
+
+TEXT = (Path(__file__).resolve().parents[4] / "docs" / "guides" / "audit.md").read_text(encoding="utf-8")
+FEW = ("--canaries", "800")
+"""Fewer canaries than a reader takes. With half as many, Gaussian noise passes for Laplace noise in 1 of 20 tests."""
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", TEXT, flags=re.DOTALL)
+
+
+def codes(heading: str) -> list[str]:
+    """The codes in the first column of the first table under some words."""
+    table = TEXT[TEXT.index(heading) :].partition("\n\n")[2].partition("\n\n")[0]
+    return re.findall(r"`([a-z-]+)`", "".join(line.split("|")[1] for line in table.splitlines()))
+
+
+@pytest.mark.slow
+@pytest.mark.rest
+def test_the_first_mod_has_the_faults_of_the_page_and_the_second_has_none(tmp_path: Path) -> None:
+    """What docs/guides/audit.md says to type is typed, and its two Mods are what it says of them."""
+    for name, block in zip(("mine", "mended"), blocks("python"), strict=True):
+        (tmp_path / f"{name}.py").write_text(block)
+    first, second, both, _ = (shlex.split(block, comments=True) for block in blocks("bash"))
+    told = CliRunner().invoke(app, [*first[1:], *FEW, "--json"], prog_name="umbel")
+    assert told.exit_code == 1, told.output
+    [report] = json.loads(told.stdout)
+    assert {fault["code"] for fault in report["faults"]} == {*codes("This Mod has seven")}
+    assert len(report["faults"]) == 7
+    told = CliRunner().invoke(app, [*second[1:], *FEW], prog_name="umbel")
+    assert told.exit_code == 0, told.output
+    assert "No fault found, and the claim is not refuted" in told.stdout
+    told = CliRunner().invoke(app, [*both[1:-3], "--canaries", "200", "--rounds", "1"], prog_name="umbel")
+    assert told.exit_code == 1
+    assert "No fault found" in told.stdout

@@ -84,43 +84,41 @@ def test_a_wrapper_wraps_fedavg_and_averages_the_canary_with_others() -> None:
     np.testing.assert_allclose(kind.release(Asked(UPDATE, 1))[0]["w"], [[0.15, 0.2]], atol=0.01)
 
 
+class Dxo:
+    """As NVFlare's, which is not installed here."""
+
+    def __init__(self, data_kind: str, data: dict[str, NDArray[Any]]) -> None:
+        self.data_kind, self.data = data_kind, data
+
+    def to_shareable(self) -> Any:
+        return {"DXO": self}
+
+
+class Clip:
+    """A filter of NVFlare's that clips one of two arrays, and leaves the other out."""
+
+    gamma = 2.0
+
+    def process(self, shareable: Any, context: Any) -> Any:
+        dxo = shareable["DXO"]
+        assert dxo.data_kind == "WEIGHT_DIFF"
+        return {"DXO": Dxo(dxo.data_kind, {"w": np.clip(dxo.data["w"], -self.gamma, self.gamma)})}
+
+    def get_privacy_spent(self) -> float:
+        return 3.5
+
+
 def test_a_filter_sees_a_difference_of_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NVFlare itself is not installed here; the stand-ins have what the worker uses of it."""
-
-    class Dxo:
-        def __init__(self, data_kind: str, data: dict[str, NDArray[Any]]) -> None:
-            self.data_kind, self.data = data_kind, data
-
-        def to_shareable(self) -> Any:
-            return {"DXO": self}
-
-    stand_ins = {
-        "nvflare.apis.dxo": {
-            "DXO": Dxo, "DataKind": SimpleNamespace(WEIGHT_DIFF="WEIGHT_DIFF"),
-            "from_shareable": lambda one: one["DXO"],
-        },
-        "nvflare.apis.fl_context": {"FLContext": SimpleNamespace},
-    }  # fmt: skip
-    for name in ("nvflare", "nvflare.apis", *stand_ins):
+    dxo = {"DXO": Dxo, "DataKind": SimpleNamespace(WEIGHT_DIFF="WEIGHT_DIFF"), "from_shareable": lambda one: one["DXO"]}
+    contexts = {"FLContext": SimpleNamespace}
+    for name in ("nvflare", "nvflare.apis", "nvflare.apis.dxo", "nvflare.apis.fl_context"):
         module = ModuleType(name)
-        vars(module).update(stand_ins.get(name, {}))
+        vars(module).update(dxo if name.endswith("dxo") else contexts)
         monkeypatch.setitem(sys.modules, name, module)
-
-    class Clip:
-        gamma = 2.0
-
-        def process(self, shareable: Any, context: Any) -> Any:
-            dxo = shareable["DXO"]
-            assert dxo.data_kind == "WEIGHT_DIFF"
-            return {"DXO": Dxo(dxo.data_kind, {"w": np.clip(dxo.data["w"], -self.gamma, self.gamma)})}
-
-        def get_privacy_spent(self) -> float:
-            return 3.5
-
     kind = made(Clip())
     left, _ = kind.release(Asked(UPDATE, 1))
     assert kind.facts()["box"] == 2.0
-    assert {name: value.tolist() for name, value in left.items()} == {"w": [[2, 2]]}, "b is left out"
+    assert {name: value.tolist() for name, value in left.items()} == {"w": [[2, 2]]}
     assert kind.spent() == [3.5, 0.0]
 
 

@@ -75,8 +75,7 @@ def test_a_target_is_named_with_literal_arguments(text: str, target: Target) -> 
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["a", "a:", ":C", "a:C(x=y)", "a:C(x=open('z'))", "a:1", "a b:C", "a:C(", "a:C()()", "./mine.py:Mod(1)"],
+    "text", ["a", "a:", ":C", "a:C(x=y)", "a:C(x=open('z'))", "a b:C", "a:C(", "a:C()()", "./mine.py:Mod(1)"]
 )
 def test_other_text_is_no_target(text: str) -> None:
     with raises(ConfigError, "config.audit-target", "mine:Mod(1)" if "mine" in text else text):
@@ -125,11 +124,6 @@ def test_a_target_that_cannot_be_run_is_told(target: Target, code: str, parts: l
     timeout = 0.1 if code == "target-hangs" else 600.0
     with Worker(target, timeout=timeout) as worker, raises(NotApplicableError, f"attack.{code}", *parts):
         worker.open()
-
-
-def test_an_interpreter_that_is_none_is_told(tmp_path: Path) -> None:
-    with raises(NotApplicableError, "attack.no-interpreter", tmp_path):
-        Worker(Target("targets:doubled"), str(tmp_path / "python"))
 
 
 def test_a_worker_imports_only_numpy_until_it_knows_its_target() -> None:

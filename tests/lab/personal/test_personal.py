@@ -1,4 +1,4 @@
-"""Predictions by the nearest rows, whose weights and shares can be computed by hand."""
+"""The lab's methods of personalisation, by hand: the nearest rows, and the models of four papers."""
 
 from __future__ import annotations
 
@@ -11,21 +11,27 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import umbel
+from tests.client import test_predictors
 from tests.client.test_personal import HYPOTHESES, LEARNER, STEP, cohort
+from tests.client.test_predictors import MODELS
 from tests.helpers.cohorts import CLOSE, ByArrays, all_engines, cohort_of, draw_client, learner_of
 from tests.helpers.errors import raises
 from tests.helpers.models import TINY_CNN, Turned, draw_hypotheses, headed
 from umbel import models
-from umbel.client.cohort import Cohort
+from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.exports import OwnNetwork
 from umbel.client.learner import Learner
 from umbel.client.personal import Predictors, Task, method
 from umbel.models import LOSSES, METRICS, Model
+from umbel.models.optimizers import SGD
 from umbel.privacy.mechanisms.randomness import streams
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ConfigError, ModelError
 from umbel_lab.personal import memory
 from umbel_lab.personal.memory import Remembering, last_input
+
+# --- the nearest rows
 
 
 def nearest(keys: list[float], values: list[float], queries: Tensor, leave_out: bool = False) -> Tensor:
@@ -156,3 +162,77 @@ def test_a_memory_is_written_where_it_has_a_share_and_never_for_other_programs(m
     whole = made(LEARNER, HYPOTHESES, clients).outputs(LEARNER, clients)
     monkeypatch.setattr("umbel_lab.personal.memory._AT_ONCE", 50)
     assert torch.equal(made(LEARNER, HYPOTHESES, clients).outputs(LEARNER, clients), whole)
+
+
+# --- four papers, of a linear model of one weight
+
+
+HALF = LocalUpdate(local_epochs=1, step_size=0.25, batch_size=0)
+"""A step on the mean of (w - y)^2 goes half of the way to the mean of y."""
+
+
+def weight(how: str, update: LocalUpdate) -> float:
+    """Return the weight that a client whose rows say 3 makes of a weight of 1."""
+    clients = cohort([3.0, 3.0])
+    own = method(how)(Task(LEARNER, HYPOTHESES, clients, update, partial(streams, 0, "shuffle", 0, range(1))))
+    return float(own.parameters["weight"][0, 0, 0, 0])
+
+
+def test_ditto_and_mean_regularised_learning_end_where_the_pull_is_as_strong_as_the_rows() -> None:
+    """2 (w - 3) + .1 (w - 1) = 0, and with the run's own pull 2 (w - 3) + 2 (w - 1) = 0."""
+    long = LocalUpdate(200, 0.25, 0)
+    for how in ("ditto", "mr_mtl"):
+        assert weight(f"umbel_lab.personal:{how}", long) == pytest.approx(6.1 / 2.1)
+    pulled = LocalUpdate(200, 0.25, 0, descent=SGD(proximal=2.0))
+    assert weight("umbel_lab.personal:mr_mtl", pulled) == pytest.approx(2)
+
+
+def test_adaptive_learning_moves_its_model_and_its_share() -> None:
+    """w = 1, v = 1 and a half each: the mean steps from 1 to 2, v by half of that to 1.5, and the share not yet.
+
+    Then the mean, 1.25, steps by .875: v to 1.9375, and the share by .5 times that to .9375.
+    """
+    assert weight("umbel_lab.personal:apfl", HALF) == pytest.approx(1.25)
+    assert weight("umbel_lab.personal:apfl", LocalUpdate(2, 0.25, 0)) == pytest.approx(1 + 0.9375 * 0.9375)
+
+
+def test_only_the_head_is_trained() -> None:
+    model = headed(local="")
+    learner, clients = learner_of("batched", model), cohort_of(draw_client(model, 4, np.random.default_rng(0)))
+    hypotheses = draw_hypotheses(model, 1)
+    task = Task(learner, hypotheses, clients, HALF, partial(streams, 0, "shuffle", 0, range(1)))
+    own = method("umbel_lab.personal:fedrep")(task).arrays(0)
+    assert own.keys() == hypotheses.keys()
+    moved = {name for name, value in hypotheses.items() if not np.array_equal(own[name], value[0])}
+    assert moved == {"head.weight", "head.bias"}
+
+
+# --- what every method does, by their import paths
+
+
+ALL = pytest.mark.parametrize(
+    "how", [f"umbel_lab.personal:{name}" for name in ("ditto", "mr_mtl", "apfl", "fedrep", "knn_per")]
+)
+
+
+@ALL
+@MODELS
+def test_a_client_of_no_rows_has_a_hypothesis(how: str, model: models.Model) -> None:
+    test_predictors.test_a_client_of_no_rows_has_a_hypothesis(how, model)
+
+
+@ALL
+@MODELS
+def test_clients_do_not_depend_on_each_other(how: str, model: models.Model) -> None:
+    test_predictors.test_clients_do_not_depend_on_each_other(how, model)
+
+
+@ALL
+def test_a_predictor_is_read_as_it_was_written(how: str) -> None:
+    test_predictors.check_reading(how, Remembering)
+
+
+def test_a_run_predicts_by_them(umbel_home: object) -> None:
+    run = umbel.run("synthetic", rounds=1, restarts=1, clients_per_round=5)
+    told = [run.predict("synthetic", [0], personalise=how)["prediction"] for how in ("umbel_lab.personal:ditto", "no")]
+    assert not told[0].equals(told[1])
