@@ -71,7 +71,7 @@ class Loop(Engine):
         for c in range(len(cohort)):
             rows = cohort.part(slice(c, c + 1))
             own = {name: arrange(value[c]) for name, value in local.items()}
-            for j, network in enumerate(networks):
+            for network in networks:
                 check_time()
                 outputs = self.apply(network | own, rows.features)
                 sums += [score.of_rows(outputs, rows.targets).double().sum() for score in (model.loss, model.metric)]
