@@ -77,8 +77,8 @@ def test_no_rows_but_those_of_the_asked_are_read() -> None:
 def test_no_more_is_drawn_than_the_pass_that_is_gone_through() -> None:
     """Memory for passes times rows would tell the number of rows to a server that names the passes."""
     schedule = Schedule.draw(np.array([5, 3]), LocalUpdate(2**31, 0.1, 2), streams(1, "shuffle", 1, [0, 1]))
-    assert next(schedule.of(0).minibatches())[0].shape == (1, 2)
-    assert next(schedule.minibatches())[0].shape == (2, 2)
+    assert next(schedule.of(0).minibatches(CPU)).rows.shape == (1, 2)
+    assert next(schedule.minibatches(CPU)).rows.shape == (2, 2)
 
 
 def test_passes_beyond_so_many_examples_are_left_out() -> None:
@@ -92,7 +92,7 @@ def test_passes_beyond_so_many_examples_are_left_out() -> None:
         (LocalUpdate(3, 0.1, 2), [3, 3, 3]),
     ):
         schedule = Schedule.draw(lengths, update, streams(1, "shuffle", 1, range(3)))
-        counts = [count for _, _, count in schedule.minibatches()]
+        counts = [step.known for step in schedule.minibatches(CPU)]
         assert all(count.any() for count in counts), "and nobody waits for a client that is through"
         examples = np.sum(counts, axis=0) if counts else np.zeros(3)
         size = [update.size(length) if update.local_steps else length for length in lengths.tolist()]

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+import umbel.client.cohort
 import umbel.client.learner
 from tests.client.test_learner import PROTECTED, TABLE, check
 from tests.helpers.cohorts import CLOSE, CPU, ByArrays, Kind, assert_close
@@ -85,6 +86,45 @@ def test_what_drops_out_and_what_newcomers_fit_is_that_of_the_cpu() -> None:
     with fake_gpu():
         for ours, theirs in zip(found(CUDA), expected, strict=True):
             np.testing.assert_allclose(ours, theirs, **CLOSE)
+
+
+# --- what the host gives and takes
+
+
+@pytest.mark.parametrize("model", ["linear inputs=4 outputs=1", "lenet10"])
+def test_a_chunk_waits_twice_and_gets_four_copies_however_many_steps_it_has(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows, its choices, its minibatches, and once a message the hypotheses; back come losses and results.
+
+    Each wait is for all that the GPU was asked before. What was not computed cannot be asked for: a mask, a number.
+    """
+    kind = Kind(models.load(model), (28, 28), 10) if model == "lenet10" else Kind(models.load(model), (4,))
+    data, hypotheses = dataset_of(kind, [4, 1, 5, 12]), draw_hypotheses(kind.model, 2)
+
+    def counts(epochs: int) -> tuple[int, int]:
+        with fake_gpu() as gpu:
+            learner = Learner(kind.model, CUDA, "batched")
+            starts, cohort = learner.tensors(hypotheses), Cohort.gather(data, range(4), CUDA)
+            update, draws = LocalUpdate(epochs, 0.1, 2), streams(0, "shuffle", 1, range(4))
+            learner.train(starts, learner.choose(starts, cohort), cohort, update, draws)
+        return gpu.sent, gpu.fetched
+
+    assert counts(1) == counts(20) == (4, 2)
+    monkeypatch.setattr(umbel.client.cohort, "_AT_ONCE", 1)  # so that each minibatch goes by itself
+    assert counts(20)[0] > 100
+
+
+def test_a_client_of_the_loop_waits_once_too() -> None:
+    kind, update = MLP, LocalUpdate(20, 0.1, 2)
+    data, hypotheses = dataset_of(kind, [4, 1, 5]), draw_hypotheses(kind.model, 2)
+    with fake_gpu() as gpu:
+        learner = Learner(kind.model, CUDA, "loop")
+        starts, cohort = learner.tensors(hypotheses), Cohort.gather(data, range(3), CUDA)
+        chosen = learner.choose(starts, cohort)
+        assert gpu.fetched == 1, "all losses together"
+        learner.train(starts, chosen, cohort, update, streams(0, "shuffle", 1, range(3)))
+    assert (gpu.sent, gpu.fetched) == (2 + 1 + 3, 2)
 
 
 # --- memory

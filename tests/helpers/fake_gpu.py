@@ -28,6 +28,10 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 _INSIDE = torch.device("meta")
 """Where PyTorch itself believes the GPU's tensors to be: of a device that it was not built for it takes no gradient."""
 _COPIES = ("aten::_to_copy", "aten::copy_")
+_WAITS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal", "aten::is_nonzero")
+"""Operations for whose result the host waits."""
+_MASKED = ("aten::index", "aten::index_put_", "aten::index_put")
+"""And these if they are given a mask."""
 
 
 class _Storage:
@@ -78,13 +82,15 @@ class _Computed(TorchDispatchMode):
     """Computes each operation on the CPU, and raises if its tensors are in two places or do not fit.
 
     It counts in bytes: the `memory` there is, the `peak` that was held at once, and those `left` each time that what is
-    not needed was to be freed.
+    not needed was to be freed. And it counts what the host gives and takes: copies that were `sent` there, and what it
+    `fetched`, for each of which it waits until the GPU has done all before.
     """
 
     def __init__(self, memory: float) -> None:
         super().__init__()
         self.memory, self.peak = memory, 0
         self.left: list[int] = []
+        self.sent, self.fetched = 0, 0
         self._held: WeakSet[_Storage] = WeakSet()
 
     @property
@@ -100,6 +106,16 @@ class _Computed(TorchDispatchMode):
             raise torch.OutOfMemoryError(f"CUDA out of memory: {used} bytes of {self.memory}")
         self.peak = max(self.peak, used)
         return made
+
+    def _count(self, name: str, args: Any, given: list[Tensor], there: bool) -> None:
+        on_gpu = [isinstance(one, OnGpu) for one in given]
+        if name in _COPIES:
+            source = on_gpu[-1] if name == "aten::copy_" else on_gpu[0]
+            self.sent += there and not source
+            self.fetched += source and not there
+        elif any(on_gpu):
+            masked = name in _MASKED and any(one.dtype == torch.bool for one in tree_leaves(args[1]) if one is not None)
+            self.fetched += name in _WAITS or masked
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -120,6 +136,7 @@ class _Computed(TorchDispatchMode):
             there, options = asked == _INSIDE, options | {"device": CPU}
         if name == "aten::_pin_memory":
             return numbers[0].clone()
+        self._count(name, args, given, there)
         if not there:
             return func(*numbers, **options)
         with torch.inference_mode(False):  # in which there are no views of what was made before
@@ -138,7 +155,7 @@ def fake_gpu(memory: float = math.inf, said_free: int = 1 << 30) -> Iterator[_Co
             "memory_reserved": lambda _: 0,
             "memory_allocated": lambda _: 0,
             "empty_cache": lambda: gpu.left.append(gpu.used),
-            "synchronize": lambda: None,
+            "synchronize": lambda _=None: None,
             "reset_peak_memory_stats": lambda: setattr(gpu, "peak", 0),
             "max_memory_allocated": lambda: gpu.peak,
             # Its draws are the CPU's.

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from umbel.client.cohort import ALL_ROWS, Cohort, Schedule, Steps
+from umbel.client.cohort import ALL_ROWS, Cohort, Minibatch, Schedule, Steps, send
 from umbel.client.loop import Engine
 from umbel.models.losses import LOSSES, METRICS, Score
 from umbel.models.model import Model, Parameters
@@ -105,40 +105,44 @@ class Batched(Engine):
         """See `Engine.descend`."""
         model, update, clients = self.model, schedule.update, len(cohort)
         parameters, lengths = self._slots(start), self._padded(cohort).lengths
-        rows_of, steps = torch.from_numpy(lengths).to(self.device), None
+        rows_of = send([lengths], self.device)[0] if self.decays else None
+        steps = None
         if not update.descent.plain:
             own = [{name: value[c] for name, value in parameters.items() if name in names} for c in range(len(lengths))]
             steps = Steps(update.descent, update.step_size, own, model.shapes)
-        for rows, weights, counts in self._minibatches(schedule):
+        for batch in self._minibatches(schedule):
             check_time()
-            index, share, padding = (one.to(self.device) for one in (rows, weights, weights == 0))
+            real, counts = batch.real, batch.counts
+            share = real / counts.clamp(min=1)[:, None].float()
             parameters = {name: value.detach() for name, value in parameters.items()}
             trained = {name: value.requires_grad_() for name, value in parameters.items() if name in names}
-            outputs = self.forward(parameters, cohort.features[index], training=True)
+            outputs = self.forward(parameters, cohort.features[batch.rows], training=True)
             if not trained:
                 continue  # running statistics have changed in place
-            losses = model.loss.of_rows(outputs, cohort.targets[index], 2)
+            losses = model.loss.of_rows(outputs, cohort.targets[batch.rows], 2)
             # Each client's loss depends on its own parameters alone, so the gradient of the sum
             # holds the gradient of each.
             # Padding is left out, not multiplied by 0: an infinite loss times 0 is no number.
-            objective = model.loss.objective((losses * share).masked_fill(padding, 0.0).sum(1))
+            objective = model.loss.objective((losses * share).masked_fill(~real, 0.0).sum(1))
             found = torch.autograd.grad(objective.sum(), list(trained.values()))
             gradients = dict(zip(trained, found, strict=True))
             with torch.no_grad():
-                for name in self.decays.keys() & gradients.keys():
-                    gradients[name] = (
-                        gradients[name] + self.decays[name] / _wide(rows_of, trained[name]) * trained[name]
-                    )
+                if rows_of is not None:
+                    for name in self.decays.keys() & gradients.keys():
+                        decay = self.decays[name] / _wide(rows_of, trained[name])
+                        gradients[name] = gradients[name] + decay * trained[name]
                 for name in model.summed & gradients.keys():
-                    gradients[name] = gradients[name] * _wide(counts.to(self.device), gradients[name])
+                    gradients[name] = gradients[name] * _wide(counts, gradients[name])
                 if steps:
                     parts = [{name: value[c] for name, value in gradients.items()} for c in range(len(lengths))]
-                    steps.step([part if count else None for part, count in zip(parts, counts.tolist(), strict=True)])
+                    known = batch.known.tolist()
+                    steps.step([part if count else None for part, count in zip(parts, known, strict=True)])
                     continue
-                still = None if counts.all() else torch.nonzero(counts == 0)[:, 0].to(self.device)
+                still = None if batch.known.all() else counts == 0
                 for name, value in trained.items():
-                    # Not multiplied by 0, for the same reason.
-                    gradient = gradients[name] if still is None else gradients[name].index_fill(0, still, 0.0)
+                    gradient = gradients[name]
+                    if still is not None:  # not multiplied by 0, for the same reason
+                        gradient = gradient.masked_fill(_wide(still, gradient), 0.0)
                     parameters[name] = self._moved(value, gradient, update.step_size)
         return {name: value.detach()[:clients] for name, value in parameters.items()}
 
@@ -163,13 +167,13 @@ class Batched(Engine):
 
     def _all_rows(self, cohort: Cohort) -> tuple[Tensor, Tensor]:
         """Return each client's rows (clients, b), and which of them are real."""
-        rows, weights, _ = next(self._minibatches(Schedule.draw(cohort.lengths, ALL_ROWS, ())))
-        return rows.to(self.device), weights.to(self.device) > 0
+        batch = next(self._minibatches(Schedule.draw(cohort.lengths, ALL_ROWS, ())))
+        return batch.rows, batch.real
 
-    def _minibatches(self, schedule: Schedule) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def _minibatches(self, schedule: Schedule) -> Iterator[Minibatch]:
         """Yield the schedule's minibatches, padded to the slots and the width of an exact chunk."""
         width = self.width(schedule.update.size(int(schedule.lengths.max(initial=0)))) if self.exact else 0
-        return self._padded(schedule).minibatches(width)
+        return self._padded(schedule).minibatches(self.device, width)
 
     def _padded(self, clients: Counted) -> Counted:
         """Return as many clients as an exact chunk has slots; the added clients have no rows."""

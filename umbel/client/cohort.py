@@ -21,6 +21,7 @@ from umbel.models.optimizers import PLAIN, Descent
 from umbel.protocol.release import RowPrivacy
 
 _FAR = 6.0  # deviations above the mean
+_AT_ONCE = 1 << 26  # bytes of minibatches that go to a GPU in one copy
 _MANY = 2**62  # more examples than any client has
 
 
@@ -67,7 +68,7 @@ class Cohort:
             features = features * np.float32(dataset.manifest.feature_scale)
         targets = np.asarray(dataset.targets[rows])
         targets = targets.astype(np.float32 if targets.dtype.kind == "f" else np.int64, copy=False)
-        return cls(_send(features, device), _send(targets, device), lengths)
+        return cls(*send([features, targets], device), lengths)
 
     @classmethod
     def without_rows(cls, clients: int, shape: tuple[int, ...], device: torch.device) -> Cohort:
@@ -153,6 +154,33 @@ Draw = Callable[[], NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
+class Minibatch:
+    """The rows that some clients take in a step.
+
+    If a client has fewer rows than others, its first row of the step fills the rest, with weight 0. So padding
+    overflows only if one of its rows does.
+
+    Attributes
+    ----------
+    rows : Tensor of int64, shape (clients, b)
+        Those of a client before its padding.
+    counts : Tensor of int64, shape (clients,)
+        The number of each client's rows, which may be 0.
+    known : ndarray of int64, shape (clients,)
+        The same in the host's memory.
+    """
+
+    rows: Tensor
+    counts: Tensor
+    known: NDArray[np.int64]
+
+    @property
+    def real(self) -> Tensor:
+        """Which rows are no padding, (clients, b)."""
+        return torch.arange(self.rows.shape[1], device=self.rows.device) < self.counts[:, None]
+
+
+@dataclass(frozen=True)
 class Schedule:
     """The order of each client's rows in training, drawn pass by pass.
 
@@ -208,12 +236,22 @@ class Schedule:
         draws = {0: self.draws[client]} if client in self.draws else {}
         return replace(self, lengths=length, rows=self.rows[start : start + int(length[0])], draws=draws)
 
-    def minibatches(self, width: int = 0) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield for each step the rows (clients, b), their weights in the mean, and each client's number of rows.
+    def minibatches(self, device: torch.device, width: int = 0) -> Iterator[Minibatch]:
+        """Yield the minibatch of each step, with its tensors on the device.
 
-        If a client has fewer rows than others, or than `width`, its first row of the step fills the rest with weight 0.
-        So padding overflows only if one of its rows does. A client without rows in a step has the number 0.
+        A GPU gets as many at once as `_AT_ONCE` allows, since each copy takes longer than a small step.
         """
+        waiting, size = list[NDArray[np.int64]](), 0
+        for rows, counts in self._steps(width):
+            waiting += [rows, counts]
+            size += rows.nbytes
+            if device.type == "cpu" or size >= _AT_ONCE:
+                yield from _sent(waiting, device)
+                waiting, size = [], 0
+        yield from _sent(waiting, device)
+
+    def _steps(self, width: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """Yield rows and numbers of rows of each step, as in `Minibatch`."""
         starts, lengths = (self.lengths.cumsum() - self.lengths)[:, None], self.lengths[:, None]
         passes = self.update.passes_over(self.lengths)
         order = self.rows.copy() if self.draws else self.rows
@@ -232,19 +270,26 @@ class Schedule:
                 # A client without rows in this step has none to be padded with.
                 padding = np.where(begin < lengths, begin, 0)
                 rows = order[np.minimum(starts + np.where(real, position, padding), len(order) - 1)]
-                count = real.sum(1, keepdims=True)
-                weights = (real / np.maximum(count, 1)).astype(np.float32)
-                yield (
-                    torch.from_numpy(rows),
-                    torch.from_numpy(weights),
-                    torch.from_numpy(count[:, 0].astype(np.float32)),
-                )
+                yield rows, real.sum(1)
 
 
-def _send(rows: NDArray[Any], device: torch.device) -> Tensor:
-    """Return rows on a device. A GPU copies them from pinned memory by itself."""
-    tensor = torch.from_numpy(rows)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+def _sent(parts: Sequence[NDArray[np.int64]], device: torch.device) -> Iterator[Minibatch]:
+    tensors = send(parts, device)
+    for rows, counts, known in zip(tensors[::2], tensors[1::2], parts[1::2], strict=True):
+        yield Minibatch(rows, counts, known)
+
+
+def send(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]:
+    """Return arrays as tensors on a device; a GPU gets all of them in one copy from pinned memory, and nobody waits."""
+    if device.type == "cpu" or not arrays:
+        return [torch.from_numpy(value) for value in arrays]
+    sizes = [-(-value.nbytes // 8) * 8 for value in arrays]  # each begins where its numbers may lie
+    packed = torch.empty(sum(sizes), dtype=torch.uint8).pin_memory()
+    for value, part in zip(arrays, packed.split(sizes), strict=True):
+        part.numpy()[: value.nbytes].view(value.dtype)[:] = value.reshape(-1)
+    there = zip(arrays, packed.to(device, non_blocking=True).split(sizes), strict=True)
+    types = {value.dtype: torch.from_numpy(np.empty(0, value.dtype)).dtype for value in arrays}
+    return [part[: value.nbytes].view(types[value.dtype]).reshape(value.shape) for value, part in there]
 
 
 class Steps:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from umbel.client import dp_sgd
 from umbel.client.batched import ONE_THREAD_BYTES, SLOTS, Batched, is_exact
-from umbel.client.cohort import ALL_ROWS, Cohort, LocalUpdate, Schedule, seeded
+from umbel.client.cohort import ALL_ROWS, Cohort, LocalUpdate, Schedule, seeded, send
 from umbel.client.loop import Engine, Loop
 from umbel.client.row_gradients import gradients_of
 from umbel.models.fit import CPU_CHUNK_BYTES, Traits, one_line, training_bytes, traits_of
@@ -66,10 +66,9 @@ class Learner:
 
     def tensors(self, arrays: Arrays) -> Parameters:
         """Return arrays as tensors on the device; those of a message are read-only, so they are copied."""
-        return {
-            name: torch.from_numpy(value if value.flags.writeable else np.array(value)).to(self.device)
-            for name, value in arrays.items()
-        }
+        on_cpu = self.device.type == "cpu"
+        own = [np.array(value) if on_cpu and not value.flags.writeable else value for value in arrays.values()]
+        return dict(zip(arrays, send(own, self.device), strict=True))
 
     def choose(self, hypotheses: Parameters, cohort: Cohort, local: Parameters | None = None) -> Tensor:
         """Return the hypothesis that fits each client's rows best, (clients,); 0 if there is only one."""
@@ -132,7 +131,14 @@ class Learner:
         own, cohort = local or {}, self._readable(cohort)
         names = frozenset(only or hypotheses | own) - self.model.buffers
         draws, on_cpu = self._traits(cohort).draws, self.device.type == "cpu"
-        trained = {name: torch.empty(len(cohort), *value.shape[1:]) for name, value in (hypotheses | own).items()}
+        shapes = {name: value.shape[1:] for name, value in (hypotheses | own).items()}
+        sizes = [math.prod(shape) for shape in shapes.values()]
+        if on_cpu:
+            trained = {name: torch.empty(len(cohort), *shape) for name, shape in shapes.items()}
+        else:  # a GPU copies all of a client's numbers at once, while it computes the next clients
+            flat = torch.empty(len(cohort), sum(sizes)).pin_memory()
+            parts = zip(shapes.items(), flat.split(sizes, 1), strict=True)
+            trained = {name: part.unflatten(1, shape) if shape else part[:, 0] for (name, shape), part in parts}
         gradients = None
         if update.rows is not None:
             chain = self._batched.layers if self._batched and self.engine == BATCHED else None
@@ -155,12 +161,18 @@ class Learner:
                 sources = cast(Sequence[RowSource], some)
                 with seeded(int.from_bytes(sources[0].sample.bytes(8)) >> 1, self.device) if draws else nullcontext():
                     after = dp_sgd.descend(gradients, start, rows, update, sources, self.model.shapes)
+            if not on_cpu:
+                whole = torch.cat([after[name].reshape(len(rows), -1) for name in shapes], 1)
+                flat[part].copy_(whole, non_blocking=True)
+                return
             for name, value in after.items():
                 if value is not places.get(name):
                     trained[name][part] = value
 
         alone = gradients is not None and not gradients.together
         self._in_chunks(cohort, self._training_bytes(cohort, update), train, alone)
+        if not on_cpu:
+            torch.cuda.synchronize(self.device)
         return {name: trained[name] for name in hypotheses}, {name: trained[name] for name in own}
 
     def fit_local(self, hypothesis: Parameters, cohort: Cohort, fresh: Parameters, step_size: float) -> Parameters:

@@ -65,18 +65,17 @@ class Loop(Engine):
     def sums(self, hypotheses: Parameters, cohort: Cohort, local: Parameters) -> Tensor:
         """See `Engine.sums`."""
         model, k = self.model, len(next(iter(hypotheses.values())))
-        sums = torch.empty(2, k, len(cohort), dtype=torch.float64)
+        sums: list[Tensor] = []
         arrange = arrangement(model, cohort.shape)
         networks = [{name: arrange(value[j]) for name, value in hypotheses.items()} for j in range(k)]
         for c in range(len(cohort)):
             rows = cohort.part(slice(c, c + 1))
             own = {name: arrange(value[c]) for name, value in local.items()}
-            for j, network in enumerate(networks):
+            for network in networks:
                 check_time()
                 outputs = self.apply(network | own, rows.features)
-                for i, score in enumerate((model.loss, model.metric)):
-                    sums[i, j, c] = score.of_rows(outputs, rows.targets).double().sum()
-        return sums
+                sums += [score.of_rows(outputs, rows.targets).double().sum() for score in (model.loss, model.metric)]
+        return torch.stack(sums).reshape(len(cohort), k, 2).permute(2, 1, 0).cpu()
 
     def outputs(self, parameters: Parameters, cohort: Cohort) -> Tensor:
         """See `Engine.outputs`."""
@@ -110,9 +109,9 @@ class Loop(Engine):
         steps = None
         if parameters and not update.descent.plain:
             steps = Steps(update.descent, update.step_size, [parameters], model.shapes)
-        for rows, _, _ in schedule.of(client).minibatches():
+        for minibatch in schedule.of(client).minibatches(self.device):
             check_time()
-            batch = rows[0].to(self.device)
+            batch = minibatch.rows[0]
             if len(batch) == 1 and model.batch_dependent:
                 continue  # a single row has no statistics
             whole = self.frozen | values

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import ConfigRecord, Message
 from numpy.typing import NDArray
 
@@ -184,10 +185,10 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[NDArray[np.int64], ND
     counts: list[tuple[NDArray[np.int64], NDArray[np.float64]]] = []
     minibatches = Schedule.minibatches
 
-    def count(self: Schedule, width: int = 0) -> Any:
+    def count(self: Schedule, device: torch.device, width: int = 0) -> Any:
         examples = np.zeros(len(self.lengths))
-        for step in minibatches(self, width):
-            examples += step[2].numpy()
+        for step in minibatches(self, device, width):
+            examples += step.known
             yield step
         counts.append((self.lengths, examples))
 
