@@ -68,7 +68,8 @@ class Cohort:
             features = features * np.float32(dataset.manifest.feature_scale)
         targets = np.asarray(dataset.targets[rows])
         targets = targets.astype(np.float32 if targets.dtype.kind == "f" else np.int64, copy=False)
-        return cls(*send([features, targets], device), lengths)
+        features_there, targets_there = send([features, targets], device)
+        return cls(features_there, targets_there, lengths)
 
     @classmethod
     def without_rows(cls, clients: int, shape: tuple[int, ...], device: torch.device) -> Cohort:
