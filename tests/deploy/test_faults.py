@@ -1,4 +1,4 @@
-"""Processes that die or are refused, and what the others make of it.
+"""Processes that die, lie or are refused, and what the others make of it.
 
 Nothing here races a clock: a site that holds its reply back keeps a round open until what is to happen in it has
 happened, and what ends a wait is Flower's own notice that a process is gone, which takes it a minute.
@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.deploy.conftest import CLIENTS, SHORT, deployed, start_site, write_site
+from tests.deploy.conftest import CLIENTS, SHORT, TRAIN, deployed, start_site, write_site
 from tests.deploy.processes import RETURN_S, RUN_S, Deployment, Member, wait_until
-from tests.deploy.tampered.sitecustomize import HOLD
+from tests.deploy.tampered.sitecustomize import GARBAGE, HOLD, UNREADABLE
 from tests.helpers.paper import ACCEPTED
 from tests.strategies.test_secure_average import keys
 from umbel.deploy import certs
@@ -126,6 +126,44 @@ def test_a_run_whose_server_dies_keeps_its_rounds_and_can_go_on(deployment: Depl
     assert run.history[: len(kept)] == kept
     assert [entry["releases"] for entry in run.history[1:]] == [3 * CLIENTS] * 2
     assert {"strategy/step-0", "strategy/step-1"} & set(run.hypotheses()), "what the strategy keeps is there as well"
+
+
+# --- garbage
+
+
+EVERYBODY = TRAIN + 2 * CLIENTS
+OTHERS = EVERYBODY - CLIENTS
+
+
+@pytest.fixture(scope="module")
+def garbled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """Three sites, of which the north lets a client report; what a site does otherwise each run says."""
+    with deployed(tmp_path_factory.mktemp("deployment"), soon=False) as deployment:
+        for name, slope, role in [("north", 3.0, "split"), ("south", 2.0, "train"), ("tampered", -3.0, "train")]:
+            start_site(deployment, name, slope, role=role)
+        deployment.wait_until_online()
+        yield deployment
+
+
+@CRASH
+def test_garbage_is_a_lost_reply_which_its_site_pays_for_and_the_others_go_on_learning(garbled: Deployment) -> None:
+    """The tampered site sends garbage of another kind in every round but the last two.
+
+    The last kind Flower itself cannot read, so that its node is left out for a round, as one that was silent.
+    """
+    kinds = [*GARBAGE, UNREADABLE]
+    garbled.nodes["tampered"].tamper(dict(enumerate(kinds, 1)))
+    run = garbled.submit(**SHORT, rounds=len(kinds) + 2, clients_per_round=EVERYBODY)
+    assert garbled.wait(run) == "finished:completed"
+    _, *spoilt, without, whole = run.history
+    assert [(entry["releases"], entry["lost_nodes"]) for entry in spoilt] == [(OTHERS, 1)] * len(kinds)
+    assert [(entry["releases"], entry["lost_nodes"]) for entry in (without, whole)] == [(OTHERS, 0), (EVERYBODY, 0)]
+    assert all(entry["moved"] for entry in run.history[1:])
+    assert all(np.isfinite(entry["loss"]) for entry in run.history)
+    assert all(np.isfinite(value).all() for value in run.hypotheses().values())
+    *others, tampered = (node.rounds_paid(run) for node in garbled.nodes.values())
+    assert others == [[*range(1, len(kinds) + 3)]] * 2
+    assert tampered == [*range(1, len(kinds) + 1), len(kinds) + 2]
 
 
 # --- sites that refuse the server, or that it refuses
