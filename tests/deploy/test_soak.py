@@ -6,6 +6,7 @@ Time is simulated where the sites read it. Every day the server does a signed ru
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import logging
 import os
@@ -21,6 +22,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
+import psutil
 import pytest
 from flwr.app import Error, Message
 
@@ -62,6 +64,8 @@ RUN: dict[str, Any] = {
     "wait": "seconds=3.0",
     "device": "cpu", "max-participations": 2, "local-epochs": 1,
 }  # fmt: skip
+GROWTH, EARLY = 1.1, 20
+"""Most growth of memory after the first days, of which the journals that are open keep a part."""
 
 
 @dataclass
@@ -72,6 +76,7 @@ class Year:
     gone: dict[int, int] = field(default_factory=dict)  # site -> the day of its return
     full: set[int] = field(default_factory=set)  # sites whose disk is full
     behind: set[int] = field(default_factory=set)  # sites that restored an old backup
+    events: Counter[str] = field(default_factory=Counter)
 
 
 class Sites(InProcessGrid):
@@ -98,7 +103,7 @@ class Sites(InProcessGrid):
 
 def test_a_year_loses_no_charge_and_leaves_no_site_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UMBEL_HOME", str(tmp_path / "server"))
-    monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)  # pytest would keep a year's lines
+    monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)  # pytest would keep a year's lines in memory
     rng, year = np.random.default_rng(SEED), Year()
 
     class Clock(datetime):
@@ -114,7 +119,7 @@ def test_a_year_loses_no_charge_and_leaves_no_site_behind(tmp_path: Path, monkey
     configs = [_site(tmp_path / f"site-{i}", i, public) for i in range(SITES)]
     ledgers = [Path(config["ledger-path"]) for config in configs]
     grid = Sites(configs, RUN, year)
-    released = 0
+    released = memory = 0
     for day in range(DAYS):
         year.now = START + timedelta(days=day)
         _events(day, rng, year, ledgers)
@@ -128,6 +133,7 @@ def test_a_year_loses_no_charge_and_leaves_no_site_behind(tmp_path: Path, monkey
             releases = sum(entry["releases"] for entry in run.history)
             shutil.rmtree(run.folder)
         except FleetError:
+            year.events["days without a round"] += 1
             shutil.rmtree(tmp_path / "server" / "runs", ignore_errors=True)
         after = [_charges(ledger) for ledger in ledgers]
         # Here, since a journal that is restored and repaired knows totals, but no longer which run asked.
@@ -136,13 +142,21 @@ def test_a_year_loses_no_charge_and_leaves_no_site_behind(tmp_path: Path, monkey
         released += releases
         for i, charges in enumerate(after):
             assert i not in year.full | year.behind or charges == before[i], "no charge without an answer"
+        if day == EARLY:
+            gc.collect()
+            memory = psutil.Process().memory_info().rss
         if day % 50 == 49:
             _check(ledgers, year)
     _restore(year, ledgers)  # also after the last day
     _check(ledgers, year)
+    gc.collect()
+    now = psutil.Process().memory_info().rss
+    told = f"{DAYS} days: {dict(year.events)}; {released} releases"
+    print(f"\n{told}; memory {memory >> 20} -> {now >> 20} MiB")
     accounts = [account for ledger in ledgers for account in Journal(ledger).accounts().values()]
     charged = sum(times for account in accounts for release, times in account.items() if release.kind is Kind.TRAIN)
     assert charged >= released > 10 * DAYS
+    assert DAYS <= EARLY or now < GROWTH * memory
 
 
 def _site(folder: Path, i: int, public: str) -> dict[str, Any]:
@@ -167,8 +181,10 @@ def _events(day: int, rng: np.random.Generator, year: Year, ledgers: list[Path])
     for site, ledger in enumerate(ledgers):
         if rng.random() < 0.02 and site not in year.gone:
             year.gone[site] = day + int(rng.integers(1, 20))
+            year.events["sites that left"] += 1
         if rng.random() < 0.01:
             year.full.add(site)
+            year.events["full disks"] += 1
         backup = ledger.with_suffix(".backup")
         if day % 30 == site:
             shutil.copy(ledger, backup)
@@ -177,12 +193,14 @@ def _events(day: int, rng: np.random.Generator, year: Year, ledgers: list[Path])
                 year.behind.add(site)
             shutil.copy(backup, ledger)
             forget()
+            year.events["old backups"] += 1
 
 
 def _restore(year: Year, ledgers: list[Path]) -> None:
     """Repair journals that an old backup replaced."""
     for site in year.behind:
         Journal(ledgers[site], opened=False).repair(Policy(), map(ClientInDataset, range(CLIENTS)))
+        year.events["journals repaired"] += 1
     year.behind.clear()
 
 
