@@ -234,7 +234,7 @@ def test_the_lab_comes_as_a_package_of_its_own(built: dict[str, Path], tmp_path:
     without = [str(python), "-m", "umbel", "audit", "--help"]
     told = subprocess.run(without, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert told.returncode == 2
-    assert "pip install umbel-lab [config.not-installed]" in told.stderr
+    assert "pip install umbel-lab (in a checkout: pip install -e lab) [config.not-installed]" in told.stderr
     install(python, wheel)
     for name in ("attack", "audit", "experiment"):
         assert f"umbel {name}" in output(python, "-m", "umbel", name, "--help", cwd=tmp_path)

@@ -19,8 +19,8 @@ Table = Mapping[str, tuple[str, str]]
 """By name: the place of a command's `typer.Typer`, as module:name, and a one-sentence description."""
 
 
-LAB = dict.fromkeys(("attack", "audit", "experiment"), "umbel-lab")
-"""Commands of another package, by which a hint names it."""
+LAB = dict.fromkeys(("attack", "audit", "experiment"), "umbel-lab (in a checkout: pip install -e lab)")
+"""Commands of another package, and how a hint says to install it."""
 
 
 @cache

@@ -41,7 +41,8 @@ _ANY = "*"  # in place of a name that code computes
 def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
     """Return the sentence that there is no `name` among the built-in ones, and how else to name it."""
     if name in LAB:
-        return f"{what} {name!r} is in umbel's lab: pip install umbel-lab, and name it {LAB[name]!r}"
+        how = "pip install umbel-lab (in a checkout: pip install -e lab)"
+        return f"{what} {name!r} is in umbel's lab: {how}, and name it {LAB[name]!r}"
     return f"unknown {what} {name!r}; choose from {', '.join(known)} or give package.module:name"
 
 
