@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import umbel
-from tests.helpers.command import said
-from tests.helpers.command import umbel as told_by
+from tests.helpers.cli import said
+from tests.helpers.cli import umbel as told_by
 from tests.helpers.sources import ROOT
 from umbel.cli.main import COMMANDS, LAB, PANELS
 from umbel.protocol.project import OWN_PATH

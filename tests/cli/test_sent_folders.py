@@ -15,7 +15,7 @@ import pytest
 import safetensors.numpy
 import tomli_w
 
-from tests.helpers.command import refused, said, umbel
+from tests.helpers.cli import refused, said, umbel
 from tests.helpers.datasets import save_manifest
 from umbel.console.books import Books
 from umbel.data import find_dataset, open_dataset, write_dataset

@@ -15,8 +15,8 @@ import pytest
 
 from tests.cli.commands.test_requests import AS_SAID, Site
 from tests.console.conftest import EPSILON, PUBLIC, RUN, books
-from tests.helpers.command import refused as refused_with
-from tests.helpers.command import said
+from tests.helpers.cli import refused as refused_with
+from tests.helpers.cli import said
 from tests.helpers.errors import raises
 from tests.helpers.ledgers import forget, proven_rows
 from tests.helpers.messages import asked, refused

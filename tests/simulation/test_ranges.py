@@ -17,7 +17,7 @@ from scipy import stats
 
 import umbel
 from examples.table import SERVICES, stays
-from tests.helpers.command import refused, said, schema_of
+from tests.helpers.cli import refused, said, schema_of
 from tests.helpers.errors import raises
 from tests.helpers.ledgers import proven
 from tests.helpers.noise import proved

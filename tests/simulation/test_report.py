@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 import umbel.client.app
 import umbel.server.app
-from tests.helpers.command import refused, said
+from tests.helpers.cli import refused, said
 from tests.helpers.datasets import manifest
 from umbel.data import offsets_of, write_dataset
 from umbel.server.result import Result

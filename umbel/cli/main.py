@@ -13,13 +13,13 @@ from typing import Annotated
 import typer
 
 from umbel.cli.lazy import lazy
-from umbel.protocol.project import OWN_PATH, described
+from umbel.protocol.project import LAB_PACKAGE, OWN_PATH, described
 
 Table = Mapping[str, tuple[str, str]]
 """By name: the place of a command's `typer.Typer`, as module:name, and a one-sentence description."""
 
 
-LAB = dict.fromkeys(("attack", "audit", "experiment"), "umbel-lab (in a checkout: pip install -e lab)")
+LAB = dict.fromkeys(("attack", "audit", "experiment"), LAB_PACKAGE)
 """Commands of another package, and how a hint says to install it."""
 
 

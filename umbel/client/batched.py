@@ -105,7 +105,12 @@ class Batched(Engine):
         """See `Engine.descend`."""
         model, update, clients = self.model, schedule.update, len(cohort)
         parameters, lengths = self._slots(start), self._padded(cohort).lengths
-        rows_of = send([lengths], self.device)[0] if self.decays else None
+        # Of a step's gradient, which is a mean over a client's rows.
+        decays = {
+            name: decay / _wide(send([lengths], self.device)[0], parameters[name])
+            for name, decay in self.decays.items()
+            if name in parameters
+        }
         steps = None
         if not update.descent.plain:
             own = [{name: value[c] for name, value in parameters.items() if name in names} for c in range(len(lengths))]
@@ -127,10 +132,8 @@ class Batched(Engine):
             found = torch.autograd.grad(objective.sum(), list(trained.values()))
             gradients = dict(zip(trained, found, strict=True))
             with torch.no_grad():
-                if rows_of is not None:
-                    for name in self.decays.keys() & gradients.keys():
-                        decay = self.decays[name] / _wide(rows_of, trained[name])
-                        gradients[name] = gradients[name] + decay * trained[name]
+                for name in decays.keys() & gradients.keys():
+                    gradients[name] = gradients[name] + decays[name] * trained[name]
                 for name in model.summed & gradients.keys():
                     gradients[name] = gradients[name] * _wide(counts, gradients[name])
                 if steps:

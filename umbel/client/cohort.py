@@ -281,9 +281,12 @@ def _sent(parts: Sequence[NDArray[np.int64]], device: torch.device) -> Iterator[
 
 
 def send(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]:
-    """Return arrays as tensors on a device; a GPU gets all of them in one copy from pinned memory, and nobody waits."""
+    """Return arrays as tensors on a device. A GPU gets all in one copy from pinned memory, and nobody waits.
+
+    On the CPU they share memory, but for read-only arrays, such as those of a message, which are copied.
+    """
     if device.type == "cpu" or not arrays:
-        return [torch.from_numpy(value) for value in arrays]
+        return [torch.from_numpy(value if value.flags.writeable else np.array(value)) for value in arrays]
     sizes = [-(-value.nbytes // 8) * 8 for value in arrays]  # each begins where its numbers may lie
     packed = torch.empty(sum(sizes), dtype=torch.uint8).pin_memory()
     for value, part in zip(arrays, packed.split(sizes), strict=True):

@@ -65,10 +65,8 @@ class Learner:
         self._room = math.inf  # bytes of a chunk; less once that was too much
 
     def tensors(self, arrays: Arrays) -> Parameters:
-        """Return arrays as tensors on the device; those of a message are read-only, so they are copied."""
-        on_cpu = self.device.type == "cpu"
-        own = [np.array(value) if on_cpu and not value.flags.writeable else value for value in arrays.values()]
-        return dict(zip(arrays, send(own, self.device), strict=True))
+        """Return arrays as tensors on the device; see `umbel.client.cohort.send`."""
+        return dict(zip(arrays, send([*arrays.values()], self.device), strict=True))
 
     def choose(self, hypotheses: Parameters, cohort: Cohort, local: Parameters | None = None) -> Tensor:
         """Return the hypothesis that fits each client's rows best, (clients,); 0 if there is only one."""
@@ -132,13 +130,13 @@ class Learner:
         names = frozenset(only or hypotheses | own) - self.model.buffers
         draws, on_cpu = self._traits(cohort).draws, self.device.type == "cpu"
         shapes = {name: value.shape[1:] for name, value in (hypotheses | own).items()}
-        sizes = [math.prod(shape) for shape in shapes.values()]
         if on_cpu:
             trained = {name: torch.empty(len(cohort), *shape) for name, shape in shapes.items()}
         else:  # a GPU copies all of a client's numbers at once, while it computes the next clients
+            sizes = [math.prod(shape) for shape in shapes.values()]
             flat = torch.empty(len(cohort), sum(sizes)).pin_memory()
             parts = zip(shapes.items(), flat.split(sizes, 1), strict=True)
-            trained = {name: part.unflatten(1, shape) if shape else part[:, 0] for (name, shape), part in parts}
+            trained = {name: part.view(len(cohort), *shape) for (name, shape), part in parts}
         gradients = None
         if update.rows is not None:
             chain = self._batched.layers if self._batched and self.engine == BATCHED else None

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from umbel.protocol import builds
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.home import append, make_folder, umbel_home
-from umbel.protocol.project import OWN_PATH, PACKAGE, to_install
+from umbel.protocol.project import LAB_PACKAGE, OWN_PATH, PACKAGE, to_install
 
 T = TypeVar("T")
 
@@ -41,8 +41,7 @@ _ANY = "*"  # in place of a name that code computes
 def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
     """Return the sentence that there is no `name` among the built-in ones, and how else to name it."""
     if name in LAB:
-        how = "pip install umbel-lab (in a checkout: pip install -e lab)"
-        return f"{what} {name!r} is in umbel's lab: {how}, and name it {LAB[name]!r}"
+        return f"{what} {name!r} is in umbel's lab: pip install {LAB_PACKAGE}, and name it {LAB[name]!r}"
     return f"unknown {what} {name!r}; choose from {', '.join(known)} or give package.module:name"
 
 

@@ -23,6 +23,9 @@ APP = INSTALLED if INSTALLED.is_dir() else PACKAGE.parent
 CONFIGS = APP / "configs"
 """The folder of the run configurations that have names."""
 
+LAB_PACKAGE = "umbel-lab (in a checkout: pip install -e lab)"
+"""What hints install for umbel's lab."""
+
 OWN_PATH = "PYTHONPATH_UMBEL"
 """Environment variable with the folders of the user's modules, for a run's processes in other working directories.
 

@@ -97,20 +97,21 @@ def plan_run(
     )
     command = f"umbel run {shlex.quote(name or str(planned['dataset']))} {_usual_guarantee(planned, dataset, sites)}"
     line = f"No noise: this run guarantees nothing{scaled}. With a guarantee: {command}"
-    if "--row-epsilon" in command and (bare := undeclared(setup.model, dataset)):
-        # A few clients cannot be asked for ranges either.
-        line += f". Import the table again first, with --replace and the public {ranges_of(bare)}"
     return PlannedRun(filled(planned, entries, kept), [line])
 
 
 def _usual_guarantee(planned: Mapping[str, Any], dataset: Dataset, sites: int) -> str:
-    """Return the options of a run with a guarantee of clients, or of rows if there are too few clients for that."""
+    """Return the options of a run with a guarantee of clients, or of rows if there are too few clients for that, and
+    what these need first: a few clients cannot be asked for ranges either."""
     values = {**planned, **PROVISIONAL, "clipping": str(ClipSchedule(Clipping.PUBLIC)), "hypotheses": 1}
+    setup = Setup.parse(values)
     try:
-        check_possible(Draft(values, frozenset(), Wanted(_USUAL, DELTA), Setup.parse(values), dataset, sites))
+        check_possible(Draft(values, frozenset(), Wanted(_USUAL, DELTA), setup, dataset, sites))
     except ConfigError:
         if dataset.manifest.train <= FEW_CLIENTS:
-            return f"--row-epsilon {_USUAL:g} --rows {np.median(dataset.lengths):.0f}"
+            bare = undeclared(setup.model, dataset)
+            first = f". Import the table again first, with --replace and the public {ranges_of(bare)}" if bare else ""
+            return f"--row-epsilon {_USUAL:g} --rows {np.median(dataset.lengths):.0f}{first}"
     return f"--epsilon {_USUAL:g}"
 
 

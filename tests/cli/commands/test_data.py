@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from tests.helpers import command
-from tests.helpers.command import refused, schema_of
+from tests.helpers.cli import refused, schema_of
 from tests.helpers.errors import raises
 from tests.helpers.paper import paper_run
 from umbel.data import find_dataset, open_dataset, read_manifest

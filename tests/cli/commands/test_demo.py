@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.command import done
+from tests.helpers.cli import done
 from tests.helpers.sources import ROOT
 from umbel.cli.commands.demo import ONE, OPEN, SEVERAL
 from umbel.cli.runs import Run

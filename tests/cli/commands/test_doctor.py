@@ -15,7 +15,7 @@ import psutil
 import pytest
 import torch
 
-from tests.helpers.command import refused, umbel
+from tests.helpers.cli import refused, umbel
 from umbel.cli.commands import doctor
 from umbel.cli.commands.doctor import GB, State, findings, unmet
 from umbel.protocol import builds

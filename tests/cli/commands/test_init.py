@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.flower import simulation
-from tests.helpers.command import refused, said
+from tests.helpers.cli import refused, said
 from tests.helpers.errors import raises
 from tests.helpers.ports import free_port
 from tests.helpers.sources import ROOT

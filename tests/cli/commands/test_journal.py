@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 
-from tests.helpers.command import refused, said, umbel
+from tests.helpers.cli import refused, said, umbel
 from tests.helpers.ledgers import forget
 from umbel.privacy.site.charges import Charge
 from umbel.privacy.site.entry import Entry, outline

@@ -13,7 +13,7 @@ import pytest
 from flwr.common.config import parse_config_args
 
 import umbel
-from tests.helpers.command import refused, said
+from tests.helpers.cli import refused, said
 from tests.helpers.datasets import manifest
 from tests.helpers.sources import ROOT
 from umbel.data import offsets_of, write_dataset

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.command import refused, said
+from tests.helpers.cli import refused, said
 from umbel.console.page import explained
 from umbel.privacy.mechanisms import MECHANISMS
 from umbel.privacy.site.policy import Policy

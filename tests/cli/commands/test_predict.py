@@ -14,7 +14,7 @@ import pytest
 
 import umbel
 from tests.helpers import command
-from tests.helpers.command import done, said, schema_of
+from tests.helpers.cli import done, said, schema_of
 from tests.helpers.datasets import manifest
 from tests.helpers.errors import raises
 from tests.helpers.learnt import learnt, learnt_from

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
-from tests.helpers.command import refused as refuses
-from tests.helpers.command import said
+from tests.helpers.cli import refused as refuses
+from tests.helpers.cli import said
 from tests.helpers.datasets import manifest
 from tests.helpers.errors import raises
 from tests.helpers.ledgers import spent

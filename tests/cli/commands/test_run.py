@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tomli_w
 
-from tests.helpers.command import refused, said, umbel
+from tests.helpers.cli import refused, said, umbel
 from tests.helpers.datasets import manifest
 from tests.helpers.errors import raises
 from umbel.cli.commands.run import asked

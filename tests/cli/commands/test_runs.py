@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tests.helpers.command import refused, said
+from tests.helpers.cli import refused, said
 from tests.helpers.errors import raises
 from umbel.cli.main import app
 from umbel.protocol.errors import ConfigError

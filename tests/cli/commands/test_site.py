@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from tests.helpers.command import refused, said, umbel
+from tests.helpers.cli import refused, said, umbel
 from tests.helpers.datasets import manifest
 from tests.helpers.ledgers import forget
 from umbel.client.node import Node

@@ -96,11 +96,6 @@ class Report:
         return [fault for one in self.findings for fault in one.faults]
 
     @property
-    def mended(self) -> bool:
-        """Whether the proposed settings mend all faults."""
-        return not _unmended(self.findings)
-
-    @property
     def notes(self) -> list[str]:
         """The notes on all columns."""
         return [*(note for one in self.findings for note in one.notes), *self.remarks]
@@ -119,7 +114,8 @@ class Report:
     def check(self, source: Any, syntax: Syntax) -> None:
         """Raise a `DatasetError` that names all faults, if there is one; in Python also what mends them all."""
         text = f"{source} has {count_of(len(self.faults), 'fault')}; the command above mends "
-        text += "all" if self.mended else f"all but those that say only what to do: {_unmended(self.findings)[0]}"
+        left = _unmended(self.findings)
+        text += f"all but those that say only what to do: {left[0]}" if left else "all"
         if syntax is Syntax.PYTHON:
             given = ", ".join(f"{key}={one!r}" for key, one in self.settings.items())
             text = f"{source}: {'. '.join(map(str, self.faults))}. To mend all, add {given}"
@@ -165,12 +161,15 @@ def look(
         twice = frame.columns[frame.columns.duplicated()][0]
         raise DatasetError(f"{source} has two columns called {twice!r}", code="data.twice")
     guesses, settings = list[str](), dict[str, Any]()
+    missing = entries.get("missing", "refuse")
+    if missing == "indicate":
+        entries["missing"] = "refuse"
     frame = frame.reset_index(drop=True)
     columns_there(frame.columns, [*(features or []), *(one for one in (client, target) if one), *given], source)
     if target is None:
         others = [name for name in reversed(frame.columns) if name != client]
-        fits = (name for name in others if not _unmended([_target(frame, name, given, entries, source, syntax)]))
-        target = next(fits, others[0])
+        found = (_finding(frame, name, "target", given.get(name, {}), missing, source, syntax) for name in others)
+        target = next((one.column.name for one in found if not _unmended([one])), others[0])
         settings["target"] = target
         guesses.append(f"the target is {target}, the last column that can be one")
     if client is None and not dealt:
@@ -194,9 +193,6 @@ def look(
         if not isinstance(name, str):
             text = f"{source} has the column {name!r}, whose name is not text"
             raise DatasetError(f"{text}; rename it, as by frame.columns.map(str)", code="data.column-name")
-    missing = entries.get("missing", "refuse")
-    if missing == "indicate":
-        entries["missing"] = "refuse"
     findings = [_finding(frame, *of, given.get(of[0], {}), missing, source, syntax) for of in roles.items()]
     findings[0].notes += joined
     _find_leaks(frame, findings)
@@ -210,19 +206,6 @@ def look(
     if frame.attrs.get("encoding") == "Windows-1252":
         remarks.append(f"{source} is not in UTF-8, and is read as Windows-1252: check letters such as é.")
     return Report(findings, entries, settings, guesses, remarks, frame)
-
-
-def _target(
-    frame: pd.DataFrame,
-    name: str,
-    given: Mapping[str, Mapping[str, Any]],
-    entries: Mapping[str, Any],
-    source: Any,
-    syntax: Syntax,
-) -> Finding:
-    """Return what a column would be as the target."""
-    missing = entries.get("missing", "refuse")
-    return _finding(frame, name, "target", given.get(name, {}), missing, source, syntax)
 
 
 def _unmended(findings: Iterable[Finding]) -> list[Fault]:
