@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.helpers import command
+from tests.helpers import cli
 from tests.helpers.cli import refused, schema_of
 from tests.helpers.errors import raises
 from tests.helpers.paper import paper_run
@@ -29,7 +29,7 @@ SCALES = ("--set", "cost.scale=10000", "--set", "cost.unit=dollars", "--set", "a
 
 def said(*words: object) -> str:
     """Return what is printed, with the columns of its tables one space apart."""
-    return re.sub(r"[ \t]+", " ", command.said("data", *words))
+    return re.sub(r"[ \t]+", " ", cli.said("data", *words))
 
 
 @pytest.fixture

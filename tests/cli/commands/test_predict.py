@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 import umbel
-from tests.helpers import command
+from tests.helpers import cli
 from tests.helpers.cli import done, said, schema_of
 from tests.helpers.datasets import manifest
 from tests.helpers.errors import raises
@@ -75,7 +75,7 @@ def notes(*arguments: object) -> str:
 
 
 def refused(code: str, *arguments: object, parts: tuple[object, ...] = ()) -> None:
-    command.refused(code, "predict", *arguments, parts=parts)
+    cli.refused(code, "predict", *arguments, parts=parts)
 
 
 def test_rows_of_clients_that_are_known_new_or_without_labels(run: Path, new: Path) -> None:
