@@ -178,12 +178,13 @@ def test_a_text_is_said_without_flowers_form_and_a_refusal_once_with_its_traceba
 def test_progress_is_shown_until_the_rounds_are_over_and_warnings_are_said_meanwhile() -> None:
     said: list[str] = []
     shown: list[Progress] = []
-    first, last = Progress("round 1 of 2", 1, 2), Progress("measuring the result")
+    first, last, more = Progress("round 1 of 2", 1, 2), Progress("measuring the result"), Progress("hypotheses=2")
     with printed(said.append, shown.append):
         log(logging.INFO, "3 nodes host 9 clients")
         log(logging.INFO, "round 1/2", extra={"progress": first})
         log(logging.WARNING, "node 7 did not reply")
         log(logging.INFO, "The rounds have ended.", extra={"progress": last})
+        log(logging.INFO, "Trying hypotheses=2", extra={"progress": more})
         log(logging.INFO, "Worth it? Yes.")
-    assert shown == [first, last]
+    assert shown == [first, last, more]
     assert said == ["Warning: node 7 did not reply", "Worth it? Yes."]

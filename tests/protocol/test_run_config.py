@@ -136,7 +136,8 @@ def test_settings_that_do_not_go_together_are_named(entries: dict[str, Any], par
 
 
 @pytest.mark.parametrize(
-    ("name", "near"), [("hypothesis", "hypotheses"), ("step_sise", "step-size"), ("data-path", "dataset"), ("xyz", "")]
+    ("name", "near"),
+    [("hypothesis", "hypotheses"), ("step_sise", "step-size"), ("data-path", "dataset"), ("xyz", "umbel config")],
 )
 def test_an_unknown_key_is_told_with_the_nearest(name: str, near: str) -> None:
     with raises(ConfigError, "config.unknown-key", name, near):

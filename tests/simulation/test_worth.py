@@ -387,17 +387,28 @@ def test_of_a_rare_class_the_order_of_rows_decides_and_the_majority_is_named(tmp
     assert ["AUC decides" in verdicts[0], "look at column id" in verdicts[1]] == [False, True]
 
 
+def test_clients_without_a_labelled_row_are_measured_by_the_mean_of_several_hypotheses(tmp_path: Path) -> None:
+    """Of which one has three quarters of the releases: 1.5 is predicted where 1 and 3 are true."""
+    setup, state = a_run(flat(tmp_path, 0.0, 1.0, 3.0), theta((1, 0), (3, 0)), hypotheses=2)
+    state.history = [replace(entry, groups=[3, 1] if entry.asked else []) for entry in state.history]
+    (row,) = ways(setup, state).newcomers()
+    assert row.metrics.tolist() == pytest.approx([0.5, 1.5])
+    assert not ways(*a_run(flat(tmp_path, 0.0, 1.0, 3.0), theta((1, 0)))).newcomers()
+
+
 # --- what is tried
 
 
 @pytest.mark.rest
 @pytest.mark.usefixtures("umbel_home")
-def test_one_model_stands_beside_several_and_a_better_setting_is_advised() -> None:
+def test_one_model_stands_beside_several_and_a_better_setting_is_advised(caplog: pytest.LogCaptureFixture) -> None:
     """A step size of a hundredth of the usual learns little in three rounds, and three times that learns more."""
     config = paper_run() | {"rounds": 3, "restarts": 1, "step-size": 0.001}
     run = umbel.load(in_process.run(config, 1, [Appraisal()]))
     worth = run._worth
     assert worth.arm(Way.ONE).label == "one model"
+    tried = [one.partition(": trying ")[2] for one in caplog.messages if ": trying " in one]
+    assert tried == ["hypotheses=1", "step-size=0.003", "step-size=0.000333"]
     assert worth.advice.endswith(f"umbel run {run.path / 'config.toml'} step-size=0.003")
 
 

@@ -57,6 +57,9 @@ letters in the last."""
 _SHORT = ("%d/%m/%y", "%m/%d/%y", "%d.%m.%y", "%d-%m-%y", "%m-%d-%y", "%d-%b-%y", "%d %b %y")
 """Formats with a year of two digits, which pandas does not guess."""
 
+_OF_MONTHS = ("%b-%Y", "%b %Y", "%B-%Y", "%B %Y", "%m/%Y", "%Y-%m", "%Y/%m")
+"""Formats without a day, which are read as the first of the month; bare years and numbers are no dates."""
+
 _SPACES = re.compile(r"\s*[^\S ]+\s*")
 """Line breaks and spaces of other kinds, with the spaces around them."""
 
@@ -264,8 +267,10 @@ def _decoded(path: Path, encoding: str) -> pd.DataFrame:
     head = heads[separator]
     # A spreadsheet's header may have line breaks.
     head = [_SPACES.sub(" ", name).strip() for name in head]
-    if twice := repeated(head):
-        raise DatasetError(f"{path}: two columns are called {twice[0]!r}; rename one", code="data.twice")
+    twice = repeated(head)
+    faults = [f"two columns are called {name!r}; rename one" for name in twice]
+    if twice:  # the rest of the file is looked at first
+        head = [f"{name}\0{place}" if name in twice else name for place, name in enumerate(head)]
     # Of a table with a single column, an empty line is a missing value.
     options |= {"sep": separator, "index_col": False, "header": 0, "skip_blank_lines": len(head) > 1}
     frame = _with_names(path, head, options)
@@ -275,9 +280,10 @@ def _decoded(path: Path, encoding: str) -> pd.DataFrame:
             continue  # R and pandas begin each row with its number or name
         if len(full := np.flatnonzero(values != "")):
             wrong = f"data row {full[0] + 1} has a value in column {place + 1}, which has no name"
-            raise DatasetError(
-                f"{path}: {wrong}; name or remove it, or quote values with commas", code="data.missing-column"
-            )
+            faults.append(f"{wrong}; name or remove it, or quote values with commas")
+    if faults:
+        code = "data.twice" if twice else "data.missing-column"
+        raise DatasetError(f"{path}: {'. Also, '.join(faults)}", code=code)
     frame.attrs |= {"separator": separator, "encoding": ENCODINGS[encoding]}
     return frame
 
@@ -564,6 +570,7 @@ def formats_of(texts: pd.Series) -> list[str]:
         ]
     # With points, the day is first.
     styles = [style for style in dict.fromkeys([*guessed, *_SHORT]) if "%d" in style and not style.startswith("%m.")]
+    styles += _OF_MONTHS
     days = {style: pd.to_datetime(known, format=style, errors="coerce") for style in styles}
     most = max((read.notna().sum() for read in days.values()), default=0)
     best = {tuple(read): style for style, read in reversed(days.items()) if read.notna().sum() == most}

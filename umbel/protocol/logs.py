@@ -154,7 +154,7 @@ class Progress(NamedTuple):
 def printed(say: Callable[[str], None], show: Callable[[Progress], None] | None = None) -> Iterator[None]:
     """Inside, say each text of the log, instead of what Flower's handlers write.
 
-    With `show`, show the progress until the rounds are over, and say only warnings and errors meanwhile.
+    With `show`, show the progress in place of its lines, and until the rounds are over say only warnings and errors.
     """
     logger = logging.getLogger("flwr")
     before, logger.handlers = logger.handlers, [_Lines(say, show)]
@@ -169,15 +169,17 @@ class _Lines(logging.Handler):
 
     def __init__(self, say: Callable[[str], None], show: Callable[[Progress], None] | None) -> None:
         super().__init__()
-        self._say, self._show = say, show
+        self._say, self._show, self._over = say, show, show is None
         self._refusals: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
-        if self._show and record.levelno < logging.WARNING:
-            if progress := getattr(record, "progress", None):
-                self._show(progress)
-                self._show = self._show if progress.rounds else None
+        progress = getattr(record, "progress", None)
+        if self._show and progress:
+            self._show(progress)
+            self._over = not progress.rounds
+            return
+        if not self._over and record.levelno < logging.WARNING:
             return
         if not text.strip() or text in self._refusals:
             return

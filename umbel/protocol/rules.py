@@ -50,6 +50,7 @@ class Settings(BaseModel):
     )
     error: ClassVar[type[UmbelError]]
     source: ClassVar[str]
+    listed: ClassVar[str] = ""
 
     def __init__(self, /, **entries: Any) -> None:
         try:
@@ -102,7 +103,8 @@ class Settings(BaseModel):
         told = []
         for name in sorted(names):
             near = difflib.get_close_matches(name, known, 1)
-            told.append(f"there is no {name}" + (f"; did you mean {near[0]}?" if near else ""))
+            other = f"; {cls.listed} lists what there is" if cls.listed else ""
+            told.append(f"there is no {name}" + (f"; did you mean {near[0]}?" if near else other))
         return cls.error(f"{cls.source}: {'; '.join(told)}", code=f"{cls.error.kind}.unknown-key")
 
     @classmethod

@@ -103,6 +103,7 @@ class RunConfig(Settings):
 
     error = ConfigError
     source: ClassVar[str] = "the run config"
+    listed: ClassVar[str] = "umbel config"
     SECTIONS: ClassVar[Mapping[str, str]] = {
         "strategy": "Model, data and strategy",
         "rounds": "Rounds",

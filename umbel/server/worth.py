@@ -29,6 +29,8 @@ class Way(StrEnum):
     ALONE = "alone"
     POOLED = "pooled"
     ONE = "one-model"
+    NEW = "new"
+    """Clients without labelled rows, to which a run of several hypotheses gives their mean."""
     LAST = "last-round"
     BEST = "best-round"
     OWN = "made-own"
@@ -41,6 +43,7 @@ LABELS = {
     Way.ALONE: "each client alone",
     Way.POOLED: "all rows pooled",
     Way.ONE: "one model",
+    Way.NEW: "this run, no labelled rows",
     Way.LAST: "this run, last round",
     Way.BEST: "this run, best round",
     Way.OWN: "this run, fitted per client",

@@ -291,13 +291,13 @@ def _refusal(goal: Goal, planned: Schedule, draft: Draft) -> ConfigError:
         ways.append("strategy=site-average, if clients trust their site")
     doubled = itertools.takewhile(lambda one: one <= MEANINGFUL, (wanted.epsilon * 2**power for power in range(1, 99)))
     larger = (one for one in doubled if _helps(replace(goal, wanted=replace(wanted, epsilon=one))))
-    ways += [f"--epsilon {one:g}" for one in itertools.islice(larger, 1)]
+    ways += [f"an epsilon of {one:g}" for one in itertools.islice(larger, 1)]
     more = math.ceil(task.clients * 1.01 * (planned.noise / goal.drowned) ** (2 if by_client else 1))
     enough = _helps(replace(goal, task=replace(task, clients=more)))
     ways += [f"about {more:,} clients" if enough else "more clients", _fewer_parameters(draft)]
     if task.clients <= FEW_CLIENTS and _rows_help(draft):
-        ways.append(f"--row-epsilon {wanted.epsilon:g} --rows N, where clients have about N rows: it hides each row, "
-                    "and not a whole client")  # fmt: skip
+        ways.append(f"umbel run with --row-epsilon {wanted.epsilon:g} --rows N, where clients have about N rows: it "
+                    "hides each row, and not a whole client")  # fmt: skip
     return ConfigError(
         f"epsilon {wanted.epsilon:g} is out of reach for {task.clients:,} clients and a model of {task.parameters:,} "
         f"parameters: the noise over the whole run would be {planned.noise:.2g} times as long as all steps together, "

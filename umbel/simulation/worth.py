@@ -23,7 +23,7 @@ from torch import Tensor
 from umbel.client.cohort import Cohort
 from umbel.client.learner import LOOP, Learner, best_hypothesis
 from umbel.client.personal.bayes import closed_form
-from umbel.client.personal.predictors import Predictors, hypothesis_outputs, means, row_scores
+from umbel.client.personal.predictors import Predictors, hypothesis_outputs, means, row_scores, same_for
 from umbel.client.prediction import DEFAULT, class_names
 from umbel.client.trial import try_out
 from umbel.data import Dataset
@@ -35,8 +35,9 @@ from umbel.privacy.mechanisms.randomness import streams
 from umbel.privacy.site.policy import Personal
 from umbel.protocol.arrays import Arrays, flatten, unflatten
 from umbel.protocol.log import log
+from umbel.protocol.logs import Progress
 from umbel.protocol.words import after_round, count_of
-from umbel.server.history import State, diverged
+from umbel.server.history import State, diverged, shares_of
 from umbel.server.report import View, render
 from umbel.server.report.alarms import why_stuck
 from umbel.server.run import Run, draw_hypotheses
@@ -251,7 +252,10 @@ class Ways:
     def compare(self) -> list[Row | LeftOut]:
         """Return the result of each way, or the reason why the table lacks it."""
         constant, last = self.constant(), Row(Way.LAST, self._of(self.state.hypotheses))
-        others = [constant, *self.rules(), self.alone(constant.figures), self.pooled(), *self.one_model()]
+        _tell("training clients alone")
+        alone = self.alone(constant.figures)
+        _tell("fitting all rows pooled")
+        others = [constant, *self.rules(), alone, self.pooled(), *self.one_model(), *self.newcomers()]
         return [*others, last, *self.best(), *self.own()]
 
     @cached_property
@@ -395,6 +399,16 @@ class Ways:
             return [LeftOut(LABELS[Way.ONE], found)]
         return [Row(Way.ONE, self._of(found.state.hypotheses), "this run with hypotheses = 1")]
 
+    def newcomers(self) -> list[Row]:
+        """Measure clients without a labelled row, which predict by the mean of several hypotheses."""
+        state, k = self.state, number_of(self.state.best)
+        if k == 1 or self.model.local_shapes or not self.trains:
+            return []
+        outputs = traits_of(self.model, self.query.shape).outputs[-1]
+        weights = np.tile(shares_of(state.history, state.best_round, k), (len(self.query), 1))
+        own = Predictors.plain(same_for(len(self.query), state.best), outputs, weights)
+        return [Row(Way.NEW, self._with(own), "the mean of the hypotheses, weighted by their releases")]
+
     def best(self) -> list[Row]:
         """Measure the best round's hypotheses, if they are others than the last round's."""
         state = self.state
@@ -469,6 +483,7 @@ class Ways:
         return f"{figure(then)} instead of {figure(now)}, with {{}} {key}={value}"
 
     def _try(self, changes: dict[str, Any]) -> Run | str:
+        _tell("trying " + ", ".join(f"{key}={value}" for key, value in changes.items()))
         found = pilot(self.setup, self.dataset, self.rounds, self.numbers, changes)
         if isinstance(found, Run):
             self.tried.append((changes, found))
@@ -526,6 +541,11 @@ class Ways:
             local = learner.fit_local(one, self.support, fresh, step_size)
             metrics.append(learner.score(one, self.query, local)[1][0])
         return Figures(np.stack(metrics)[chosen, np.arange(len(chosen))])
+
+
+def _tell(what: str) -> None:
+    """Log what takes its time after the rounds."""
+    log(INFO, "Measuring the result: %s", what, extra={"progress": Progress(f"measuring the result: {what}")})
 
 
 def measured(dataset: Dataset, seed: int, rows: int) -> list[int]:

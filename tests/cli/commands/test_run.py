@@ -95,6 +95,7 @@ def test_a_run_to_start_from_is_found_from_where_the_user_is(
         ("nowhere --resume", "config.no-run", "'nowhere'"),
         ("synthetic --row-epsilon 4", "config.missing-figure", "rows"),
         ("--delta 0", "config.delta-alone", "--epsilon"),
+        *((f"synthetic {word}", "config.unknown-key", "--epsilon 3") for word in ("epsilon=3", "epsilom=3")),
         ("--strict --no-baselines", "config.strict-alone", "--no-baselines"),
         ("dataset= --epsilon 4", "config.no-dataset", "name a dataset"),
         # What does not fit together.

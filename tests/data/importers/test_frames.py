@@ -93,6 +93,7 @@ def test_types_are_guessed_from_values(values: Any, kind: str) -> None:
         *(("1 234,50", 1234.5), ("1'000", 1000), ("(20)", -20), ("\u221220", -20), ("20-", -20)),
         *(("03.01.2000", "%d.%m.%Y"), ("1/31/2000", "%m/%d/%Y"), ("31-01-00", "%d-%m-%y")),
         *(("2000/01/31 10:00", "%Y/%m/%d %H:%M"), ("3 Jan 2000", "%d %b %Y"), ("January 3, 2000", "%B %d, %Y")),
+        *(("Mar-2018", "%b-%Y"), ("2018-03", "%Y-%m"), ("March 2018", "%B %Y"), ("03/2018", "%m/%Y")),
     ],
 )
 def test_amounts_and_dates_are_read_where_they_can_be_no_other(text: str, means: float | str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,8 @@ from umbel.privacy.accounting.guarantee import DELTA
 from umbel.protocol import logs
 from umbel.protocol.cli import command_line, console
 from umbel.protocol.errors import ConfigError, WorthError
+from umbel.protocol.rules import key_of
+from umbel.protocol.run_config import RunConfig
 from umbel.server.run_folder import RunFolder
 from umbel.simulation.start import in_this_process, resumed, values_of
 from umbel.simulation.wanted import Wanted
@@ -122,6 +125,7 @@ def demand(folder: Path) -> None:
         raise WorthError(f"the run is not shown to be worth it: {text}", code="worth.not-shown")
 
 
+_OPTIONS = ("epsilon", "row-epsilon", "delta")
 _SHORT = re.compile(r"[+-]?(\.\d+|\d+\.)(e[+-]?\d+)?", re.IGNORECASE)  # TOML does not accept .5 and 5. as numbers
 
 
@@ -137,6 +141,11 @@ def asked(
     """
     source, some = parted(words)
     given = pairs(some)
+    for key, value in given.items():
+        near = [] if key_of(key) in RunConfig.names() else difflib.get_close_matches(key_of(key), _OPTIONS, 1, 0.8)
+        if near:
+            text = f"there is no key {key}; did you mean the option --{near[0]} {value}?"
+            raise ConfigError(text, code="config.unknown-key")
     if not resume:
         planned = values_of(source, given, Wanted.of(*figures), nodes)
         return planned.values, planned.words

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,10 +45,17 @@ MOST_CODES, ROWS_A_CODE, ROUND = 20, 10, 5
 """Integers count as codes if there are at most so many of them, each in so many rows on average, and they are not all
 multiples of a number from `ROUND` on."""
 
+SEVERAL = 10
+"""A column of fewer values more likely holds kinds than clients."""
+
 _PADDED = r"0\d+"
 """An integer with a leading zero, as codes such as ZIP codes have; a number would lose it."""
 
 _NAMED_ID = re.compile(r"(?:.*[\W_])?(?:id|no|nr|number|code|key|uuid|index|row|unnamed.*)(?:[\W_].*)?", re.IGNORECASE)
+
+_ID = re.compile(r"(?:.*[\W_])?(?:id|uuid)", re.IGNORECASE)
+_DAY = r"\s*\d{1,4}([-/. ])(\d{1,2}|[A-Za-z]{3,9})\1\d{1,4}\b"
+"""The beginning of a date, of any order, valid or not."""
 
 _ENDS = ("minimum", "maximum")
 _OF_NUMBERS = {"scale", "offset", "outside", "decimal", *_ENDS}
@@ -172,17 +180,22 @@ def look(
         target = next((one.column.name for one in found if not _unmended([one])), others[0])
         settings["target"] = target
         guesses.append(f"the target is {target}, the last column that can be one")
+    others = list[str]()
     if client is None and not dealt:
-        client = _likely_client(frame.drop(columns=target), source)
+        likely = _likely_clients(frame.drop(columns=target), source)
+        client = next(iter(likely), None)
+        others = [name for name in likely[1:] if frame[name].nunique() >= SEVERAL][:3]
         settings["client"] = client
     frame, joined = _with_clients(frame, client, given.get(str(client), {}), syntax)
     if "client" in settings:
         count = frame[client].nunique() if client else 0
         guesses.append(
             f"the client is {client}, whose {count:,} values have {len(frame) / count:,.0f} rows each on average"
+            + (f"; if rows belong to another, give {' or '.join(f'--client {shlex.quote(one)}' for one in others)}"
+               if others else "")
             if client
             else "no column looks like one of clients, so rows are dealt out"
-        )
+        )  # fmt: skip
     chosen = [name for name in frame.columns if name not in (client, target)] if features is None else list(features)
     if target in chosen:
         raise DatasetError(f"{target!r} is the target, and cannot also be a feature", code="data.no-target")
@@ -240,19 +253,20 @@ def _remarks(findings: Sequence[Finding], given: Mapping[str, Mapping[str, Any]]
     return notes
 
 
-def _likely_client(frame: pd.DataFrame, source: Any) -> str | None:
-    """Return the column that most likely names clients: the text, or the number of that name, with the most values.
+def _likely_clients(frame: pd.DataFrame, source: Any) -> list[str]:
+    """Return the columns that may name clients, the likeliest first: texts, and numbers that are called like an id.
 
-    A column that lacks values is chosen only if all others do, because each row is of a client.
+    A column that lacks values comes after all others, because each row is of a client. Of the others, ids come first,
+    and then those with the most values.
     """
-    best, most = None, (False, 1)
+    found = dict[str, tuple[bool, bool, int]]()
     for name in frame.columns:
         count, column = frame[name].nunique(), _column(frame[name], name, "feature", {}, source, Syntax.FLAGS).column
         text = column.type == "category" and not np.isfinite(as_numbers(pd.Series(column.categories, dtype=str))).all()
-        rank = not missing_in(frame[name], column).any(), count
-        if (text or _NAMED_ID.fullmatch(str(name))) and 1 < count <= len(frame) / 2 and most < rank:
-            best, most = name, rank
-    return best
+        text = text and as_texts(frame[name]).str.match(_DAY).mean() <= 0.5  # dates that no single format reads
+        if (text or _NAMED_ID.fullmatch(str(name))) and 1 < count <= len(frame) / 2:
+            found[name] = not missing_in(frame[name], column).any(), bool(_ID.fullmatch(str(name))), count
+    return sorted(found, key=found.__getitem__, reverse=True)
 
 
 # --- one column

@@ -272,6 +272,7 @@ class Policy(Settings):
 
     error = SiteError
     source: ClassVar[str] = "this node's configuration"
+    listed: ClassVar[str] = "umbel config --site"
 
     data_path: Annotated[Text, FREE] = Field("", description="absolute path of the site's data: a dataset, or a table")
     reader: Annotated[Text, OURS, FREE] = Field(
