@@ -52,8 +52,8 @@ class Batched(Engine):
     `is_exact` names, and chunks of at most `SLOTS` clients that have one `width`.
     """
 
-    def __init__(self, model: Model, device: torch.device, exact: bool = False) -> None:
-        super().__init__(model, device)
+    def __init__(self, model: Model, device: torch.device, precision: str = "float32", exact: bool = False) -> None:
+        super().__init__(model, device, precision)
         self.exact = exact
         self._product, self._moved = (_single_products, _rounded_twice) if exact else (_matrix_products, _rounded_once)
 
@@ -159,14 +159,15 @@ class Batched(Engine):
                 outputs: Tensor = vmap(lambda own, rows: self.apply(own, rows, training))(parameters, inputs)
             return outputs
         # A network of dense layers is a chain of products of stacked matrices, several times faster than vmap.
-        for name, layer in layers:
-            if not isinstance(layer, nn.Linear):
-                inputs = layer(inputs)
-                continue
-            inputs = self._product(inputs, parameters[f"{name}weight"])
-            if layer.bias is not None:
-                inputs += parameters[f"{name}bias"][:, None]  # baddbmm spreads it out first, which takes far longer
-        return inputs
+        with self.lowered():
+            for name, layer in layers:
+                if not isinstance(layer, nn.Linear):
+                    inputs = layer(inputs)
+                    continue
+                inputs = self._product(inputs, parameters[f"{name}weight"])
+                if layer.bias is not None:
+                    inputs += parameters[f"{name}bias"][:, None]  # baddbmm spreads it out first: that takes far longer
+        return inputs.float()
 
     def _all_rows(self, cohort: Cohort) -> tuple[Tensor, Tensor]:
         """Return each client's rows (clients, b), and which of them are real."""

@@ -84,6 +84,10 @@ class Cohort:
         rows = slice(int(starts[0]), int(starts[-1] + lengths[-1]))
         return Cohort(self.features[rows], self.targets[rows], lengths)
 
+    def to(self, device: torch.device) -> Cohort:
+        """Return the same clients on a device."""
+        return Cohort(self.features.to(device), self.targets.to(device), self.lengths)
+
     def split(self) -> tuple[Cohort, Cohort]:
         """Return each client's rows in two parts: all but every fifth, and every fifth.
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from umbel.client import dp_sgd
 from umbel.client.batched import ONE_THREAD_BYTES, SLOTS, Batched, is_exact
 from umbel.client.cohort import ALL_ROWS, Cohort, LocalUpdate, Schedule, seeded, send
-from umbel.client.loop import Engine, Loop
+from umbel.client.loop import BF16, TF32, Engine, Loop
 from umbel.client.row_gradients import gradients_of
 from umbel.models.fit import CPU_CHUNK_BYTES, Traits, one_line, training_bytes, traits_of
 from umbel.models.model import Model, Parameters
@@ -56,12 +56,14 @@ class Learner:
     ----------
     engine : str
         `LOOP`, `BATCHED` or `SITE`. At a site, clients of many rows are computed by the loop.
+    precision : str
+        See `umbel.protocol.run_config.RunConfig.precision`.
     """
 
-    def __init__(self, model: Model, device: torch.device, engine: str = LOOP) -> None:
-        self.model, self.device, self.engine = model, device, engine
-        self._loop = Loop(model, device)
-        self._batched = None if engine == LOOP else Batched(model, device, exact=engine == SITE)
+    def __init__(self, model: Model, device: torch.device, engine: str = LOOP, precision: str = "float32") -> None:
+        self.model, self.device, self.engine, self.precision = model, device, engine, precision
+        self._loop = Loop(model, device, precision)
+        self._batched = None if engine == LOOP else Batched(model, device, precision, exact=engine == SITE)
         self._room = math.inf  # bytes of a chunk; less once that was too much
 
     def tensors(self, arrays: Arrays) -> Parameters:
@@ -245,7 +247,7 @@ class Learner:
             size, trouble = int(ends[part.stop - 1] - before), ""
             few = engine.exact or size <= ONE_THREAD_BYTES
             try:
-                with one_thread() if few and self.device.type == "cpu" else nullcontext():
+                with one_thread() if few and self.device.type == "cpu" else self._products():
                     compute(engine, part)
             except torch.OutOfMemoryError as error:
                 trouble = one_line(error)
@@ -292,6 +294,9 @@ class Learner:
         while limit > free > 0:
             limit /= 2
         return int(limit)
+
+    def _products(self) -> AbstractContextManager[None]:
+        return _tf32() if self.precision == TF32 and self.device.type == "cuda" else nullcontext()
 
     def _traits(self, cohort: Cohort) -> Traits:
         return traits_of(self.model, cohort.shape)
@@ -362,7 +367,7 @@ class Turns:
 def _copies(learner: Learner, count: int) -> list[Learner]:
     """Return so many learners with a network each; none if the network cannot be copied."""
     try:
-        return [Learner(deepcopy(learner.model), learner.device) for _ in range(count)]
+        return [Learner(deepcopy(learner.model), learner.device, precision=learner.precision) for _ in range(count)]
     except Exception:  # a module may hold anything
         return []
 
@@ -393,6 +398,17 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+@contextmanager
+def _tf32() -> Iterator[None]:
+    """Let a GPU round the factors of products inside the block, by PyTorch's own switch."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def best_hypothesis(losses: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return each client's hypothesis of lowest loss (Algorithm 1, line 5), ties to the lowest index.
 
@@ -416,7 +432,7 @@ def engine_asked() -> str:
     return engine
 
 
-def learner_for(model: Model, device: str = "auto", engine: str = "auto") -> Learner:
+def learner_for(model: Model, device: str = "auto", engine: str = "auto", precision: str = "float32") -> Learner:
     """Return the learner of a model on ``cpu``, ``cuda`` or ``auto`` (the GPU if there is one).
 
     The engine is one of `LOOP`, `BATCHED`, `SITE` or ``auto``. A batched convolution becomes a grouped one, which the
@@ -428,9 +444,9 @@ def learner_for(model: Model, device: str = "auto", engine: str = "auto") -> Lea
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if engine == "auto":
         engine = LOOP if device == "cpu" and model.convolves else BATCHED
-    if engine == SITE and not (device == "cpu" and is_exact(model)):
+    if engine == SITE and not (device == "cpu" and is_exact(model) and precision != BF16):
         engine = LOOP
-    return _made(model, torch.device(device), engine)
+    return _made(model, torch.device(device), engine, precision)
 
 
 _made = lru_cache(maxsize=16)(Learner)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,9 @@ from umbel.client.cohort import Cohort, Schedule, Steps, seeded
 from umbel.models.fit import traits_of
 from umbel.models.model import Model, Parameters
 from umbel.privacy.site.time_limit import check_time
+
+TF32, BF16 = "tf32", "bf16"
+"""Precisions below ``float32``, the usual one (`umbel.protocol.run_config.RunConfig.precision`)."""
 
 
 class Engine(ABC):
@@ -30,8 +34,8 @@ class Engine(ABC):
 
     exact = False
 
-    def __init__(self, model: Model, device: torch.device) -> None:
-        self.model, self.device = model, device
+    def __init__(self, model: Model, device: torch.device, precision: str = "float32") -> None:
+        self.model, self.device, self.precision = model, device, precision
         self.frozen = {name: value.detach().to(device) for name, value in model.frozen_values.items()}
         self.decays = {
             name: torch.from_numpy(value).to(device)
@@ -41,7 +45,19 @@ class Engine(ABC):
 
     def apply(self, parameters: Parameters, inputs: Tensor, training: bool = False) -> Tensor:
         """Return one network's outputs; see `Model.apply`."""
-        return self.model.apply(self.frozen | parameters, inputs, training)
+        return self.compute(self.frozen | parameters, inputs, training)
+
+    def compute(self, values: Parameters, inputs: Tensor, training: bool = False) -> Tensor:
+        """Return one network's outputs in 32 bits, given all its parameters and buffers; the latter may change."""
+        with self.lowered():
+            return self.model.apply(values, inputs, training).float()
+
+    def lowered(self) -> AbstractContextManager[Any]:
+        """Return a context in which products are in 16 bits, if the precision is ``bf16``."""
+        if self.precision != BF16:
+            return nullcontext()
+        # Inside vmap, a parameter that was cast for one call is no tensor of the next.
+        return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
 
     @abstractmethod
     def sums(self, hypotheses: Parameters, cohort: Cohort, local: Parameters) -> Tensor:
@@ -115,7 +131,7 @@ class Loop(Engine):
             if len(batch) == 1 and model.batch_dependent:
                 continue  # a single row has no statistics
             whole = self.frozen | values
-            outputs = model.apply(whole, cohort.features[batch], training=True)
+            outputs = self.compute(whole, cohort.features[batch], training=True)
             for name in changing:
                 values[name] = whole[name].detach()
             if not parameters:

@@ -115,7 +115,7 @@ class Node:
             run = run.model_copy(update={"pretrained": manifest.pretrained})
         # The server does not choose how a site computes its clients.
         engine = engine_asked() if site.simulated else SITE
-        learner = _try_out(source, models.load_for(run, manifest), run.device, engine)
+        learner = _try_out(source, models.load_for(run, manifest), run.device, engine, run.precision)
         if policy.personalise.method != Personal.NO and learner.model.local_shapes:
             raise SiteError(
                 f"personalise would do nothing: model {learner.model.name!r} already has local parameters for each "
@@ -266,10 +266,10 @@ def _loss_of(model: str) -> str:
 
 
 @lru_cache(maxsize=16)
-def _try_out(source: _Source, model: Model, device: str, engine: str) -> Learner:
+def _try_out(source: _Source, model: Model, device: str, engine: str, precision: str) -> Learner:
     """Return the learner of a model that takes the data of all clients."""
     try:
-        return try_out(model, _open(source), device, engine)
+        return try_out(model, _open(source), device, engine, precision=precision)
     except ModelError as error:
         raise DatasetError.of(error, f"{source.path}: ") from error
 

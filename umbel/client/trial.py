@@ -41,7 +41,14 @@ _LONG_S = 0.05  # seconds whose measurement tells how long more of the same take
 _SAME, _ROUNDING = 1e-3, 1e-6  # relative to a step, and to the numbers: far below the effect of another computation
 
 
-def try_out(model: Model, dataset: Dataset, device: str = "auto", engine: str = "auto", hypotheses: int = 1) -> Learner:
+def try_out(
+    model: Model,
+    dataset: Dataset,
+    device: str = "auto",
+    engine: str = "auto",
+    hypotheses: int = 1,
+    precision: str = "float32",
+) -> Learner:
     """Return the learner that computes a model on data like a dataset's, after one trial step.
 
     It uses only the dataset's shapes and types, and `umbel.models.fit.misfit`: a refusal must not reveal clients' data.
@@ -62,7 +69,16 @@ def try_out(model: Model, dataset: Dataset, device: str = "auto", engine: str = 
         text = f"model {model.name!r} always starts with the same parameters, so {hypotheses} hypotheses stay equal"
         fix = "draw some of its parameters at random, or set hypotheses = 1"
         raise ModelError(f"{text}; {fix}", code="model.same-start")
-    return _tried(model, _form_of(dataset), learner_for(model, device, LOOP).device.type, engine)
+    tried = _tried(model, _form_of(dataset), learner_for(model, device, LOOP).device.type, engine)
+    if precision == tried.precision:
+        return tried
+    learner = learner_for(model, device, tried.engine, precision)
+    try:
+        _step(learner, _made_up(_form_of(dataset), model).to(learner.device))
+    except Exception as error:
+        text = f"model {model.name!r} fails with precision = {precision!r}: {one_line(error)}"
+        raise ModelError(f"{text}; leave precision out", code="model.trial") from error
+    return learner
 
 
 def _form_of(dataset: Dataset) -> Form:
@@ -79,7 +95,7 @@ def _tried(model: Model, form: Form, device: str, engine: str) -> Learner:
     loop, picked = learner_for(model, device, LOOP), learner_for(model, device, engine)
     if picked is loop and loop.device.type == "cpu":
         return loop  # which has just been checked
-    cohort = Cohort(cohort.features.to(loop.device), cohort.targets.to(loop.device), cohort.lengths)
+    cohort = cohort.to(loop.device)
     try:
         expected = _step(loop, cohort)
     except Exception as error:

@@ -201,6 +201,11 @@ class RunConfig(Settings):
         "round's hypotheses",
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="cpu, cuda, or auto: the GPU if there is one")
+    precision: Literal["float32", "tf32", "bf16"] = Field(
+        "float32",
+        description="in which a network computes: float32, or for large networks tf32 (on a GPU) or bf16, whose "
+        "products are less exact; hypotheses, steps and updates are float32",
+    )
 
     protect: Protected = Field(
         Protect.CLIENTS,
@@ -314,6 +319,9 @@ class RunConfig(Settings):
         if not self.rows:
             text = f'protect = "{self.protect}" needs rows = "clip=C noise=sigma rate=q batch=B"'
             raise ValueError(f"{text}; umbel plan --row-epsilon finds them")
+        if self.precision != "float32":
+            text = f'protect = "{self.protect}" clips the gradient of each row in 32 bits'
+            raise ValueError(f'{text}; leave precision = "{self.precision}" out')
         if self.protect is Protect.ROWS and self.noise_multiplier:
             text = f'protect = "rows" adds no noise to models, and noise-multiplier is {self.noise_multiplier:g}'
             raise ValueError(f'{text}; set noise-multiplier = 0, or protect = "both"')
