@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 import umbel.client.cohort
 import umbel.client.learner
@@ -22,6 +23,7 @@ from tests.helpers.fake_gpu import fake_gpu
 from tests.helpers.models import draw_hypotheses
 from tests.helpers.strangers import normalised_mlp
 from umbel import models
+from umbel.client import batched, trial
 from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.learner import SITE, Learner
 from umbel.client.personal import Task, method
@@ -64,7 +66,13 @@ ROWS = TABLE | {f"each row, {name}": one for name, one in PROTECTED.items()}
 
 
 @pytest.mark.parametrize(
-    ("name", "engine"), [(name, engine) for name, one in ROWS.items() for engine in one.engines if engine != SITE]
+    ("name", "engine"),
+    [
+        (name, engine)
+        for name, one in ROWS.items()
+        for engine in one.engines
+        if engine != SITE or batched.is_exact(one.kind.model)
+    ],
 )
 def test_every_learner_equals_plain_pytorch_there_too(name: str, engine: str) -> None:
     with fake_gpu():
@@ -86,6 +94,30 @@ def test_what_drops_out_and_what_newcomers_fit_is_that_of_the_cpu() -> None:
     with fake_gpu():
         for ours, theirs in zip(found(CUDA), expected, strict=True):
             np.testing.assert_allclose(ours, theirs, **CLOSE)
+
+
+@pytest.mark.parametrize("others", [slice(0, 1), slice(1, None)], ids=["in all of them", "of the clients that follow"])
+def test_a_site_computes_clients_together_unless_the_card_makes_one_hang_on_others(
+    others: slice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a card whose step adds a little of other clients' gradients to each, or to the last."""
+    found = []
+    with fake_gpu():
+        for step in (batched._rounded_twice, partial(leaking, others)):
+            monkeypatch.setattr(batched, "_rounded_twice", step)
+            for cached in (umbel.client.learner._made, trial._tried):
+                cached.cache_clear()
+            found.append(try_out(models.load("mlp inputs=3 hidden=4 outputs=1"), dataset_of(MLP), "cuda", SITE).engine)
+    for cached in (umbel.client.learner._made, trial._tried):
+        cached.cache_clear()
+    assert found == [SITE, "loop"]
+
+
+def leaking(others: slice, value: Tensor, gradient: Tensor, step_size: float) -> Tensor:
+    """Make a step in which a client's bits hang on others'."""
+    mixed = gradient.clone()
+    mixed[others] += 1e-4 * gradient.sum(0)
+    return value - mixed * step_size
 
 
 # --- what the host gives and takes

@@ -25,7 +25,7 @@ from torch import Tensor
 from umbel.client import dp_sgd
 from umbel.client.batched import ONE_THREAD_BYTES, SLOTS, Batched, is_exact
 from umbel.client.cohort import ALL_ROWS, Cohort, LocalUpdate, Schedule, seeded, send
-from umbel.client.loop import BF16, TF32, Engine, Loop
+from umbel.client.loop import TF32, Engine, Loop
 from umbel.client.row_gradients import gradients_of
 from umbel.models.fit import CPU_CHUNK_BYTES, Traits, one_line, training_bytes, traits_of
 from umbel.models.model import Model, Parameters
@@ -444,7 +444,7 @@ def learner_for(model: Model, device: str = "auto", engine: str = "auto", precis
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if engine == "auto":
         engine = LOOP if device == "cpu" and model.convolves else BATCHED
-    if engine == SITE and not (device == "cpu" and is_exact(model) and precision != BF16):
+    if engine == SITE and not (is_exact(model) and precision == "float32"):
         engine = LOOP
     return _made(model, torch.device(device), engine, precision)
 

@@ -318,7 +318,8 @@ def _unlike_mean(model: Model, score: Score, cohort: Cohort) -> str:
 def _unlike_alone(learner: Learner, cohort: Cohort, expected: Arrays) -> str:
     """Return why batches would not compute clients as they are alone, to complete a sentence; empty if they would.
 
-    `expected` is the loop's step. Where several clients are exact, not a bit may differ from a client alone.
+    `expected` is the loop's step. Where several clients are exact, not a bit may differ from a client alone, whatever
+    the others have: a processor or a GPU of another kind may compute otherwise.
     """
     model, told = learner.model, "is computed differently in batches than alone, as seen in"
     if traits_of(model, cohort.shape).draws:
@@ -327,7 +328,9 @@ def _unlike_alone(learner: Learner, cohort: Cohort, expected: Arrays) -> str:
         return "uses statistics of its batch, which would include padding"
     try:
         found = _step(learner, cohort)
-        alone = _step(learner, cohort.part(slice(0, 1))) if learner.engine == SITE else {}
+        first = cohort.part(slice(0, 1))
+        alone = _step(learner, first) if learner.engine == SITE else {}
+        crowded = _step(learner, _crowded(first)) if alone else {}
     except Exception as error:
         return f"cannot be computed in batches: {one_line(error)}"
     start = {key: value[None] for key, value in model.initial(0).items()}
@@ -336,10 +339,18 @@ def _unlike_alone(learner: Learner, cohort: Cohort, expected: Arrays) -> str:
         allowed = _SAME * moved + _ROUNDING * (1 + np.abs(value).max(initial=0))
         if not np.abs(found[key] - value).max(initial=0) <= allowed:
             return f"{told} {key}"
-        first = found[key][..., :1] if key in _SCORES else found[key][:1]
-        if alone and first.tobytes() != alone[key].tobytes():
-            return f"{told} {key}"
+        for several, place in ((found, slice(0, 1)), (crowded, slice(-1, None))) if alone else ():
+            own = several[key][..., place] if key in _SCORES else several[key][place]
+            if own.tobytes() != alone[key].tobytes():
+                return f"{told} {key}"
     return ""
+
+
+def _crowded(client: Cohort) -> Cohort:
+    """Return a client after others whose rows no network expects."""
+    wild = [torch.full_like(client.features, value) for value in (torch.inf, torch.nan, 1e30)]
+    lengths = np.repeat(client.lengths, len(wild) + 1)
+    return Cohort(torch.cat([*wild, client.features]), torch.cat([client.targets] * len(lengths)), lengths)
 
 
 @contextmanager
