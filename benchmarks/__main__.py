@@ -18,7 +18,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from benchmarks import bare, scale, sites
+from benchmarks import adapters, bare, scale, sites
 from benchmarks.measure import Out, Ratio, benchmark, console, table_of
 from benchmarks.peers import plain_flower
 from umbel.protocol.home import write_atomically
@@ -29,6 +29,7 @@ _WORSE = 1.25  # times what was saved, which is more than machines differ in the
 BARE = {
     "hospital: umbel / bare loop": lambda: bare.measure("hospital", times=5),
     "CNN: umbel / bare loop": lambda: bare.measure("cnn", times=2, rounds=2),
+    "LoRA: 50 clients' adapters / one adapter": lambda: adapters.measure(times=2),
 }
 FLOWER = "hospital in Ray: umbel / plain Flower"
 SITE = "hospitals at a site: together / one after the other"

@@ -58,9 +58,9 @@ def main(
         show([one["seconds"] for one in history if one["asked"]][1:], nodes, alone, startup)
 
 
-def show(seconds: list[float], nodes: int, alone: float, startup: float) -> None:
+def show(seconds: list[float], nodes: int, alone: float, startup: float, task: str = "the hospital") -> None:
     """Print what rounds take, in seconds through ``flwr run`` and in this process, and how long the first waits."""
-    table = table_of("Milliseconds of a round of the hospital", ("", "median", "lowest to highest"))
+    table = table_of(f"Milliseconds of a round of {task}", ("", "median", "lowest to highest"))
     found = f"{1e3 * min(seconds):.0f} to {1e3 * max(seconds):.0f}"
     table.add_row(f"flwr run, {nodes} nodes, {len(seconds)} rounds", f"{1e3 * statistics.median(seconds):.0f}", found)
     table.add_row("umbel run, in this process", f"{1e3 * alone:.1f}", "")
@@ -68,11 +68,14 @@ def show(seconds: list[float], nodes: int, alone: float, startup: float) -> None
     console.print(f"flwr run took {startup:.1f} s from its start to its first round.")
 
 
-def history_of(config: Mapping[str, Any], nodes: int) -> tuple[list[dict[str, Any]], float]:
-    """Run umbel's app by ``flwr run``; return its rounds, and the seconds from its start to the first."""
+def history_of(config: Mapping[str, Any], nodes: int, gpus: int = 0) -> tuple[list[dict[str, Any]], float]:
+    """Run umbel's app by ``flwr run``, on nodes with so many GPUs each.
+
+    Return its rounds, and the seconds from its start to the first.
+    """
     began = time.time()
     with simulation() as flower:
-        flower.run(unpacked(flower.home), config, nodes, min(2, cores()))
+        flower.run(unpacked(flower.home), config, nodes, min(2, cores()), gpus)
         [folder] = (flower.home / "umbel" / "runs").iterdir()
         # Written when all nodes are there, and the first round is next.
         startup = (folder / "config.toml").stat().st_mtime - began
@@ -87,11 +90,13 @@ class Simulation:
     home: Path
     environment: Mapping[str, str]
 
-    def run(self, app: Path, values: Mapping[str, Any], nodes: int, cpus: int = 1) -> str:
-        """Run an app on nodes with so many CPUs each, and return its log; ``flwr run`` would not say if it failed."""
+    def run(self, app: Path, values: Mapping[str, Any], nodes: int, cpus: int = 1, gpus: int = 0) -> str:
+        """Run an app on nodes with so many CPUs and GPUs each, and return its log; ``flwr run`` would not say if it
+        failed."""
         override = self.home / "run-config.toml"
         override.write_text(tomli_w.dumps(values), encoding="utf-8")
         federation = f"num-supernodes={nodes} client-resources-num-cpus={cpus}"
+        federation += f" client-resources-num-gpus={gpus}" if gpus else ""
         words = ["--run-config", str(override), "--federation-config", federation]
         # On a busy machine Ray may need several tries.
         while _TOO_SLOW in (log := self.flwr("run", str(app), "--stream", *words)):

@@ -1,18 +1,23 @@
 """Time cohorts of a convolutional network on a GPU: together, one client after the other, and without umbel.
 
-    python -m benchmarks.gpu [--cohorts 10,30,100] [--times N] [--device cuda] [--out FILE]
+    python -m benchmarks.gpu [--cohorts 10,30,100] [--times N] [--minutes 8] [--device cuda] [--out FILE]
 
-Choosing among k = 2 hypotheses and training, of umbel's ``cnn`` on made-up images. Then whole rounds
-of the CIFAR10 benchmark of pfl-research, on data of its shape: 1000 clients of 50 images, 50 a round,
-minibatches of 10, one model.
+Choosing among k = 2 hypotheses and training, of umbel's ``cnn`` on made-up images. Whole rounds of the CIFAR10
+benchmark of pfl-research, on data of its shape: 1000 clients of 50 images, 50 a round, minibatches of 10, one model.
+Rounds of adapters on one backbone (`benchmarks.adapters`), and rounds of the ``cnn`` by ``flwr run``, which show what
+Flower adds.
+
+Each of these is a part of the table. No part begins after so many minutes. A later go on the same machine, card and
+commit, and on the same day, keeps the parts that `--out` has, and does the others.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
@@ -25,38 +30,71 @@ import typer
 from torch import Tensor, nn
 
 import umbel
-from benchmarks import in_process
-from benchmarks.measure import Out, Reading, benchmark, console, interleave, show
+from benchmarks import adapters, flower, in_process
+from benchmarks.measure import CUT, Out, Reading, benchmark, console, interleave, show
 from benchmarks.parts import PARTS, by_parts
 from benchmarks.peers.brief import Brief
 from benchmarks.peers.networks import network
-from benchmarks.peers.tasks import brief_of, write_images
+from benchmarks.peers.tasks import brief_of, cnn, write_images
+from umbel.models.fit import one_line
 from umbel.protocol.plugins import trust
 from umbel.protocol.project import ENGINE
 from umbel.simulation.in_process import run_config
 
 NETWORK = "benchmarks.gpu:cifar_network"
 PLAIN = "plain PyTorch, one client at a time"
+_MARK, _FAILED, _LEFT = "# ", "failed: ", re.compile("^left for another go: .*\n?", re.MULTILINE)
 _COMPUTED = ("reading rows", "scoring, to choose and to evaluate", "training")
 
 
 def main(
     cohorts: Annotated[str, typer.Option(help="Numbers of clients.")] = "10,30,100",
     times: Annotated[int, typer.Option(min=1, help="Goes of each contestant that count.")] = 5,
+    minutes: Annotated[float, typer.Option(min=0, help="No part begins later.")] = 8.0,
     device: Annotated[str, typer.Option(help="cuda; cpu to try the benchmark itself.")] = "cuda",
     out: Out = None,
 ) -> None:
-    """Print a table for each size of cohort, and one of whole rounds."""
+    """Print a table for each size of cohort, and one of each kind of whole rounds."""
     if device == "cuda" and not torch.cuda.is_available():
         console.print("not measured: PyTorch sees no GPU here")
         raise typer.Exit(1)
-    with benchmark(out), tempfile.TemporaryDirectory() as scratch:
+    parts: dict[str, Callable[[Path], object]] = {
+        f"{size} clients choose and train": partial(cohort_of, int(size), times, torch.device(device))
+        for size in cohorts.split(",")
+    }
+    parts["rounds as in pfl-research's CIFAR10"] = partial(rounds_like_cifar, times, device)
+    parts["adapters on one backbone"] = lambda _: adapters.measure(times=times, device=device)
+    parts["rounds by flwr run"] = partial(rounds_by_flower, device)
+    earlier, begun = out.read_text(encoding="utf-8") if out and out.exists() else "", time.monotonic()
+    failed: list[str] = []
+    with benchmark(out, "ray"), tempfile.TemporaryDirectory() as scratch:
         if device == "cuda":
             console.print(torch.cuda.get_device_name(), highlight=False)
-        sizes = [int(size) for size in cohorts.split(",")]
-        for size in sizes:
-            cohort_of(size, times, torch.device(device), Path(scratch))
-        rounds_like_cifar(times, device, Path(scratch))
+        done = parts_in(earlier, console.export_text(clear=False), list(parts))
+        for name, go in parts.items():
+            if name not in done and time.monotonic() - begun > 60 * minutes:
+                console.print(f"left for another go: {name}", highlight=False)
+                continue
+            console.print(f"{_MARK}{name}", highlight=False)
+            if name in done:
+                console.print(done[name], markup=False, highlight=False, end="")
+                continue
+            try:
+                go(Path(scratch))
+            except Exception as error:  # the others are measured all the same
+                console.print(f"{_FAILED}{one_line(error)}", markup=False, highlight=False)
+                failed.append(name)
+    if failed:
+        raise typer.Exit(1)
+
+
+def parts_in(table: str, machine: str, names: Collection[str]) -> dict[str, str]:
+    """Return the whole parts in a table that was made earlier, if that was on the same machine, card and commit."""
+    header, *parts = table.split(f"\n{_MARK}")
+    if " ".join(machine.split()) not in " ".join(header.split()):
+        return {}
+    whole = (part.partition("\n")[::2] for part in parts if CUT not in part and _FAILED not in part)
+    return {name: _LEFT.sub("", text) for name, text in whole if name in names}
 
 
 def cohort_of(clients: int, times: int, device: torch.device, scratch: Path) -> None:
@@ -144,6 +182,15 @@ def rounds_like_cifar(
 
     readings = interleave({engine: partial(go, engine) for engine in ("batched", "loop")}, times)
     show(f"{config['clients-per-round']} of {clients} clients a round, as pfl-research's CIFAR10", readings, "batched")
+
+
+def rounds_by_flower(device: str, scratch: Path, rounds: int = 30) -> None:
+    """Time rounds of the ``cnn`` by ``flwr run``, on one node, beside the same in this process."""
+    config = cnn(scratch) | {"rounds": rounds, "device": device}
+    in_process.rounds({**config, "rounds": 1})  # to warm up
+    alone = in_process.go(config).seconds
+    history, startup = flower.history_of(config, 1, gpus=int(device == "cuda"))
+    flower.show([one["seconds"] for one in history if one["asked"]][1:], 1, alone, startup, "the CNN")
 
 
 def cifar_network() -> nn.Module:

@@ -28,6 +28,7 @@ from umbel.protocol.home import write_atomically
 from umbel_lab.experiments.page import commit_of
 
 console = Console(width=120, record=True)
+CUT = "stopped before its end"
 
 Out = Annotated[Path | None, typer.Option("--out", help="File for what is printed, with the command.")]
 
@@ -54,7 +55,7 @@ def benchmark(out: Path | None, *packages: str, threads: int = 1) -> Iterator[No
             try:
                 yield
             except (KeyboardInterrupt, SystemExit):
-                console.print("stopped before its end")
+                console.print(CUT)
                 _write(out)
                 raise
             _write(out)

@@ -10,9 +10,20 @@ import torch
 from benchmarks import gpu
 from tests.helpers.fake_gpu import fake_gpu
 
-pytestmark = pytest.mark.rest
+
+def test_a_later_go_keeps_whole_parts_of_the_same_machine() -> None:
+    table = "$ python\n\nEPYC, 2 cores\nH100\n# one\n│ 1 │\n# two\n│ 2 │\nstopped before its end\n"
+    left = "EPYC, 2\ncores H100\n# two\n│ 2 │\nleft for another go: one\n"
+    for made, machine, kept in (
+        (table, "EPYC, 2 cores\nH100\n", {"one": "│ 1 │"}),
+        (left, "EPYC, 2 cores\nH100\n", {"two": "│ 2 │\n"}),
+        (table, "EPYC, 2 cores\nH200\n", {}),
+        ("", "EPYC, 2 cores\nH100\n", {}),
+    ):
+        assert gpu.parts_in(made, machine, ["one", "two", "three"]) == kept
 
 
+@pytest.mark.rest
 @pytest.mark.slow
 def test_both_forms_and_plain_pytorch_are_timed_and_rounds_of_colour_images(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
