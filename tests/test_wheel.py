@@ -263,7 +263,7 @@ def test_what_umbel_imports_comes_with_it() -> None:
     """Or with the extra of a room; libraries of models and trackers are the user's to install."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras, homes = project["optional-dependencies"], metadata.packages_distributions()
-    optional = {"mlflow", "nvflare", "onnx", "onnxruntime"}
+    optional = {"mlflow", "nvflare", "onnx", "onnxruntime", "onnxscript"}
     for room in [*(ROOT / "umbel").iterdir(), ROOT / LAB]:
         more = {"datasets": extras["recipes"]}.get(room.name, [])
         there = installed_with(*project["dependencies"], *more)
