@@ -39,7 +39,7 @@ from tests.helpers.cohorts import (
 )
 from tests.helpers.errors import raises
 from tests.helpers.examples import examples
-from tests.helpers.models import TINY_CNN, Adapted, Convolving, draw_hypotheses, headed, model_of
+from tests.helpers.models import TINY_CNN, Adapted, Convolving, draw_hypotheses, headed, own
 from tests.helpers.noise import SILENT
 from tests.helpers.strangers import Grouped, Recurrent, TiedAutoencoder, TiedWriter, Words, layered_mlp
 from umbel import models
@@ -48,7 +48,7 @@ from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.learner import SITE, Learner, best_hypothesis, learner_for
 from umbel.client.loop import Loop
 from umbel.client.row_gradients import SLACK
-from umbel.models import LOSSES, METRICS, Model
+from umbel.models import LOSSES, Model
 from umbel.models.losses import squared_error
 from umbel.models.optimizers import descent_of
 from umbel.privacy.mechanisms.randomness import streams
@@ -209,11 +209,6 @@ def activated() -> nn.Module:
     twice = nn.Tanh()
     inner = nn.Sequential(nn.Linear(5, 5, bias=False), nn.Sigmoid())
     return nn.Sequential(nn.Linear(3, 5), twice, inner, nn.Identity(), nn.Linear(5, 5), twice, nn.Linear(5, 4))
-
-
-def own(network: Callable[[], nn.Module], loss: str = "cross-entropy", **kinds: Any) -> Model:
-    """Return the model of a network, not yet built."""
-    return Model("own", network, LOSSES[loss], METRICS["accuracy" if loss == "cross-entropy" else "rmse"], **kinds)
 
 
 def row(
@@ -379,23 +374,6 @@ def test_whatever_clients_there_are_and_whatever_they_are_asked(
         check(TABLE[name], engine, lengths, update, seed)
 
 
-@pytest.mark.parametrize("name", ["steps", "a convolution", "factors by epochs", "a head of one's own", "momentum"])
-def test_the_loop_gives_a_client_its_bits_whoever_else_there_is(name: str) -> None:
-    """Of an exact engine, test_invariant.py says so of whole sites."""
-    model, update, count = TABLE[name].kind.model, TABLE[name].update, 4
-    clients = [TABLE[name].kind.client(np.random.default_rng(c), rows) for c, rows in enumerate((7, 3, 1, 4))]
-    hypotheses, local = draw_hypotheses(model, 2), model.initial_local(generators(count))
-    chosen, learner = np.array([1, 0, 1, 1]), ByArrays(learner_of("loop", model))
-    together = learner.train(hypotheses, chosen, cohort_of(*clients), update, generators(count), local)
-    for c in range(count):
-        own = {key: value[[c]] for key, value in local.items()}
-        alone = learner.train(hypotheses, chosen[[c]], cohort_of(clients[c]), update, [generators(count)[c]], own)
-        for ours, theirs in zip(together, alone, strict=True):
-            assert {key: value[c].tobytes() for key, value in ours.items()} == {
-                key: value[0].tobytes() for key, value in theirs.items()
-            }
-
-
 # --- scores by hand
 
 
@@ -491,7 +469,7 @@ def test_chunks_do_not_change_the_numbers(
 
 
 def with_loss(loss: Callable[[Tensor, Tensor], Tensor]) -> Model:
-    return model_of("own", lambda: nn.Linear(2, 1), replace(LOSSES["mse"], per_sample=loss), METRICS["rmse"])
+    return replace(own(lambda: nn.Linear(2, 1), "mse"), loss=replace(LOSSES["mse"], per_sample=loss))
 
 
 @all_engines

@@ -17,7 +17,7 @@ from torch import nn
 
 from tests.client.test_learner import plain_pytorch, plain_scores
 from tests.helpers.cohorts import ByArrays, Rows, cohort_of, draw_client, engines, generators, learner_of
-from tests.helpers.models import draw_hypotheses, headed
+from tests.helpers.models import draw_hypotheses, headed, own
 from umbel import models
 from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.models.factors import SLOPES
@@ -87,18 +87,6 @@ def test_a_prior_of_local_parameters_counts_once_over_a_clients_rows(engine: str
     if batch_size == 0:
         np.testing.assert_allclose(users[0], [0.95, 1.9, 2.97 + 0.02], rtol=1e-5)
         np.testing.assert_allclose(items[0, :, 2], [0.01, -0.01, 0.01, 0.01], rtol=1e-5)
-
-
-@engines
-def test_each_client_is_scored_with_its_own_vector(engine: str) -> None:
-    # Scores u.v of the two items: 1 and -2 for the first client, 2 and 1 for the second.
-    learner = ByArrays(learner_of(engine, models.load("factors items=2 size=2", "margin")))
-    items = {"items": np.array([[[1, 0], [0, 1]], [[0, 0], [0, 0]]], np.float32)}
-    users, cohort = {"user": np.array([[1, -2], [2, 1]], np.float32)}, labelled(([0, 1], [1, 1]), ([1], [1]))
-    measured, metrics = learner.score(items, cohort, users)
-    assert measured.tolist() == [[0.5, -1], [0, 0]]
-    assert metrics.tolist() == [[0.5, 1], [0, 0]]
-    assert learner.choose(items, cohort, users).tolist() == [1, 0]
 
 
 @engines
@@ -209,8 +197,7 @@ class Centred(Normed):
 
 def normed(local: tuple[str, ...] = (), network: Any = Normed, **options: Any) -> models.Model:
     """Return the model of a normalised layer."""
-    own = partial(network, **options)
-    return models.Model("normed", own, models.LOSSES["mse"], models.METRICS["rmse"], local=local)
+    return own(partial(network, **options), "mse", local=local)
 
 
 def measured(engine: str, model: models.Model, *rows: Any) -> tuple[Any, int]:

@@ -19,20 +19,21 @@ from torch.nn import functional as F
 from tests.helpers.cohorts import ByArrays, cohort_of
 from tests.helpers.datasets import manifest
 from tests.helpers.errors import raises
-from tests.helpers.models import TINY_CNN, draw_hypotheses
-from tests.helpers.strangers import TiedWriter
+from tests.helpers.models import TINY_CNN, draw_hypotheses, own
+from tests.helpers.strangers import Recurrent, TiedWriter
 from umbel import models
 from umbel.client import trial
 from umbel.client.cohort import LocalUpdate
 from umbel.client.learner import Learner
 from umbel.client.trial import try_out
 from umbel.data import Dataset, offsets_of
-from umbel.models import LOSSES, METRICS, Model
+from umbel.models import METRICS, Model
 from umbel.models.losses import Loss, Score
 from umbel.protocol.errors import ModelError
 from umbel.protocol.run_config import RunConfig
 
 Network = Callable[[], nn.Module]
+of = partial(own, loss="mse")
 
 
 def data(features: Any = (), targets: Any = (), lengths: tuple[int, ...] = (2, 1), **entries: Any) -> Dataset:
@@ -44,14 +45,9 @@ def data(features: Any = (), targets: Any = (), lengths: tuple[int, ...] = (2, 1
     return Dataset(manifest(len(lengths), **entries), features, targets, offsets_of(lengths))
 
 
-def of(network: Network, loss: str = "mse", **kinds: tuple[str, ...]) -> Model:
-    """Return the model of a network."""
-    return Model("own", network, LOSSES[loss], METRICS["accuracy" if loss == "cross-entropy" else "rmse"], **kinds)
-
-
 def tried(network: Network, dataset: Dataset | None = None, engine: str = "auto", loss: str = "mse") -> Learner:
     """Return the learner of a network on the CPU."""
-    return try_out(of(network, loss), dataset or data(), "cpu", engine)
+    return try_out(own(network, loss), dataset or data(), "cpu", engine)
 
 
 class Net(nn.Module):
@@ -81,19 +77,7 @@ class Unused(nn.Linear):
         self.spare = nn.Parameter(torch.zeros(3))
 
 
-class Recurrent(nn.Module):
-    """A recurrent layer over sequences of two numbers."""
-
-    def __init__(self, kind: type[nn.RNNBase] = nn.LSTM) -> None:
-        super().__init__()
-        self.layer, self.out = kind(2, 3, batch_first=True), nn.Linear(3, 1)
-
-    def forward(self, rows: Tensor) -> Tensor:
-        outputs: Tensor = self.out(self.layer(rows)[0][:, -1])
-        return outputs
-
-
-SEQUENCES = np.zeros((3, 5, 2), np.float32)
+SEQUENCES = data(np.zeros((3, 5, 2), np.float32), [0, 1, 2])
 
 
 IMAGES = data(np.zeros((3, 1, 6, 6), np.float32), [0, 1, 2])
@@ -109,7 +93,7 @@ IMAGES = data(np.zeros((3, 1, 6, 6), np.float32), [0, 1, 2])
         (models.load("mlp"), data(np.zeros((3, 3), np.float32)), "auto", "batched"),
         (TINY_CNN, IMAGES, "auto", "loop"),  # a convolution on the CPU
         (TINY_CNN, IMAGES, "batched", "batched"),
-        (of(lambda: Recurrent(nn.GRU)), data(SEQUENCES), "auto", "loop"),
+        (own(lambda: Recurrent("GRU")), SEQUENCES, "auto", "loop"),
     ],
     ids=["linear", "mlp", "convolution", "convolution in batches", "recurrent"],
 )
@@ -136,7 +120,7 @@ def test_the_two_forms_are_compared_in_32_bits(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("network", "dataset", "reason"),
     [
-        (Recurrent, data(SEQUENCES), "aten::lstm"),
+        (lambda: Recurrent("LSTM"), SEQUENCES, "aten::lstm"),
         (with_between(lambda self, hidden: F.dropout(hidden, 0.5, self.training)), data(), "dropout"),
         (lambda: nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)), data(), "statistics"),
         (with_between(lambda self, hidden: hidden - hidden.mean(0)), data(), "in the loss"),
@@ -205,11 +189,8 @@ def with_scores(outputs: int, loss: Callable[..., Tensor], metric: Callable[...,
     def same(mean: Any) -> Any:
         return mean
 
-    own, score = (
-        Loss("mine:loss", loss, same, same, by_row=True),
-        Score("mine:score", metric or loss, same, by_row=True),
-    )
-    return Model("own", partial(nn.Linear, 2, outputs), own, score)
+    score = Score("mine:score", metric or loss, same, by_row=True)
+    return Model("own", partial(nn.Linear, 2, outputs), Loss("mine:loss", loss, same, same, by_row=True), score)
 
 
 SCORES: dict[str, tuple[Callable[..., Tensor], bool]] = {
@@ -265,23 +246,6 @@ def test_whether_a_model_is_refused_does_not_tell_about_the_data(scale: float) -
     """The rows of the trial are made up, whatever the clients' own are."""
     rows = scale * np.ones((3, 2), np.float32)
     assert tried(lambda: nn.Linear(2, 1), data(rows, scale * np.ones(3, np.float32))).engine == "batched"
-
-
-# --- tokens, and classes of several axes
-
-
-def test_the_next_token_of_each_place_is_a_class() -> None:
-    """Losses of a sequence are averaged: with even odds among 4 tokens each place costs log 4."""
-
-    tokens = np.array([[0, 1, 2], [3, 2, 1], [1, 1, 1]])
-    learner = tried(lambda: nn.Embedding(4, 4), data(tokens, (tokens + 1) % 4), loss="cross-entropy")
-    cohort = cohort_of((tokens[:2], (tokens[:2] + 1) % 4), (tokens[2:], (tokens[2:] + 1) % 4))
-    even = {"weight": np.zeros((1, 4, 4), np.float32)}
-    shifted = {"weight": (100 * np.roll(np.eye(4), 1, axis=1)).astype(np.float32)[None]}
-    losses, accuracies = ByArrays(learner).score(even, cohort)
-    np.testing.assert_allclose(losses, np.log(4), rtol=1e-6)
-    losses, accuracies = ByArrays(learner).score(shifted, cohort)
-    assert (losses.tolist(), accuracies.tolist()) == ([[0, 0]], [[1, 1]])
 
 
 def test_a_loss_of_ones_own_sees_the_extremes_of_the_targets() -> None:
@@ -375,7 +339,7 @@ def test_without_running_statistics_each_client_is_scored_by_its_own() -> None:
 
 def test_tied_weights_count_once() -> None:
     """That they stay tied is in test_learner.py."""
-    once, frozen = of(TiedWriter, "cross-entropy"), of(TiedWriter, "cross-entropy", frozen=("out.*",))
+    once, frozen = own(TiedWriter), own(TiedWriter, frozen=("out.*",))
     assert "words.weight" in once.shapes
     assert "out.weight" not in once.shapes
     assert set(frozen.frozen_values) == {"words.weight", "mask"}, "by either name, beside a constant"
