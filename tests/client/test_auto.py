@@ -21,7 +21,6 @@ ONE = linear([1.0, 0.5])
 
 
 def client(theta: list[float], count: int, noise: float = 0.0, seed: int = 0) -> Rows:
-    """Draw rows of a linear model."""
     generator = np.random.default_rng(seed)
     features = generator.normal(size=(count, 2)).astype(np.float32)
     return features, features @ np.array(theta, np.float32) + noise * generator.normal(size=count).astype(np.float32)

@@ -56,14 +56,12 @@ def update(rows: RowPrivacy = ALL, step: float = 1.0, **changes: Any) -> LocalUp
 
 
 def cohort_of(*lengths: int, inputs: int = 5) -> Cohort:
-    """Draw clients of so many rows of two classes."""
     generator, count = np.random.default_rng(7), sum(lengths)
     features = torch.from_numpy(generator.normal(scale=3.0, size=(count, inputs)).astype(np.float32))
     return Cohort(features, torch.from_numpy(generator.integers(0, 2, count)), np.array(lengths))
 
 
 def numbers(features: Tensor, targets: list[float]) -> Cohort:
-    """Return the rows of a single client."""
     return Cohort(features, torch.tensor(targets), np.array([len(targets)]))
 
 

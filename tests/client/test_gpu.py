@@ -52,7 +52,6 @@ MLP = Kind(models.load("mlp"), (3,))
 
 
 def dataset_of(kind: Kind, lengths: Sequence[int] = LENGTHS) -> Dataset:
-    """Draw clients of so many rows."""
     generator = np.random.default_rng(0)
     clients = [kind.client(generator, rows) for rows in lengths]
     features, targets = (np.concatenate([client[part] for client in clients]) for part in (0, 1))

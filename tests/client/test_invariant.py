@@ -131,7 +131,6 @@ class Crowd:
         return draw_hypotheses(self.kind.model, self.k, self.seed)
 
     def results(self, learner: Learner, clients: list[int]) -> list[tuple[bytes, ...]]:
-        """Return the scores, the choice and all parameters of some clients, as bits."""
         found = {}
         for some in Turns(learner, [self.lengths[c] for c in clients]).batches:
             asked = np.array(clients)[some].tolist()
@@ -146,7 +145,6 @@ class Crowd:
         return [found[c] for c in clients]
 
     def cohort(self, clients: list[int]) -> Cohort:
-        """Draw clients, of numbers of many sizes."""
         rows = []
         for c in clients:
             generator = np.random.default_rng([self.seed, c])
@@ -160,7 +158,6 @@ class Crowd:
 
 @st.composite
 def crowds(draw: st.DrawFn, kind: str) -> tuple[Crowd, list[list[int]]]:
-    """Draw clients, and some of them in any order, a few times."""
     rows, most = (4, 4) if kind in ALONE else (40, 2 * SLOTS)
     lengths = draw(st.lists(st.integers(1, rows), min_size=1, max_size=most))
     epochs, size, steps = draw(st.integers(0, 2)), draw(st.integers(0, 17)), draw(st.integers(0, 2))

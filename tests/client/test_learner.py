@@ -198,14 +198,12 @@ class Doubling(nn.Sequential):
 
 
 def hooked() -> nn.Module:
-    """Return a dense layer that is more than it looks."""
     layer = nn.Linear(3, 1)
     layer.register_forward_hook(lambda _module, _inputs, outputs: 2 * outputs)
     return layer
 
 
 def activated() -> nn.Module:
-    """Return a chain of dense layers that uses an activation twice."""
     twice = nn.Tanh()
     inner = nn.Sequential(nn.Linear(5, 5, bias=False), nn.Sigmoid())
     return nn.Sequential(nn.Linear(3, 5), twice, inner, nn.Identity(), nn.Linear(5, 5), twice, nn.Linear(5, 4))

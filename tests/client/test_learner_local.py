@@ -28,7 +28,6 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-6}
 
 
 def labelled(*clients: tuple[list[int], list[int]]) -> Cohort:
-    """Return a cohort of clients, each given as items' numbers and their labels."""
     return cohort_of(*[(np.array(items, np.float32)[:, None], labels) for items, labels in clients])
 
 
@@ -108,7 +107,6 @@ FIVE = np.array([[1, 0], [-1, 0], [1, 0], [-1, 0], [1, 0]], np.float32)
 
 
 def newcomer(engine: str, items: list[int], labels: list[int], loss: str = "log") -> tuple[float, float]:
-    """Return loss and metric of a client that has no vector yet."""
     learner = learner_of(engine, models.load("factors items=5 size=2", loss))
     fresh = learner.model.initial_local(generators(1))
     measured = ByArrays(learner).score_newcomers({"items": FIVE[None]}, labelled((items, labels)), fresh, 0.1)
@@ -223,18 +221,6 @@ def test_newcomers_measure_running_statistics_in_one_pass(engine: str, momentum:
     np.testing.assert_allclose(found["norm.running_var"], [[7, 3], [4, 0]], **CLOSE)
     assert passes == 1
     assert cast(Any, model.module).norm.momentum == momentum
-
-
-@engines
-def test_fifty_passes_approach_what_newcomers_measure_in_one(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = np.random.default_rng(0).normal(5, 3, (2, 9, 2)).tolist()
-    found, _ = measured(engine, normed(), *rows)
-    monkeypatch.setattr(models.Model, "local_statistics", False)
-    slowly, passes = measured(engine, normed(), *rows)
-    assert passes == 50
-    for name, start in (("norm.running_mean", 0), ("norm.running_var", 1)):
-        left = 0.9**50
-        np.testing.assert_allclose(slowly[name], (1 - left) * found[name] + left * start, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,6 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 def part(index: int, parts: int, run_config: Config) -> Node:
-    """Return one of several simulated nodes."""
     return Node.of({"partition-id": index, "num-partitions": parts}, run_config)
 
 
@@ -108,15 +107,6 @@ def test_data_that_stay_the_same_are_read_once(run_config: Config, opened: list[
     first = part(0, 2, run_config).dataset
     assert part(1, 2, run_config).dataset is first
     assert opened.count(BUNDLED / "synthetic.json") == 1
-
-
-def test_a_node_that_is_no_simulation_needs_data_of_its_own(
-    run_config: Config, monkeypatch: pytest.MonkeyPatch, opened: list[Path]
-) -> None:
-    monkeypatch.setattr("umbel.privacy.site.config.runs_in_simulation", lambda: False)
-    with raises(SiteError, "site.no-data", "data-path"):
-        part(0, 1, run_config)
-    assert not opened
 
 
 # --- a site with data of its own
@@ -375,7 +365,6 @@ def test_a_folder_whose_clients_would_be_charged_for_others_is_refused(
     ("options", "last", "parts"),
     [
         ("clients=a", "return None", ("NoneType",)),
-        ("clients=a", "return rows, names", ("tuple",)),
         ("clients=a", "{}['born']", ("KeyError", "born", ".py:15")),
         ("clients=a", "raise SystemExit(0)", ("SystemExit",)),
         ("schema=a", "", ("TypeError", "schema")),

@@ -43,10 +43,10 @@ def replies(**records: Any) -> Train:
     return lambda msg: Message(RecordDict(records), reply_to=msg)
 
 
-def fails(error: BaseException) -> Train:
+def fails(error: BaseException) -> Callable[..., Any]:
     """Return a function that raises an error."""
 
-    def fail(msg: Message) -> Message:
+    def fail(*_: Any) -> Any:
         raise error
 
     return fail

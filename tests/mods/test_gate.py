@@ -38,7 +38,6 @@ RARE = 1e-9
 
 
 def adds(*update: float) -> Any:
-    """Return a train function whose update is this."""
     return lambda msg: answered(msg, lambda value: value + np.float32(update), train_loss=0.7, **{"num-examples": 61})
 
 

@@ -208,7 +208,7 @@ def test_a_mod_that_calls_the_function_twice_releases_once() -> None:
 
 def test_who_stops_a_node_stops_it() -> None:
     with pytest.raises(KeyboardInterrupt):
-        seeded(behind(fails(KeyboardInterrupt())))
+        seeded(fails(KeyboardInterrupt()))
 
 
 # --- messages
@@ -246,7 +246,7 @@ def test_a_message_without_a_model_is_refused_before_anybody_trains(message: str
 
 @pytest.mark.parametrize("kind", ["evaluate", "query"])
 def test_other_messages_are_refused_unless_the_app_lets_them_pass(kind: str) -> None:
-    refused = answer(node([umbel.LaplaceMod(3.0, 1.0)], behind(fails(ValueError(SECRET)))), asks(START), kind)
+    refused = answer(node([umbel.LaplaceMod(3.0, 1.0)], fails(ValueError(SECRET))), asks(START), kind)
     assert "[refused.message-type]" in refused.error.reason
     assert SECRET not in refused.error.reason
     passed = answer(node([umbel.LaplaceMod(3.0, 1.0, others="pass")], moved(FAR)), asks(START), kind)
@@ -263,7 +263,7 @@ def test_mods_in_the_wrong_order_are_told_the_right_one(k: int) -> None:
     wrong = [umbel.LaplaceMod(3.0, 1.0), umbel.ChooseHypothesis(loss)]
     stacked = {"w": np.zeros((k, 2), np.float32)}
     for mods in (wrong, wrong[:1]):
-        reply = answer(node(mods, behind(fails(ValueError(SECRET)))), asks(stacked, k=k))
+        reply = answer(node(mods, fails(ValueError(SECRET))), asks(stacked, k=k))
         assert "[config.mods-order]" in reply.error.reason
     assert not answer(node(wrong[::-1]), asks(stacked, k=k)).has_error()
     assert not answer(node(wrong), asks(START)).has_error(), "without hypotheses the order does not matter"
