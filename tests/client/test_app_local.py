@@ -117,9 +117,7 @@ def own_preferences(factors_config: Config, tmp_path: Path) -> InProcessGrid:
     return serving(tmp_path, factors_config, PREFERENCES.manifest, *rows, role="split")
 
 
-def test_a_sites_own_data_get_message_noise_on_every_item(
-    own_preferences: InProcessGrid, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_own_data_get_noise_on_every_item(own_preferences: InProcessGrid, monkeypatch: pytest.MonkeyPatch) -> None:
     """The noise of the gate grows with it, and would not cover which items a client has labelled."""
     seen: list[Arrays] = []
 
@@ -172,9 +170,7 @@ def model_in(config: Config) -> Model:
     return models.load(config["model"], config["loss"], config["frozen"], config["local"])
 
 
-def test_heads_differ_between_clients_and_are_not_handed_to_the_gate(
-    headed_config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_heads_differ_and_are_not_handed_to_the_gate(headed_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     handed: list[Arrays] = []
     original = ClientSanitiser.sanitised
 
@@ -295,7 +291,7 @@ def test_training_that_hides_rows_never_starts_from_heads_of_training_that_does_
     assert all(moved(site.train(round=5, **STILL, **ROWS), hidden)), "round 4 did not hide rows"
 
 
-def test_a_head_whose_charge_was_lost_with_an_older_ledger_is_no_start_for_training_that_hides_rows(
+def test_a_head_whose_charge_an_older_ledger_lost_is_no_start_for_training_that_hides_rows(
     site: Hospital,
 ) -> None:
     """A backup took the place of the journal, the index and the witness."""
@@ -311,9 +307,7 @@ def test_a_head_whose_charge_was_lost_with_an_older_ledger_is_no_start_for_train
     assert not any(moved(site.train(round=4, **STILL, **ROWS), begun))
 
 
-def test_a_head_that_one_row_moved_far_at_next_to_no_price_reaches_no_cheap_release(
-    tmp_path: Path, headed_config: Config
-) -> None:
+def test_a_head_that_one_row_moved_cheaply_reaches_no_cheap_release(tmp_path: Path, headed_config: Config) -> None:
     """A release that costs little by its own noise trains the head with little noise on one of 401 rows; the next
     costs little by its steps, and shows how long the head is through all other rows' gradients."""
     rows = np.tile(np.array([[0, 1]], np.float32), (401, 1))

@@ -101,10 +101,6 @@ def test_dense_layers_and_convolutions_need_no_gradient_of_a_row(
     assert type(gradients_by("loop", own(network), shape)) is kind
 
 
-def test_a_dense_network_computes_all_clients_at_once() -> None:
-    assert type(gradients_by("batched", MLP, (5,))) is Chained
-
-
 def test_one_step_of_a_linear_model_by_hand() -> None:
     # From weights of 0 the gradient of (w x + b - y)^2 is -2 y (x, 1): here (-6, -6) and (0, 2), of norms 8.5 and 2.
     start = {"1.weight": np.zeros((1, 1, 1), np.float32), "1.bias": np.zeros((1, 1), np.float32)}

@@ -107,9 +107,7 @@ def test_a_site_computes_clients_together_unless_the_card_makes_one_hang_on_othe
 
 
 @pytest.mark.parametrize("model", ["linear inputs=4 outputs=1", "lenet10"])
-def test_a_chunk_waits_twice_and_gets_four_copies_however_many_steps_it_has(
-    model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_chunk_of_any_steps_waits_twice_and_gets_four_copies(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rows, its choices, its minibatches, and once a message the hypotheses; back come losses and results.
 
     Each wait is for all that the GPU was asked before. What was not computed cannot be asked for: a mask, a number.
@@ -128,18 +126,6 @@ def test_a_chunk_waits_twice_and_gets_four_copies_however_many_steps_it_has(
     assert counts(1) == counts(20) == (4, 2)
     monkeypatch.setattr(umbel.client.cohort, "_AT_ONCE", 1)  # so that each minibatch goes by itself
     assert counts(20)[0] > 100
-
-
-def test_a_client_of_the_loop_waits_once_too() -> None:
-    kind, update = MLP, LocalUpdate(20, 0.1, 2)
-    data, hypotheses = dataset_of(kind, [4, 1, 5]), draw_hypotheses(kind.model, 2)
-    with fake_gpu() as gpu:
-        learner = Learner(kind.model, CUDA, "loop")
-        starts, cohort = learner.tensors(hypotheses), Cohort.gather(data, range(3), CUDA)
-        chosen = learner.choose(starts, cohort)
-        assert gpu.fetched == 1, "all losses together"
-        learner.train(starts, chosen, cohort, update, streams(0, "shuffle", 1, range(3)))
-    assert (gpu.sent, gpu.fetched) == (2 + 1 + 3, 2)
 
 
 # --- memory

@@ -57,9 +57,7 @@ ONE_BY_ONE = [
 @pytest.mark.parametrize(
     ("model", "engine"), [*((one, SITE) for one in TOGETHER), *((one, LOOP) for one in ONE_BY_ONE)]
 )
-def test_dense_networks_with_umbels_losses_are_computed_together_and_all_others_one_by_one(
-    model: Model, engine: str
-) -> None:
+def test_only_dense_networks_with_umbels_losses_are_computed_together(model: Model, engine: str) -> None:
     assert learner_for(model, "cpu", SITE).engine == engine
 
 

@@ -225,9 +225,7 @@ def test_a_run_that_has_asked_nothing_has_found_nothing(
     assert caplog.text.count("has asked nothing of this site") == 3
 
 
-def test_where_clients_only_train_what_a_run_found_need_not_have_been_sent(
-    site: Config, tmp_path: Path, run_config: Config
-) -> None:
+def test_where_clients_only_train_what_a_run_found_may_be_new(site: Config, tmp_path: Path, run_config: Config) -> None:
     """The site may not have been asked in the round that found it."""
     node = Site(run_config, site | {"role": "train"})
     best = {"weight": HYPOTHESES["weight"] + np.float32(1)}

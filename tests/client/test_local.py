@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from time import time
 
@@ -12,9 +11,8 @@ import pytest
 import safetensors.numpy
 from flwr.app import RecordDict
 from numpy.typing import NDArray
-from torch import nn
 
-from tests.helpers.models import Headed, headed
+from tests.helpers.models import headed_one, headed_other, own
 from umbel import models
 from umbel.client.local import LocalParameters
 from umbel.models import Model
@@ -122,19 +120,12 @@ def test_a_runs_name_is_no_path(run: str, tmp_path: Path) -> None:
 
 
 def test_another_model_does_not_see_them(tmp_path: Path) -> None:
-    def body(value: float) -> Model:
-        def build() -> nn.Module:
-            network = Headed()
-            nn.init.constant_(network.body.bias, value)
-            return network
-
-        return replace(headed("body.bias"), network=build)
-
+    """Of the same name and shapes, but on another frozen layer."""
+    one, other = (own(network, "mse", local=("head.*",)) for network in (headed_one, headed_other))
     values = {"head.weight": np.ones((1, 1, 3), np.float32), "head.bias": np.ones((1, 1), np.float32)}
-    kept(where=site(tmp_path), model=body(1.0)).write([4], values, {"body.weight": np.zeros((1, 3, 2))})
-    assert kept(where=site(tmp_path), model=body(1.0)).read([4])["head.bias"].tolist() == [[1]]
-    # Of the same name and shapes, but on another frozen layer.
-    assert kept(where=site(tmp_path), model=body(2.0)).read([4])["head.bias"].tolist() != [[1]]
+    kept(where=site(tmp_path), model=one).write([4], values, {"body.weight": np.zeros((1, 3, 2))})
+    assert kept(where=site(tmp_path), model=one).read([4])["head.bias"].tolist() == [[1]]
+    assert kept(where=site(tmp_path), model=other).read([4])["head.bias"].tolist() != [[1]]
     assert (read(kept(where=site(tmp_path)), 4) == read(kept(), 4)).all()
 
 

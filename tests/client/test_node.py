@@ -126,9 +126,7 @@ def test_a_site_serves_all_clients_of_its_own_data(
 
 
 @pytest.mark.parametrize("named", ["synthetic", "no-such-data", "/no/such/folder", "", "other"])
-def test_a_site_never_opens_what_a_server_names(
-    named: str, tmp_path: Path, run_config: Config, opened: list[Path]
-) -> None:
+def test_no_site_opens_what_a_server_names(named: str, tmp_path: Path, run_config: Config, opened: list[Path]) -> None:
     own, other = save_plane(tmp_path / "own", 3, 2), save_plane(tmp_path / "other", 1)
     named = str(other) if named == "other" else named
     node = Node.of({"data-path": str(own), "role": "split"}, run_config | {"dataset": named})

@@ -21,9 +21,7 @@ from umbel.client.prediction import present_outputs
         ([[0.0, 0.0, 0.0, 1.0], [0.0, 1.0, 0.0, 0.0]], "cross-entropy", "AB", ["3", "B"]),
     ],
 )
-def test_a_class_appears_by_name_or_number_whatever_the_loss(
-    outputs: Any, loss: str, classes: str, shown: list[str]
-) -> None:
+def test_a_class_appears_by_name_or_number(outputs: Any, loss: str, classes: str, shown: list[str]) -> None:
     model = models.load(f"linear inputs=2 outputs={len(outputs[0])}", loss)
     data = manifest(1, units={"target": {"name": "ward", "categories": [*classes]}})
     assert present_outputs(model, torch.tensor(outputs), data) == shown

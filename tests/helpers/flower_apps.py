@@ -74,7 +74,7 @@ def tampers(msg: Message) -> Message:
     return Message(RecordDict({"arrays": trained}), reply_to=msg)
 
 
-def useless(start: Mapping[str, Any], far: float) -> dict[str, Train]:
+def useless(start: dict[str, Any], far: float) -> dict[str, Train]:
     """Return functions that return no model, and `SECRET` wherever a server might read it."""
     w = start["w"] + start["w"].dtype.type(far)
     both, odd = arrays(start | {"w": w}), Array("float32", w.shape, "numpy.ndarray", SECRET.encode())
@@ -83,7 +83,7 @@ def useless(start: Mapping[str, Any], far: float) -> dict[str, Train]:
         "ends the process": fails(SystemExit(SECRET)),
         "runs out of memory": fails(MemoryError(SECRET)),
         "replies an error": lambda msg: Message(Error(17, SECRET), reply_to=msg),
-        "replies nothing": lambda msg: None,  # type: ignore[arg-type,return-value]
+        "replies nothing": lambda msg: None,  # type: ignore[dict-item,return-value]
         "returns no arrays": replies(metrics=MetricRecord({"loss": 17.0})),
         "returns two records": replies(arrays=both, **{SECRET: both}),
         "misses an array": returns(start, far, w=None),

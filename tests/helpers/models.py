@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ def write_module(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> 
     return name
 
 
-def own(network: Callable[[], nn.Module], loss: str = "cross-entropy", **kinds: tuple[str, ...]) -> Model:
+def own(network: Callable[[], nn.Module], loss: str = "cross-entropy", **kinds: Any) -> Model:
     """Return the model of a network of one's own, not yet built."""
     return Model("own", network, LOSSES[loss], METRICS["accuracy" if loss == "cross-entropy" else "rmse"], **kinds)
 

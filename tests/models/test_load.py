@@ -155,9 +155,7 @@ def test_a_name_that_leads_to_no_model_is_told_with_the_reason(name: str, loss: 
         ("from os import system as factory", ("model.factory",)),
     ],
 )
-def test_a_factory_that_makes_no_network_to_train_is_named_with_the_reason(
-    write: Write, source: str, reason: tuple[str, ...]
-) -> None:
+def test_a_factory_that_makes_no_network_is_named(write: Write, source: str, reason: tuple[str, ...]) -> None:
     name = write(source) + ":factory"
     kind = ConfigError if reason[0].startswith("config") else ModelError
     with raises(kind, *reason, name.partition(":")[0]):

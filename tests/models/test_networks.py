@@ -29,9 +29,7 @@ from umbel.models.networks import CNN, LeNet, TanhCNN
         ("lenet10", 13_426, "cross-entropy", "accuracy"),
     ],
 )
-def test_networks_have_the_parameters_and_losses_that_the_papers_say(
-    name: str, parameters: int, loss: str, metric: str
-) -> None:
+def test_networks_have_the_sizes_and_losses_of_the_papers(name: str, parameters: int, loss: str, metric: str) -> None:
     model = models.load(name)
     assert (model.name, model.num_parameters, model.loss.name, model.metric.name) == (name, parameters, loss, metric)
     assert sum(value.size for value in model.initial(0).values()) == parameters

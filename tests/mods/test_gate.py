@@ -49,9 +49,7 @@ def unchanged(msg: Message) -> Message:
 
 
 @pytest.mark.parametrize(("update", "leaves"), [((3.0, 4.0), (0.6, 0.8)), ((0.3, -0.4), (0.3, -0.4))])
-def test_an_update_is_clipped_to_the_radius_around_what_the_server_sent(
-    update: tuple[float, ...], leaves: tuple[float, ...]
-) -> None:
+def test_an_update_is_clipped_around_what_the_server_sent(update: tuple[float, ...], leaves: tuple[float, ...]) -> None:
     start = np.array([10.0, -2.0], np.float32)
     reply = Node(Gate(0.0, 1.0), adds(*update)).send(asks({"w": start}))
     np.testing.assert_allclose(left(reply)["w"], start + leaves, rtol=1e-6)

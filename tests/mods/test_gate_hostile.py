@@ -206,9 +206,7 @@ def test_what_is_no_exception_to_python_is_a_fault_all_the_same(
 
 
 @pytest.mark.parametrize("fault", BREAKS)
-def test_in_a_simulation_a_fault_is_seen_by_its_author_and_told_to_nobody_else(
-    fault: str, node_log: io.StringIO
-) -> None:
+def test_in_a_simulation_a_fault_is_seen_by_its_author_and_nobody_else(fault: str, node_log: io.StringIO) -> None:
     """Nobody's data are there, and a function that never works would otherwise train noise in silence."""
     reply = Node(GATE, BREAKS[fault]).send(asks(START))
     assert refused(reply)

@@ -139,9 +139,7 @@ def test_gaussian_delta_does_not_overflow() -> None:
 
 
 @given(st.floats(1e-3, 1e4), st.floats(-12, -0.1), st.floats(0.1, 10))
-def test_calibrated_noise_has_the_delta_asked_for_and_no_more(
-    epsilon: float, log_delta: float, distance: float
-) -> None:
+def test_calibrated_noise_has_the_delta_asked_for(epsilon: float, log_delta: float, distance: float) -> None:
     wanted = 10**log_delta
     nu = calibrate(epsilon, wanted, distance)
     assert delta(Gaussian(nu).loss(5, distance), epsilon) <= wanted
