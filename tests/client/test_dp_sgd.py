@@ -140,42 +140,28 @@ def test_a_row_moves_the_sum_by_at_most_the_clip_norm(data: st.DataObject) -> No
 TWOFOLD = own(Twofold)
 
 
-class Places(nn.Module):
-    """A layer over two places without an offset, and a head."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mix, self.head = nn.Linear(8, 8, bias=False), nn.Linear(16, 1, bias=False)
-
-    def forward(self, rows: Tensor) -> Tensor:
-        found: Tensor = self.head(self.mix(rows.reshape(-1, 2, 8)).flatten(1))
-        return found
+def two_places() -> nn.Module:
+    mix, head = nn.Linear(8, 8, bias=False), nn.Linear(16, 1, bias=False)
+    return nn.Sequential(nn.Unflatten(1, (2, 8)), mix, nn.Flatten(), head)
 
 
-class Tokens(nn.Module):
-    """Tokens at two places, and a head."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.head = nn.Embedding(2, 8), nn.Linear(16, 1, bias=False)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        found: Tensor = self.head(self.embed(tokens).flatten(1))
-        return found
+def two_tokens() -> nn.Module:
+    return nn.Sequential(nn.Embedding(2, 8), nn.Flatten(), nn.Linear(16, 1, bias=False))
 
 
-@pytest.mark.parametrize("network", [Places, Tokens])
-def test_places_whose_gradients_cancel_hide_no_norm(network: type[nn.Module]) -> None:
+@pytest.mark.parametrize("network", [two_places, two_tokens])
+def test_places_whose_gradients_cancel_hide_no_norm(network: Callable[[], nn.Module]) -> None:
     """A server may choose parameters so that rounding swallows the difference of two large products."""
     model, generator = own(network, "mse"), np.random.default_rng(3)
     head = np.concatenate([one := generator.normal(size=8) * 1e4, -one * (1 + 1e-4)]).astype(np.float32)
     start = {name: np.zeros((1, *shape), np.float32) for name, shape in model.shapes.items()}
-    start["head.weight"] = head[None, None]
+    last = [*start][-1]
+    start[last] = head[None, None]
     base = np.tile(generator.normal(size=8) * 1e3, 2)
     for _ in range(20):
         features = torch.from_numpy((base + generator.normal(size=16) * 1e-2).astype(np.float32))
-        if network is Tokens:
-            start["head.weight"] = (head + generator.normal(size=16).astype(np.float32))[None, None]
+        if network is two_tokens:
+            start[last] = (head + generator.normal(size=16).astype(np.float32))[None, None]
             features = torch.tensor([1, 1])
         assert norm(moved(model, numbers(features[None], [-0.5]), update(), start=start)) <= C
 

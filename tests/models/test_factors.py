@@ -54,11 +54,12 @@ def test_a_fresh_users_vector_is_of_unit_norm_on_average() -> None:
 # --- a newcomer's vector
 
 
-def fitted(items: Any, rows: Any, labels: Any, lengths: Any, loss: str = "log") -> NDArray[Any]:
+def fitted(
+    items: Any, rows: Any, labels: Any, lengths: Any, loss: str = "log", kind: type[Factors | BiasedFactors] = Factors
+) -> NDArray[Any]:
     features = np.asarray(rows, np.float32).reshape(-1, 1)
-    return Factors.fit_local(
-        {"items": np.asarray(items, np.float32)}, features, np.asarray(labels), np.asarray(lengths), loss
-    )["user"]
+    stacked = {"items": np.asarray(items, np.float32)}
+    return kind.fit_local(stacked, features, np.asarray(labels), np.asarray(lengths), loss)["user"]
 
 
 @losses
@@ -118,9 +119,7 @@ def test_a_newcomer_with_a_bias_is_where_nothing_pulls_any_more(loss: str) -> No
     """The gradient of the loss summed over its rows, and that of the priors, is gone."""
     generator = np.random.default_rng(5)
     items, labels = generator.standard_normal((6, 3)), np.array([1, -1, 1, 1, -1, 1])
-    user = BiasedFactors.fit_local(
-        {"items": items.astype(np.float32)}, np.arange(6.0)[:, None], labels, np.array([6]), loss
-    )["user"][0].astype(float)
+    user = fitted(items, range(6), labels, [6], loss, BiasedFactors)[0].astype(float)
     own = np.column_stack([items[:, :2], np.ones(6)])
     slopes = SLOPES[loss](labels * (own @ user + items[:, 2])) * labels
     assert np.abs(slopes @ own + [5, 5, 1] * user).max() < 1e-3
@@ -128,10 +127,7 @@ def test_a_newcomer_with_a_bias_is_where_nothing_pulls_any_more(loss: str) -> No
 
 def test_a_newcomer_of_few_rows_stays_near_the_average_user() -> None:
     few, many = (
-        BiasedFactors.fit_local(
-            {"items": np.zeros((50, 3), np.float32)}, np.arange(rows)[:, None], np.ones(rows), np.array([rows]), "log"
-        )["user"][0]
-        for rows in (1, 50)
+        fitted(np.zeros((50, 3)), range(rows), np.ones(rows), [rows], kind=BiasedFactors)[0] for rows in (1, 50)
     )
     assert 0 < few[-1] < 0.5 < 2 < many[-1]
     assert not few[:-1].any()

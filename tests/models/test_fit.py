@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor, nn
 
 from tests.helpers.datasets import manifest
@@ -25,28 +27,18 @@ def classifier(loss: str = "cross-entropy") -> Model:
     return own(lambda: nn.Linear(2, 3), loss)
 
 
-class Squeeze(nn.Module):
-    """A network that gives a number for each row, and not a list of one."""
+class Shaped(nn.Linear):
+    """A dense layer whose outputs a function brings into another shape, if only where there is one row alone."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(2, 1)
-
-    def forward(self, rows: Tensor) -> Tensor:
-        outputs: Tensor = self.layer(rows)
-        return outputs.squeeze(-1)
-
-
-class SqueezeAll(Squeeze):
-    """A network that loses the rows' axis where there is one row alone."""
+    def __init__(self, outputs: int, shape: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(2, outputs)
+        self.shape = shape
 
     def forward(self, rows: Tensor) -> Tensor:
-        outputs: Tensor = self.layer(rows).repeat(1, 3)
-        return outputs.squeeze()
+        return self.shape(super().forward(rows))
 
 
 ROWS = np.zeros((3, 2), np.float32)
-FLAT = partial(nn.Sequential, nn.Linear(2, 3), nn.Flatten(0))
 FACTORS = models.load("factors items=3 size=2")
 ITEMS = [[0], [1], [2]]
 
@@ -85,9 +77,14 @@ def test_numbers_of_items_are_not_scaled() -> None:
         (classifier(), ROWS, [0, -1, 2], "0 to 2"),
         (classifier("mse"), ROWS, [0.5, 1.0, 2.0], "()"),
         (classifier("mse"), ROWS, np.zeros((3, 2)), "(2,)"),
-        (own(Squeeze, "mse"), ROWS, [0.5, 1.0, 2.0], "(2, outputs of a row)"),
-        (own(SqueezeAll, "mse"), ROWS, np.zeros((3, 3)), "(1, 3)"),
-        (own(FLAT, "mse"), ROWS, [0.5, 1.0, 2.0], "(6,)"),
+        (
+            own(partial(Shaped, 1, lambda outputs: outputs.squeeze(-1)), "mse"),
+            ROWS,
+            [0.5, 1.0, 2.0],
+            "(2, outputs of a row)",
+        ),
+        (own(partial(Shaped, 3, torch.squeeze), "mse"), ROWS, np.zeros((3, 3)), "(1, 3)"),
+        (own(partial(Shaped, 3, torch.flatten), "mse"), ROWS, [0.5, 1.0, 2.0], "(6,)"),
         (own(partial(nn.GRU, 2, 3), "mse"), ROWS, np.zeros((3, 3)), "tuple"),
         (classifier("margin"), ROWS, [1, -1, 1], "-1 and 1"),
         # With an axis too many, each score would be compared with the labels of all rows.
