@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tests.helpers.datasets import manifest
 from tests.helpers.messages import asked, refused, released, releases, scores, task_of
 from tests.helpers.models import draw_hypotheses
-from tests.helpers.nodes import ask
+from tests.helpers.nodes import ask, serving
 from umbel import models
 from umbel.client.app import app
 from umbel.data import BUNDLED, offsets_of, open_dataset, write_dataset
@@ -37,19 +37,16 @@ def train(grid: InProcessGrid, *clients: int, batch_size: int = 4) -> Message:
 
 
 def evaluate(grid: InProcessGrid, *clients: int, hypotheses: Arrays | None = None) -> Message:
-    """Ask clients to score hypotheses."""
     return ask(grid, asked(hypotheses or {"weight": HYPOTHESES[:, None]}, None, EvaluationSpec(1, clients)), "evaluate")
 
 
 def rows(reply: Message) -> NDArray[Any]:
-    """Return what clients of the linear model released, a row each."""
     assert not reply.has_error(), reply
     weight: NDArray[Any] = releases(reply)["weight"][:, 0]
     return weight
 
 
 def rmse(number: int) -> NDArray[np.float64]:
-    """Return the error of each of `HYPOTHESES` on a synthetic client."""
     x, y = SYNTHETIC.client(number)
     residuals = x.astype(float) @ HYPOTHESES.T.astype(float) - y[:, None]
     errors: NDArray[np.float64] = np.sqrt((residuals**2).mean(axis=0))
@@ -137,12 +134,10 @@ def a_site(path: Path, run_config: Config, model: str, features: NDArray[Any], l
     """Return a site whose clients train, and that uses the run's seed."""
     classes = models.load(model).loss.name == "cross-entropy"
     targets = np.arange(len(features)) % 10 if classes else np.linspace(-1, 1, len(features), dtype=np.float32)
-    write_dataset(path / "data", manifest(len(lengths), model=model), features, targets, offsets_of(lengths))
-    site = {
-        "data-path": str(path / "data"), "ledger-path": str(path / "ledger.jsonl"), "role": "train",
-        "insecure-seed": True, "budget": "inf", "clipping": "any", "max-choice-epsilon": "inf",
-    }  # fmt: skip
-    return InProcessGrid(app, run_config | {"dataset": ""}, node_configs=[site])
+    return serving(
+        path, run_config, manifest(len(lengths), model=model), features, targets, lengths, role="train",
+        insecure_seed=True, budget="inf", clipping="any", max_choice_epsilon="inf",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ ONE = linear([1.0, 0.5])
 
 
 def client(theta: list[float], count: int, noise: float = 0.0, seed: int = 0) -> Rows:
-    """Draw rows of a linear model."""
     generator = np.random.default_rng(seed)
     features = generator.normal(size=(count, 2)).astype(np.float32)
     return features, features @ np.array(theta, np.float32) + noise * generator.normal(size=count).astype(np.float32)
@@ -65,9 +64,7 @@ def test_of_two_hypotheses_that_fit_a_client_alike_it_takes_both() -> None:
 
 
 @pytest.mark.parametrize("model", [LINEAR, TINY_CNN])
-def test_it_is_the_same_however_many_clients_are_computed_at_once(
-    model: models.Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_the_same_however_many_are_computed_at_once(model: models.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     learner, generator = learner_of("loop", model), np.random.default_rng(0)
     clients = cohort_of(*(draw_client(model, count, generator) for count in (4, 1, 7, 2, 6)))
     hypotheses = draw_hypotheses(model, 2)

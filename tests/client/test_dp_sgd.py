@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 from tests.helpers.cohorts import CPU, ByArrays
 from tests.helpers.errors import raises
 from tests.helpers.examples import examples
-from tests.helpers.models import Adapted, Convolving
+from tests.helpers.models import Adapted, Convolving, own
 from tests.helpers.noise import SILENT
 from tests.helpers.strangers import Grouped, TiedAutoencoder, Words
 from umbel import models
@@ -31,7 +32,6 @@ from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.dp_sgd import AT_ONCE, _samples, _sums
 from umbel.client.learner import Learner
 from umbel.client.row_gradients import SLACK, Chained, Layered, RowByRow, RowGradients, gradients_of
-from umbel.models.losses import LOSSES, METRICS
 from umbel.models.model import Model
 from umbel.models.optimizers import SGD, Descent, Momentum
 from umbel.privacy.mechanisms.randomness import RowSource, row_sources
@@ -55,19 +55,13 @@ def update(rows: RowPrivacy = ALL, step: float = 1.0, **changes: Any) -> LocalUp
     return LocalUpdate(1, step, 0, rows=rows, **changes)
 
 
-def model_of(network: Callable[[], nn.Module], loss: str = "cross-entropy") -> Model:
-    return Model("own", network, LOSSES[loss], METRICS["accuracy" if loss == "cross-entropy" else "rmse"])
-
-
 def cohort_of(*lengths: int, inputs: int = 5) -> Cohort:
-    """Draw clients of so many rows of two classes."""
     generator, count = np.random.default_rng(7), sum(lengths)
     features = torch.from_numpy(generator.normal(scale=3.0, size=(count, inputs)).astype(np.float32))
     return Cohort(features, torch.from_numpy(generator.integers(0, 2, count)), np.array(lengths))
 
 
 def numbers(features: Tensor, targets: list[float]) -> Cohort:
-    """Return the rows of a single client."""
     return Cohort(features, torch.tensor(targets), np.array([len(targets)]))
 
 
@@ -104,11 +98,7 @@ def norm(found: dict[str, Any]) -> float:
 def test_dense_layers_and_convolutions_need_no_gradient_of_a_row(
     network: Callable[[], nn.Module], shape: tuple[int, ...], kind: type
 ) -> None:
-    assert type(gradients_by("loop", model_of(network), shape)) is kind
-
-
-def test_a_dense_network_computes_all_clients_at_once() -> None:
-    assert type(gradients_by("batched", MLP, (5,))) is Chained
+    assert type(gradients_by("loop", own(network), shape)) is kind
 
 
 def test_one_step_of_a_linear_model_by_hand() -> None:
@@ -147,45 +137,31 @@ def test_a_row_moves_the_sum_by_at_most_the_clip_norm(data: st.DataObject) -> No
     assert norm({name: value - without[name] for name, value in with_it.items()}) <= C
 
 
-TWOFOLD = model_of(Twofold)
+TWOFOLD = own(Twofold)
 
 
-class Places(nn.Module):
-    """A layer over two places without an offset, and a head."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mix, self.head = nn.Linear(8, 8, bias=False), nn.Linear(16, 1, bias=False)
-
-    def forward(self, rows: Tensor) -> Tensor:
-        found: Tensor = self.head(self.mix(rows.reshape(-1, 2, 8)).flatten(1))
-        return found
+def two_places() -> nn.Module:
+    mix, head = nn.Linear(8, 8, bias=False), nn.Linear(16, 1, bias=False)
+    return nn.Sequential(nn.Unflatten(1, (2, 8)), mix, nn.Flatten(), head)
 
 
-class Tokens(nn.Module):
-    """Tokens at two places, and a head."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.head = nn.Embedding(2, 8), nn.Linear(16, 1, bias=False)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        found: Tensor = self.head(self.embed(tokens).flatten(1))
-        return found
+def two_tokens() -> nn.Module:
+    return nn.Sequential(nn.Embedding(2, 8), nn.Flatten(), nn.Linear(16, 1, bias=False))
 
 
-@pytest.mark.parametrize("network", [Places, Tokens])
-def test_places_whose_gradients_cancel_hide_no_norm(network: type[nn.Module]) -> None:
+@pytest.mark.parametrize("network", [two_places, two_tokens])
+def test_places_whose_gradients_cancel_hide_no_norm(network: Callable[[], nn.Module]) -> None:
     """A server may choose parameters so that rounding swallows the difference of two large products."""
-    model, generator = model_of(network, "mse"), np.random.default_rng(3)
+    model, generator = own(network, "mse"), np.random.default_rng(3)
     head = np.concatenate([one := generator.normal(size=8) * 1e4, -one * (1 + 1e-4)]).astype(np.float32)
     start = {name: np.zeros((1, *shape), np.float32) for name, shape in model.shapes.items()}
-    start["head.weight"] = head[None, None]
+    last = [*start][-1]
+    start[last] = head[None, None]
     base = np.tile(generator.normal(size=8) * 1e3, 2)
     for _ in range(20):
         features = torch.from_numpy((base + generator.normal(size=16) * 1e-2).astype(np.float32))
-        if network is Tokens:
-            start["head.weight"] = (head + generator.normal(size=16).astype(np.float32))[None, None]
+        if network is two_tokens:
+            start[last] = (head + generator.normal(size=16).astype(np.float32))[None, None]
             features = torch.tensor([1, 1])
         assert norm(moved(model, numbers(features[None], [-0.5]), update(), start=start)) <= C
 
@@ -228,7 +204,7 @@ def at_a_power_of_two(n: int) -> tuple[list[float], list[float]]:
 
 def summed(engine: str, network: Callable[[], nn.Module], gradients: list[float], places: int = 1) -> float:
     """Return the clipped sum of one parameter's gradients; a row's tiny one comes at several places."""
-    model, tokens = model_of(network, "mse"), network is one_token
+    model, tokens = own(network, "mse"), network is one_token
     (name,) = model.shapes
     clipped = gradients_by(engine, model, (places if tokens else 1,))
     assert type(clipped) is (Chained if engine == "batched" else RowByRow if tokens else Layered)
@@ -267,7 +243,7 @@ def test_a_row_that_decides_how_many_sums_are_rounded_moves_them_by_at_most_the_
 
 @pytest.mark.parametrize("engine", ["loop", "batched"])
 def test_the_norm_of_a_tiny_input_and_a_huge_gradient_is_that_of_their_product(engine: str) -> None:
-    model = model_of(lambda: nn.Sequential(*(nn.Linear(1, 1, bias=False) for _ in range(3))), "mse")
+    model = own(lambda: nn.Sequential(*(nn.Linear(1, 1, bias=False) for _ in range(3))), "mse")
     weights = {"0.weight": 1e-23, "1.weight": 1e-25, "2.weight": 1e18}
     start = {name: np.full((1, 1, 1), value, np.float32) for name, value in weights.items()}
     rows = RowPrivacy(1e-6, 1e-12, 1.0, 1.0, 1)  # the gradient is 2e-5
@@ -356,7 +332,7 @@ def test_steps_do_not_depend_on_the_number_of_rows() -> None:
 
 
 def test_dropout_draws_the_same_whoever_else_is_asked() -> None:
-    model = model_of(lambda: nn.Sequential(nn.Linear(5, 4), nn.Dropout(0.5), nn.Linear(4, 2)))
+    model = own(lambda: nn.Sequential(nn.Linear(5, 4), nn.Dropout(0.5), nn.Linear(4, 2)))
     cohort, how = cohort_of(5, 5), update(RowPrivacy(C, 1e-6, 1.0, 1.0, 3))
     together = moved(model, cohort, how, row_sources(1, 1, [0, 1]))
     alone = moved(model, cohort.part(slice(1, 2)), how, row_sources(1, 1, [1]))
@@ -368,59 +344,44 @@ def test_dropout_draws_the_same_whoever_else_is_asked() -> None:
 
 
 class Mixing(nn.Module):
-    """Takes the mean of a batch off each row."""
+    """A layer on rows that a function mixes, and a branch of weights of 0 at first, as of a residual network."""
 
-    def __init__(self) -> None:
+    def __init__(self, mix: Callable[[Mixing, Tensor], Tensor]) -> None:
         super().__init__()
-        self.head = nn.Linear(5, 2)
-
-    def forward(self, rows: Tensor) -> Tensor:
-        found: Tensor = self.head(rows - rows.mean(0))
-        return found
-
-
-class MixingInTraining(Mixing):
-    """Does so in training alone."""
-
-    def forward(self, rows: Tensor) -> Tensor:
-        return super().forward(rows) if self.training else self.head(rows)
-
-
-class MixingAndDropping(MixingInTraining):
-    """The same, with dropout: a row's outputs differ each time anyway."""
-
-    def forward(self, rows: Tensor) -> Tensor:
-        return nn.functional.dropout(super().forward(rows), 0.5, self.training)
-
-
-class MixingLater(Mixing):
-    """Does so by a weight that is 0 at first, as in a residual branch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.branch = nn.Linear(5, 2, bias=False)
+        self.head, self.branch, self.mix = nn.Linear(5, 2), nn.Linear(5, 2, bias=False), mix
         nn.init.zeros_(self.branch.weight)
 
     def forward(self, rows: Tensor) -> Tensor:
-        found: Tensor = self.head(rows) + self.branch(rows - rows.mean(0))
-        return found
+        return self.mix(self, rows)
 
 
-def normalising() -> nn.Module:
-    return nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+def centred(rows: Tensor) -> Tensor:
+    return rows - rows.mean(0)
 
 
-@pytest.mark.parametrize("network", [Mixing, MixingInTraining, MixingAndDropping, MixingLater, normalising])
+MIXES: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "always": lambda net, rows: net.head(centred(rows)) + net.branch(rows),
+    "in training": lambda net, rows: net.head(centred(rows) if net.training else rows) + net.branch(rows),
+    "beside dropout": lambda net, rows: nn.functional.dropout(MIXES["in training"](net, rows), 0.5, net.training),
+    "by a weight that is 0 at first": lambda net, rows: net.head(rows) + net.branch(centred(rows)),
+}
+
+
+@pytest.mark.parametrize(
+    "network",
+    [*(partial(Mixing, mix) for mix in MIXES.values()), partial(nn.Sequential, nn.BatchNorm1d(5), nn.Linear(5, 2))],
+    ids=[*MIXES, "batch normalisation"],
+)
 def test_a_network_that_mixes_rows_is_refused(network: Callable[[], nn.Module]) -> None:
     with raises(ModelError, "model.rows"):
-        gradients_by("loop", model_of(network), (5,))
+        gradients_by("loop", own(network), (5,))
 
 
 @pytest.mark.parametrize(
     "model",
     [
         # It shrinks the vectors of the tokens that a row names, which no noise hides.
-        model_of(lambda: nn.Sequential(nn.Embedding(4, 4, max_norm=0.1), nn.Flatten(), nn.Linear(8, 2))),
+        own(lambda: nn.Sequential(nn.Embedding(4, 4, max_norm=0.1), nn.Flatten(), nn.Linear(8, 2))),
         models.load("biased-factors items=5 size=2"),
     ],
     ids=["it changes its parameters itself", "it has rules of its own"],

@@ -28,7 +28,6 @@ def write(folder: Path, form: str = "safetensors", seed: int = 0) -> list[Path]:
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    """Return all files and folders, with the files' content."""
     return {str(one.relative_to(folder)): one.read_bytes() if one.is_file() else b"" for one in folder.rglob("*")}
 
 
@@ -50,7 +49,6 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def interrupting(call: Callable[..., Any], after: int) -> Callable[..., Any]:
-    """Return a function one of whose calls is interrupted."""
     calls = count(1)
 
     def interrupted(*args: Any, **options: Any) -> Any:

@@ -6,31 +6,31 @@ No GPU is needed: see `tests.helpers.fake_gpu`, where a tensor in the wrong plac
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 import umbel.client.cohort
 import umbel.client.learner
+from tests.client.test_invariant import mixing
 from tests.client.test_learner import PROTECTED, TABLE, check
 from tests.helpers.cohorts import CLOSE, CPU, ByArrays, Kind, assert_close
 from tests.helpers.datasets import manifest
 from tests.helpers.fake_gpu import fake_gpu
-from tests.helpers.models import draw_hypotheses
+from tests.helpers.models import draw_hypotheses, own
 from tests.helpers.strangers import normalised_mlp
 from umbel import models
-from umbel.client import batched, trial
+from umbel.client import batched
 from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.learner import SITE, Learner
 from umbel.client.personal import Task, method
 from umbel.client.prediction import Learnt, predictions
 from umbel.client.trial import try_out
 from umbel.data import Dataset, offsets_of
-from umbel.models import LOSSES, METRICS, Model
 from umbel.privacy.mechanisms.randomness import streams
 from umbel.privacy.site.policy import Personal
 from umbel.protocol.run_config import RunConfig
@@ -52,7 +52,6 @@ MLP = Kind(models.load("mlp"), (3,))
 
 
 def dataset_of(kind: Kind, lengths: Sequence[int] = LENGTHS) -> Dataset:
-    """Draw clients of so many rows."""
     generator = np.random.default_rng(0)
     clients = [kind.client(generator, rows) for rows in lengths]
     features, targets = (np.concatenate([client[part] for client in clients]) for part in (0, 1))
@@ -80,7 +79,7 @@ def test_every_learner_equals_plain_pytorch_there_too(name: str, engine: str) ->
 
 
 def test_what_drops_out_and_what_newcomers_fit_is_that_of_the_cpu() -> None:
-    model = Model("own", normalised_mlp, LOSSES["cross-entropy"], METRICS["accuracy"])
+    model = own(normalised_mlp)
     kind, update, clients = Kind(model, (6,), 3), LocalUpdate(1, 0.1, 2), range(len(LENGTHS))
     hypotheses, local = draw_hypotheses(model, 2), model.initial_local(streams(0, "local", 0, clients))
 
@@ -96,37 +95,19 @@ def test_what_drops_out_and_what_newcomers_fit_is_that_of_the_cpu() -> None:
             np.testing.assert_allclose(ours, theirs, **CLOSE)
 
 
-@pytest.mark.parametrize("others", [slice(0, 1), slice(1, None)], ids=["in all of them", "of the clients that follow"])
-def test_a_site_computes_clients_together_unless_the_card_makes_one_hang_on_others(
-    others: slice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("others", [None, slice(0, 1), slice(1, None)], ids=["alone", "in all", "in those that follow"])
+def test_a_site_computes_clients_together_unless_the_card_makes_one_hang_on_others(others: slice | None) -> None:
     """As in a card whose step adds a little of other clients' gradients to each, or to the last."""
-    found = []
-    with fake_gpu():
-        for step in (batched._rounded_twice, partial(leaking, others)):
-            monkeypatch.setattr(batched, "_rounded_twice", step)
-            for cached in (umbel.client.learner._made, trial._tried):
-                cached.cache_clear()
-            found.append(try_out(models.load("mlp inputs=3 hidden=4 outputs=1"), dataset_of(MLP), "cuda", SITE).engine)
-    for cached in (umbel.client.learner._made, trial._tried):
-        cached.cache_clear()
-    assert found == [SITE, "loop"]
-
-
-def leaking(others: slice, value: Tensor, gradient: Tensor, step_size: float) -> Tensor:
-    """Make a step in which a client's bits hang on others'."""
-    mixed = gradient.clone()
-    mixed[others] += 1e-4 * gradient.sum(0)
-    return value - mixed * step_size
+    with fake_gpu(), mixing(others) if others else nullcontext():
+        found = try_out(models.load("mlp inputs=3 hidden=4 outputs=1"), dataset_of(MLP), "cuda", SITE)
+    assert found.engine == ("loop" if others else SITE)
 
 
 # --- what the host gives and takes
 
 
 @pytest.mark.parametrize("model", ["linear inputs=4 outputs=1", "lenet10"])
-def test_a_chunk_waits_twice_and_gets_four_copies_however_many_steps_it_has(
-    model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_chunk_of_any_steps_waits_twice_and_gets_four_copies(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rows, its choices, its minibatches, and once a message the hypotheses; back come losses and results.
 
     Each wait is for all that the GPU was asked before. What was not computed cannot be asked for: a mask, a number.
@@ -148,14 +129,13 @@ def test_a_chunk_waits_twice_and_gets_four_copies_however_many_steps_it_has(
 
 
 def test_a_client_of_the_loop_waits_once_too() -> None:
-    kind, update = MLP, LocalUpdate(20, 0.1, 2)
-    data, hypotheses = dataset_of(kind, [4, 1, 5]), draw_hypotheses(kind.model, 2)
+    data, hypotheses = dataset_of(MLP, [4, 1, 5]), draw_hypotheses(MLP.model, 2)
     with fake_gpu() as gpu:
-        learner = Learner(kind.model, CUDA, "loop")
+        learner = Learner(MLP.model, CUDA, "loop")
         starts, cohort = learner.tensors(hypotheses), Cohort.gather(data, range(3), CUDA)
         chosen = learner.choose(starts, cohort)
         assert gpu.fetched == 1, "all losses together"
-        learner.train(starts, chosen, cohort, update, streams(0, "shuffle", 1, range(3)))
+        learner.train(starts, chosen, cohort, LocalUpdate(20, 0.1, 2), streams(0, "shuffle", 1, range(3)))
     assert (gpu.sent, gpu.fetched) == (2 + 1 + 3, 2)
 
 

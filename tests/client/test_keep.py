@@ -81,7 +81,6 @@ def keep(config: Config, node_config: Config, hypotheses: Arrays = HYPOTHESES, *
 
 
 def models_in(folder: Path) -> dict[str, Arrays]:
-    """Return the models that a folder holds."""
     return {path.name: safetensors.numpy.load_file(path) for path in sorted(folder.iterdir())}
 
 
@@ -154,12 +153,7 @@ class Panic(BaseException):
     ],
 )
 def test_what_goes_wrong_with_a_sites_data_or_disk_is_not_told(
-    site: Config,
-    run_config: Config,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    step: str,
-    fault: BaseException,
+    site: Config, run_config: Config, monkeypatch: pytest.MonkeyPatch, caplog: Any, step: str, fault: BaseException
 ) -> None:
     """Whether memory is enough depends on the rows; which sites keep models is their own affair."""
 
@@ -186,7 +180,6 @@ def test_a_run_of_a_name_that_is_too_long_is_not_remembered(site: Config, tmp_pa
     [
         (np.zeros((2, 1, 3), np.float32), "do not fit model 'linear'"),
         (np.array([[[5, np.nan]], [[-4, 0]]], np.float32), "[refused.hypotheses]"),
-        (np.array([[[5, np.inf]], [[-4, 0]]], np.float32), "[refused.hypotheses]"),
         (np.zeros((2, 1, 2)), "[refused.hypotheses]"),
         (np.zeros((5000, 1, 2), np.float32), "[refused.hypotheses]"),
         (np.zeros((0, 1, 2), np.float32), "[refused.hypotheses]"),
@@ -194,13 +187,7 @@ def test_a_run_of_a_name_that_is_too_long_is_not_remembered(site: Config, tmp_pa
     ],
 )
 def test_what_no_run_has_found_is_not_kept(
-    site: Config,
-    tmp_path: Path,
-    run_config: Config,
-    caplog: pytest.LogCaptureFixture,
-    hypotheses: NDArray[Any],
-    reason: str,
-    keeps: bool,
+    site: Config, tmp_path: Path, run_config: Config, caplog: Any, hypotheses: NDArray[Any], reason: str, keeps: bool
 ) -> None:
     """And a site that keeps nothing answers as one that does."""
     node = Site(run_config, site if keeps else {key: value for key, value in site.items() if key != "keep-model"})
@@ -238,9 +225,7 @@ def test_a_run_that_has_asked_nothing_has_found_nothing(
     assert caplog.text.count("has asked nothing of this site") == 3
 
 
-def test_where_clients_only_train_what_a_run_found_need_not_have_been_sent(
-    site: Config, tmp_path: Path, run_config: Config
-) -> None:
+def test_where_clients_only_train_what_a_run_found_may_be_new(site: Config, tmp_path: Path, run_config: Config) -> None:
     """The site may not have been asked in the round that found it."""
     node = Site(run_config, site | {"role": "train"})
     best = {"weight": HYPOTHESES["weight"] + np.float32(1)}

@@ -39,7 +39,7 @@ from tests.helpers.cohorts import (
 )
 from tests.helpers.errors import raises
 from tests.helpers.examples import examples
-from tests.helpers.models import TINY_CNN, Adapted, Convolving, draw_hypotheses, headed, model_of
+from tests.helpers.models import TINY_CNN, Adapted, Convolving, draw_hypotheses, headed, own
 from tests.helpers.noise import SILENT
 from tests.helpers.strangers import Grouped, Recurrent, TiedAutoencoder, TiedWriter, Words, layered_mlp
 from umbel import models
@@ -48,7 +48,7 @@ from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.learner import SITE, Learner, best_hypothesis, learner_for
 from umbel.client.loop import Loop
 from umbel.client.row_gradients import SLACK
-from umbel.models import LOSSES, METRICS, Model
+from umbel.models import LOSSES, Model
 from umbel.models.losses import squared_error
 from umbel.models.optimizers import descent_of
 from umbel.privacy.mechanisms.randomness import streams
@@ -198,22 +198,15 @@ class Doubling(nn.Sequential):
 
 
 def hooked() -> nn.Module:
-    """Return a dense layer that is more than it looks."""
     layer = nn.Linear(3, 1)
     layer.register_forward_hook(lambda _module, _inputs, outputs: 2 * outputs)
     return layer
 
 
 def activated() -> nn.Module:
-    """Return a chain of dense layers that uses an activation twice."""
     twice = nn.Tanh()
     inner = nn.Sequential(nn.Linear(5, 5, bias=False), nn.Sigmoid())
     return nn.Sequential(nn.Linear(3, 5), twice, inner, nn.Identity(), nn.Linear(5, 5), twice, nn.Linear(5, 4))
-
-
-def own(network: Callable[[], nn.Module], loss: str = "cross-entropy", **kinds: Any) -> Model:
-    """Return the model of a network, not yet built."""
-    return Model("own", network, LOSSES[loss], METRICS["accuracy" if loss == "cross-entropy" else "rmse"], **kinds)
 
 
 def row(
@@ -372,28 +365,9 @@ def test_the_sum_is_that_of_each_rows_gradient_clipped_by_itself(name: str, engi
     st.builds(LocalUpdate, st.integers(0, 3), st.just(0.1), st.integers(0, 10), st.integers(0, 3)),
     st.integers(0, 2**32 - 1),
 )
-def test_whatever_clients_there_are_and_whatever_they_are_asked(
-    name: str, lengths: list[int], update: LocalUpdate, seed: int
-) -> None:
+def test_whatever_clients_are_asked(name: str, lengths: list[int], update: LocalUpdate, seed: int) -> None:
     for engine in TABLE[name].engines:
         check(TABLE[name], engine, lengths, update, seed)
-
-
-@pytest.mark.parametrize("name", ["steps", "a convolution", "factors by epochs", "a head of one's own", "momentum"])
-def test_the_loop_gives_a_client_its_bits_whoever_else_there_is(name: str) -> None:
-    """Of an exact engine, test_invariant.py says so of whole sites."""
-    model, update, count = TABLE[name].kind.model, TABLE[name].update, 4
-    clients = [TABLE[name].kind.client(np.random.default_rng(c), rows) for c, rows in enumerate((7, 3, 1, 4))]
-    hypotheses, local = draw_hypotheses(model, 2), model.initial_local(generators(count))
-    chosen, learner = np.array([1, 0, 1, 1]), ByArrays(learner_of("loop", model))
-    together = learner.train(hypotheses, chosen, cohort_of(*clients), update, generators(count), local)
-    for c in range(count):
-        own = {key: value[[c]] for key, value in local.items()}
-        alone = learner.train(hypotheses, chosen[[c]], cohort_of(clients[c]), update, [generators(count)[c]], own)
-        for ours, theirs in zip(together, alone, strict=True):
-            assert {key: value[c].tobytes() for key, value in ours.items()} == {
-                key: value[0].tobytes() for key, value in theirs.items()
-            }
 
 
 # --- scores by hand
@@ -468,9 +442,7 @@ SIX = cohort_of(*[draw_client(LINEAR, rows, np.random.default_rng(rows)) for row
 
 @engines
 @pytest.mark.parametrize(("chunk_bytes", "chunks"), [(1, 5), (900, 3)])
-def test_chunks_do_not_change_the_numbers(
-    engine: str, chunk_bytes: int, chunks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunks_change_no_number(engine: str, chunk_bytes: int, chunks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     generator = np.random.default_rng(0)
     cohort = cohort_of(*[draw_client(MLP, rows, generator) for rows in (8, 1, 9, 3, 5)])
     hypotheses, chosen, update = draw_hypotheses(MLP, 2), np.array([0, 1, 1, 0, 1]), LocalUpdate(2, 0.1, 4)
@@ -491,28 +463,22 @@ def test_chunks_do_not_change_the_numbers(
 
 
 def with_loss(loss: Callable[[Tensor, Tensor], Tensor]) -> Model:
-    return model_of("own", lambda: nn.Linear(2, 1), replace(LOSSES["mse"], per_sample=loss), METRICS["rmse"])
+    return replace(own(lambda: nn.Linear(2, 1), "mse"), loss=replace(LOSSES["mse"], per_sample=loss))
 
 
 @all_engines
-@pytest.mark.parametrize(("bound", "used"), [(0, 2), (1 << 22, 1)])
-def test_a_small_chunk_is_computed_by_one_thread_and_all_are_there_afterwards(
-    engine: str, bound: int, used: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_small_chunk_takes_one_thread_and_all_are_there_afterwards(engine: str) -> None:
     seen: set[int] = set()
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         seen.add(torch.get_num_threads())
         return squared_error(outputs, targets)
 
-    model = with_loss(loss)
-    monkeypatch.setattr(umbel.client.learner, "ONE_THREAD_BYTES", bound)
-    before = torch.get_num_threads()
+    model, before = with_loss(loss), torch.get_num_threads()
     torch.set_num_threads(2)
     try:
         train(model, draw_hypotheses(model, 1), [0] * 6, SIX, LocalUpdate(1, 0.1, 0), generators(6), engine)
-        assert seen == {used}
-        assert torch.get_num_threads() == 2
+        assert (seen, torch.get_num_threads()) == ({1}, 2)
     finally:
         torch.set_num_threads(before)
 

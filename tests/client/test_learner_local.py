@@ -17,7 +17,7 @@ from torch import nn
 
 from tests.client.test_learner import plain_pytorch, plain_scores
 from tests.helpers.cohorts import ByArrays, Rows, cohort_of, draw_client, engines, generators, learner_of
-from tests.helpers.models import draw_hypotheses, headed
+from tests.helpers.models import draw_hypotheses, headed, own
 from umbel import models
 from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.models.factors import SLOPES
@@ -28,7 +28,6 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-6}
 
 
 def labelled(*clients: tuple[list[int], list[int]]) -> Cohort:
-    """Return a cohort of clients, each given as items' numbers and their labels."""
     return cohort_of(*[(np.array(items, np.float32)[:, None], labels) for items, labels in clients])
 
 
@@ -90,18 +89,6 @@ def test_a_prior_of_local_parameters_counts_once_over_a_clients_rows(engine: str
 
 
 @engines
-def test_each_client_is_scored_with_its_own_vector(engine: str) -> None:
-    # Scores u.v of the two items: 1 and -2 for the first client, 2 and 1 for the second.
-    learner = ByArrays(learner_of(engine, models.load("factors items=2 size=2", "margin")))
-    items = {"items": np.array([[[1, 0], [0, 1]], [[0, 0], [0, 0]]], np.float32)}
-    users, cohort = {"user": np.array([[1, -2], [2, 1]], np.float32)}, labelled(([0, 1], [1, 1]), ([1], [1]))
-    measured, metrics = learner.score(items, cohort, users)
-    assert measured.tolist() == [[0.5, -1], [0, 0]]
-    assert metrics.tolist() == [[0.5, 1], [0, 0]]
-    assert learner.choose(items, cohort, users).tolist() == [1, 0]
-
-
-@engines
 def test_the_rows_of_one_client_do_not_reach_another_through_the_padding(engine: str) -> None:
     """A client of one row beside one whose numbers are beyond all bounds."""
     vectors = models.load("factors items=6 size=8").initial(0)["items"]
@@ -120,7 +107,6 @@ FIVE = np.array([[1, 0], [-1, 0], [1, 0], [-1, 0], [1, 0]], np.float32)
 
 
 def newcomer(engine: str, items: list[int], labels: list[int], loss: str = "log") -> tuple[float, float]:
-    """Return loss and metric of a client that has no vector yet."""
     learner = learner_of(engine, models.load("factors items=5 size=2", loss))
     fresh = learner.model.initial_local(generators(1))
     measured = ByArrays(learner).score_newcomers({"items": FIVE[None]}, labelled((items, labels)), fresh, 0.1)
@@ -209,8 +195,7 @@ class Centred(Normed):
 
 def normed(local: tuple[str, ...] = (), network: Any = Normed, **options: Any) -> models.Model:
     """Return the model of a normalised layer."""
-    own = partial(network, **options)
-    return models.Model("normed", own, models.LOSSES["mse"], models.METRICS["rmse"], local=local)
+    return own(partial(network, **options), "mse", local=local)
 
 
 def measured(engine: str, model: models.Model, *rows: Any) -> tuple[Any, int]:
@@ -236,18 +221,6 @@ def test_newcomers_measure_running_statistics_in_one_pass(engine: str, momentum:
     np.testing.assert_allclose(found["norm.running_var"], [[7, 3], [4, 0]], **CLOSE)
     assert passes == 1
     assert cast(Any, model.module).norm.momentum == momentum
-
-
-@engines
-def test_fifty_passes_approach_what_newcomers_measure_in_one(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = np.random.default_rng(0).normal(5, 3, (2, 9, 2)).tolist()
-    found, _ = measured(engine, normed(), *rows)
-    monkeypatch.setattr(models.Model, "local_statistics", False)
-    slowly, passes = measured(engine, normed(), *rows)
-    assert passes == 50
-    for name, start in (("norm.running_mean", 0), ("norm.running_var", 1)):
-        left = 0.9**50
-        np.testing.assert_allclose(slowly[name], (1 - left) * found[name] + left * start, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from time import time
 
@@ -12,9 +11,8 @@ import pytest
 import safetensors.numpy
 from flwr.app import RecordDict
 from numpy.typing import NDArray
-from torch import nn
 
-from tests.helpers.models import Headed, headed
+from tests.helpers.models import headed_one, headed_other, own
 from umbel import models
 from umbel.client.local import LocalParameters
 from umbel.models import Model
@@ -30,7 +28,6 @@ SIMULATED = Site(Policy(), None, simulated=True)
 
 
 def site(folder: Path) -> Site:
-    """Return a site with data of its own and its ledger in a folder."""
     return Site(Policy(ledger_path=str(folder / "ledger.jsonl")), folder / "data")
 
 
@@ -41,22 +38,18 @@ def kept(
     run: str = "",
     seed: int | None = 3,
 ) -> LocalParameters:
-    """Return the local parameters of a node."""
     return LocalParameters(where, RecordDict() if state is None else state, model, run, seed)
 
 
 def users(*vectors: list[float]) -> Arrays:
-    """Return users' vectors as the model's local parameters."""
     return {"user": np.array(vectors, np.float32)}
 
 
 def read(local: LocalParameters, *clients: int) -> NDArray[np.float32]:
-    """Return users' vectors."""
     return local.read(clients)["user"]
 
 
 def shared(clients: int) -> Arrays:
-    """Return shared parameters with nothing wrong in them."""
     return {"items": np.zeros((clients, 9, 2), np.float32)}
 
 
@@ -83,7 +76,6 @@ def test_a_newcomer_starts_afresh_even_where_something_is_kept() -> None:
 
 
 def places(folder: Path) -> list[tuple[Site, RecordDict]]:
-    """Return a simulated node and a site."""
     return [(SIMULATED, RecordDict()), (site(folder), RecordDict())]
 
 
@@ -128,19 +120,12 @@ def test_a_runs_name_is_no_path(run: str, tmp_path: Path) -> None:
 
 
 def test_another_model_does_not_see_them(tmp_path: Path) -> None:
-    def body(value: float) -> Model:
-        def build() -> nn.Module:
-            network = Headed()
-            nn.init.constant_(network.body.bias, value)
-            return network
-
-        return replace(headed("body.bias"), network=build)
-
+    """Of the same name and shapes, but on another frozen layer."""
+    one, other = (own(network, "mse", local=("head.*",)) for network in (headed_one, headed_other))
     values = {"head.weight": np.ones((1, 1, 3), np.float32), "head.bias": np.ones((1, 1), np.float32)}
-    kept(where=site(tmp_path), model=body(1.0)).write([4], values, {"body.weight": np.zeros((1, 3, 2))})
-    assert kept(where=site(tmp_path), model=body(1.0)).read([4])["head.bias"].tolist() == [[1]]
-    # Of the same name and shapes, but on another frozen layer.
-    assert kept(where=site(tmp_path), model=body(2.0)).read([4])["head.bias"].tolist() != [[1]]
+    kept(where=site(tmp_path), model=one).write([4], values, {"body.weight": np.zeros((1, 3, 2))})
+    assert kept(where=site(tmp_path), model=one).read([4])["head.bias"].tolist() == [[1]]
+    assert kept(where=site(tmp_path), model=other).read([4])["head.bias"].tolist() != [[1]]
     assert (read(kept(where=site(tmp_path)), 4) == read(kept(), 4)).all()
 
 
@@ -184,15 +169,8 @@ def test_nodes_that_share_a_ledger_keep_what_is_theirs(tmp_path: Path) -> None:
     assert kept(where=elsewhere).known([0, 1]) == []
 
 
-def test_a_server_that_names_run_after_run_does_not_fill_the_disk(tmp_path: Path) -> None:
-    for number in range(25):
-        kept(where=site(tmp_path), run=f"run-{number}").write([0], users([1, 2]), shared(1))
-    files = list((tmp_path / "ledger.jsonl.local").rglob("*.safetensors"))
-    assert len(files) == 20
-    assert kept(where=site(tmp_path), run="run-24").known([0]) == [0], "the newest are kept"
-
-
-def test_a_clock_that_went_back_does_not_cost_a_run_its_local_parameters(tmp_path: Path) -> None:
+def test_the_disk_keeps_few_runs_and_a_clock_that_went_back_costs_the_newest_nothing(tmp_path: Path) -> None:
+    """Else a server that names run after run would fill the disk."""
     for number in range(20):
         kept(where=site(tmp_path), run=f"run-{number}").write([0], users([1, 2]), shared(1))
     for file in (tmp_path / "ledger.jsonl.local").rglob("*.safetensors"):

@@ -53,45 +53,23 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 def part(index: int, parts: int, run_config: Config) -> Node:
-    """Return one of several simulated nodes."""
     return Node.of({"partition-id": index, "num-partitions": parts}, run_config)
-
-
-def save(path: Path, train: int, validation: int, model: str = "linear", seconds: int = 0) -> Path:
-    """Write clients of one row each; client i has the target i. `seconds` sets the time of writing."""
-    clients = train + validation
-    features, targets = np.ones((clients, 2), np.float32), np.arange(clients, dtype=np.float32)
-    write_dataset(path, manifest(train, validation, model=model), features, targets, offsets_of([1] * clients))
-    os.utime(path / "manifest.json", (seconds, seconds))
-    return path
 
 
 # --- in simulation
 
 
-@pytest.mark.parametrize(
-    ("parts", "counts"),
-    [
-        (1, [(100, 100)]),
-        (2, [(50, 50), (50, 50)]),
-        # Of 200 clients 0, 7, 14, ... the first node has 15 and 14, and so on: 200 = 4 * 29 + 3 * 28.
-        (7, [(15, 14), (15, 14), (14, 15), (14, 15), (14, 14), (14, 14), (14, 14)]),
-    ],
-)
-def test_nodes_split_the_dataset(parts: int, counts: list[tuple[int, int]], run_config: Config) -> None:
-    hosting = [part(index, parts, run_config).hosting for index in range(parts)]
-    assert hosting == [Hosting(*both, first=index, step=parts) for index, both in enumerate(counts)]
-
-
 @pytest.mark.parametrize("parts", [1, 7, 201])
-def test_every_client_is_hosted_once(parts: int, run_config: Config) -> None:
-    training: list[int] = []
-    validation: list[int] = []
-    for index in range(parts):
-        node = part(index, parts, run_config)
-        hosting = node.hosting
-        training += node.training_clients(tuple(range(hosting.train)))
-        validation += node.validation_clients(tuple(range(hosting.train, hosting.train + hosting.validation)))
+def test_every_client_is_hosted_once_and_nodes_have_about_as_many(parts: int, run_config: Config) -> None:
+    nodes = [part(index, parts, run_config) for index in range(parts)]
+    hosted = [node.hosting for node in nodes]
+    assert [(one.first, one.step) for one in hosted] == [(index, parts) for index in range(parts)]
+    for counts in ([one.train for one in hosted], [one.validation for one in hosted]):
+        assert max(counts) - min(counts) <= 1
+    training, validation = list[int](), list[int]()
+    for node, one in zip(nodes, hosted, strict=True):
+        training += node.training_clients(tuple(range(one.train)))
+        validation += node.validation_clients(tuple(range(one.train, one.train + one.validation)))
     assert sorted(training) == list(range(100))
     assert sorted(validation) == list(range(100, 200))
 
@@ -131,15 +109,6 @@ def test_data_that_stay_the_same_are_read_once(run_config: Config, opened: list[
     assert opened.count(BUNDLED / "synthetic.json") == 1
 
 
-def test_a_node_that_is_no_simulation_needs_data_of_its_own(
-    run_config: Config, monkeypatch: pytest.MonkeyPatch, opened: list[Path]
-) -> None:
-    monkeypatch.setattr("umbel.privacy.site.config.runs_in_simulation", lambda: False)
-    with raises(SiteError, "site.no-data", "data-path"):
-        part(0, 1, run_config)
-    assert not opened
-
-
 # --- a site with data of its own
 
 
@@ -148,7 +117,7 @@ def test_a_site_serves_all_clients_of_its_own_data(
     simulated: bool, tmp_path: Path, run_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("umbel.privacy.site.config.runs_in_simulation", lambda: simulated)
-    path = save(tmp_path / "own", train=3, validation=2)
+    path = save_plane(tmp_path / "own", 3, 2)
     # Flower may give real nodes a partition as well; it plays no part.
     node = Node.of({"data-path": str(path), "role": "split", "partition-id": 1, "num-partitions": 2}, run_config)
     assert node.hosting == Hosting(train=3, validation=2, first=-1, step=-1)
@@ -157,10 +126,8 @@ def test_a_site_serves_all_clients_of_its_own_data(
 
 
 @pytest.mark.parametrize("named", ["synthetic", "no-such-data", "/no/such/folder", "", "other"])
-def test_a_site_never_opens_what_a_server_names(
-    named: str, tmp_path: Path, run_config: Config, opened: list[Path]
-) -> None:
-    own, other = save(tmp_path / "own", train=3, validation=2), save(tmp_path / "other", train=1, validation=0)
+def test_no_site_opens_what_a_server_names(named: str, tmp_path: Path, run_config: Config, opened: list[Path]) -> None:
+    own, other = save_plane(tmp_path / "own", 3, 2), save_plane(tmp_path / "other", 1)
     named = str(other) if named == "other" else named
     node = Node.of({"data-path": str(own), "role": "split"}, run_config | {"dataset": named})
     assert node.hosting == Hosting(3, 2)
@@ -171,10 +138,10 @@ def test_a_site_never_opens_what_a_server_names(
 
 def test_data_that_change_are_read_again(tmp_path: Path, run_config: Config) -> None:
     """Also where one array changes alone."""
-    path = save(tmp_path / "own", train=3, validation=2, seconds=1)
+    path = save_plane(tmp_path / "own", 3, 2, seconds=1)
     config = {"data-path": str(path), "role": "split"}
     assert Node.of(config, run_config).hosting == Hosting(3, 2)
-    save(path, train=4, validation=0, seconds=2)
+    save_plane(path, 4, seconds=2)
     read = [Node.of(config, run_config)]
     assert read[0].hosting == Hosting(4, 0)
     for name in ("features", "targets", "offsets"):
@@ -183,18 +150,6 @@ def test_data_that_change_are_read_again(tmp_path: Path, run_config: Config) -> 
         (tmp_path / "new.npy").replace(path / f"{name}.npy")
         read.append(Node.of(config, run_config))
     assert len({id(node.dataset) for node in read}) == 4
-
-
-# --- preferences
-
-
-def preferences(
-    path: Path, numbers: Any, labels: Any, lengths: Any = (2, 1), model: str = "factors items=3 size=2", **entries: Any
-) -> Config:
-    """Write what clients say of items; return the configuration of a node that serves it."""
-    own = manifest(len(lengths), model=model, **entries)
-    write_dataset(path, own, np.asarray(numbers), np.asarray(labels), offsets_of(lengths))
-    return {"data-path": str(path)}
 
 
 # --- frozen and local parameters
@@ -256,22 +211,43 @@ def test_where_the_run_is_silent_or_asks_for_the_same_the_manifest_says_so(
             node.check(whole)
 
 
+HUBER, L1 = "torch.nn.functional:huber_loss", "torch.nn.functional:l1_loss"
+
+
 @pytest.mark.parametrize(
-    ("said", "asked"),
+    ("said", "asked", "refused"),
     [
-        ({"local": "head.*"}, {"local": "body.*"}),
-        ({"frozen": "head.*"}, {"frozen": "body.*"}),
-        ({}, {"local": "head.*"}),
-        ({"local": "head.*"}, KEPT),
+        ({"model": HEADED, "loss": "mse", "local": "head.*"}, {"local": "body.*"}, "local"),
+        ({"model": HEADED, "loss": "mse", "frozen": "head.*"}, {"frozen": "body.*"}, "frozen"),
+        ({"model": HEADED, "loss": "mse"}, {"local": "head.*"}, "local"),
+        ({"model": HEADED, "loss": "mse", "local": "head.*"}, KEPT, "frozen"),
+        # A name may lead to any code that is installed.
+        *(
+            ({what: said}, {what: asked}, what if refused else "")
+            for what in ("loss", "metric")
+            for said, asked, refused in ((L1, L1, False), (L1, "", False), (L1, HUBER, True), ("", L1, True))
+        ),
+        # A loss could make what a client answers depend on its data: whether hinge is refused tells of all labels.
+        *(
+            ({"model": model}, {"loss": loss}, refused)
+            for model in ("linear", "linear inputs=2 outputs=1", "mlp inputs=2 hidden=3 outputs=1")
+            for loss, refused in (("mse", ""), ("hinge", "loss"))
+        ),
+        ({"model": "linear", "loss": "rmse"}, {"model": "linear"}, ""),
     ],
 )
 def test_a_sites_manifest_wins_over_another_wish_of_the_server(
-    said: Config, asked: Config, tmp_path: Path, run_config: Config
+    said: Config, asked: Config, refused: str, tmp_path: Path, run_config: Config
 ) -> None:
-    """What stays on the node, and what is part of the model, is the site's word."""
-    key = next(name for name in asked if asked[name] != said.get(name))
-    with raises(ProtocolError, "protocol.other-model", key, repr(asked[key]), repr(said.get(key, ""))):
-        Node.of(own(tmp_path, **said), run_config | asked)
+    """What stays on the node, what is part of the model and which code runs is the site's word."""
+    config = {"data-path": str(save_plane(tmp_path / "own", 2, **said))}
+    if refused:
+        with raises(ProtocolError, "protocol.other-model", refused, repr(asked[refused])):
+            Node.of(config, run_config | asked)
+    else:
+        model, loss = Node.of(config, run_config | asked).model, said.get("loss") or asked.get("loss")
+        assert model.loss.name == (loss or "mse")
+        assert "metric" not in said or model.metric.name == said["metric"]
 
 
 def test_a_site_whose_models_are_each_clients_own_already_is_told(tmp_path: Path, run_config: Config) -> None:
@@ -288,56 +264,22 @@ def test_a_method_that_cannot_be_imported_is_told_before_the_run(tmp_path: Path,
         Node.of(site | {"personalise": "nowhere:method"}, run_config)
 
 
-@pytest.mark.parametrize("what", ["loss", "metric"])
-def test_a_server_names_no_function_that_a_sites_manifest_does_not(
-    what: str, tmp_path: Path, run_config: Config
-) -> None:
-    """A name may lead to any code that is installed."""
-    own, other = "torch.nn.functional:l1_loss", "torch.nn.functional:mse_loss"
-    rows = np.ones((3, 2), np.float32)
-    for named, asked, passes in ((own, own, True), (own, "", True), (own, other, False), ("", own, False)):
-        config = preferences(tmp_path / f"{named}-{asked}", rows, [1.0, 2.0, 3.0], model="linear", **{what: named})
-        if passes:
-            assert getattr(Node.of(config, run_config | {what: asked}).model, what).name == own
-            continue
-        with raises(ProtocolError, "protocol.other-model", what, asked):
-            Node.of(config, run_config | {what: asked})
-
-
-@pytest.mark.parametrize("model", ["linear", "linear inputs=2 outputs=1", "mlp inputs=2 hidden=3 outputs=1"])
-def test_where_the_data_name_no_loss_the_models_own_is_theirs(model: str, tmp_path: Path, run_config: Config) -> None:
-    """Else the server could pick one that makes what a client answers depend on its data.
-
-    Whether hinge is refused tells whether all labels are -1 or 1.
-    """
-    config = preferences(tmp_path / "own", np.ones((3, 2), np.float32), [1.0, -1.0, 1.0], model=model)
-    assert Node.of(config, run_config | {"loss": "mse"}).model.loss.name == "mse"
-    with raises(ProtocolError, "protocol.other-model", "hinge", "mse"):
-        Node.of(config, run_config | {"loss": "hinge"})
-
-
-def test_a_server_that_names_the_datas_own_model_gets_the_datas_own_loss(tmp_path: Path, run_config: Config) -> None:
-    config = preferences(tmp_path / "own", [[0], [1], [2]], [1, -1, 1], loss="hinge")
-    assert Node.of(config, run_config | {"model": "factors items=3 size=2"}).model.loss.name == "hinge"
-
-
 def test_a_site_starts_from_a_file_of_its_own_and_opens_no_other(
     tmp_path: Path, run_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server's path is a name on its own machine; the digest says whether the files are the same."""
     own, servers = tmp_path / "own.pt", tmp_path / "servers.pt"
     torch.save({"weight": torch.ones(1, 2)}, own)
-    rows = np.ones((3, 2), np.float32)
-    with_file = preferences(tmp_path / "a", rows, [1.0, 2.0, 3.0], model="linear", pretrained=str(own))
-    node = Node.of(with_file, run_config | {"pretrained": str(servers)})
+    with_file = str(save_plane(tmp_path / "with", 2, pretrained=str(own)))
+    without = str(save_plane(tmp_path / "without", 2))
+    node = Node.of({"data-path": with_file}, run_config | {"pretrained": str(servers)})
     assert node.model.initial(0)["weight"].tolist() == [[1, 1]]
     hypotheses = {"weight": np.zeros((1, 1, 2), np.float32)}
     node.check(hypotheses, node.model.frozen_digest)
     with raises(ProtocolError, "protocol.frozen"):
         node.check(hypotheses, "00")
-    without = preferences(tmp_path / "b", rows, [1.0, 2.0, 3.0], model="linear")
     with raises(ProtocolError, "protocol.other-model", "pretrained"):
-        Node.of(without, run_config | {"pretrained": str(own)})
+        Node.of({"data-path": without}, run_config | {"pretrained": str(own)})
 
 
 # --- a site's own reader
@@ -421,7 +363,6 @@ def test_a_folder_whose_clients_would_be_charged_for_others_is_refused(
     ("options", "last", "parts"),
     [
         ("clients=a", "return None", ("NoneType",)),
-        ("clients=a", "return rows, names", ("tuple",)),
         ("clients=a", "{}['born']", ("KeyError", "born", ".py:15")),
         ("clients=a", "raise SystemExit(0)", ("SystemExit",)),
         ("schema=a", "", ("TypeError", "schema")),

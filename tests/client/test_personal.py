@@ -35,7 +35,6 @@ def cohort(*slopes: list[float]) -> Cohort:
 
 
 def own(how: str, clients: Cohort, update: LocalUpdate = STEP) -> list[float]:
-    """Return the weight of each client's own model."""
     draws = partial(streams, 0, "shuffle", 0, range(len(clients)))
     found = method(how)(Task(LEARNER, HYPOTHESES, clients, update, draws)).parameters
     assert found["weight"].shape == (len(clients), 1, 1, 2)
@@ -74,7 +73,6 @@ def test_training_that_blows_up_leaves_the_hypothesis(how: Personal) -> None:
 
 
 def doubled(task: Task) -> Predictors:
-    """Return twice the best hypothesis."""
     return task.networks({name: 2 * value for name, value in task.start.items()})
 
 

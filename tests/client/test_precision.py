@@ -14,26 +14,21 @@ from tests.helpers.cohorts import CPU, ByArrays, Kind
 from tests.helpers.datasets import manifest
 from tests.helpers.errors import raises
 from tests.helpers.fake_gpu import fake_gpu
-from tests.helpers.models import TINY_CNN, Adapted, draw_hypotheses, model_of
+from tests.helpers.models import TINY_CNN, Adapted, draw_hypotheses, own
 from umbel import models
 from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.learner import BATCHED, LOOP, SITE, Learner, learner_for
 from umbel.client.trial import try_out
 from umbel.data import Dataset, offsets_of
-from umbel.models import LOSSES, METRICS, Model
+from umbel.models import Model
 from umbel.privacy.mechanisms.randomness import streams
 from umbel.protocol.errors import ConfigError, ModelError
 from umbel.protocol.run_config import RunConfig
 
-
-def of(network: Callable[[], torch.nn.Module], loss: str = "mse") -> Model:
-    return model_of("own", network, LOSSES[loss], METRICS["accuracy" if loss == "cross-entropy" else "rmse"])
-
-
 KINDS = {
     "dense": Kind(models.load("mlp"), (3,)),
     "convolution": Kind(TINY_CNN, (1, 6, 6), 3),
-    "frozen backbone": Kind(of(Adapted, "cross-entropy"), (8,), 3),
+    "frozen backbone": Kind(own(Adapted), (8,), 3),
 }
 
 
@@ -80,7 +75,7 @@ def test_a_model_that_cannot_compute_so_is_refused_before_a_run() -> None:
         def forward(self, rows: torch.Tensor) -> torch.Tensor:
             return torch.zeros(len(rows), 1).scatter_add(0, torch.arange(len(rows))[:, None], super().forward(rows))
 
-    model = of(lambda: Summing(3, 1))
+    model = own(lambda: Summing(3, 1), "mse")
     assert try_out(model, data(), "cpu").precision == "float32"
     with raises(ModelError, "model.trial", "bf16"):
         try_out(model, data(), "cpu", LOOP, precision="bf16")

@@ -145,7 +145,6 @@ MODELS = pytest.mark.parametrize("model", [LINEAR, models.load("mlp", loss="mse"
 
 
 def some_clients(model: models.Model, *lengths: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Draw clients of so many rows."""
     generator = np.random.default_rng(5)
     return [draw_client(model, length, generator) for length in lengths]
 

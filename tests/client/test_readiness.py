@@ -22,9 +22,7 @@ def code(readiness: Readiness) -> str:
     return fault.code if fault else ""
 
 
-def test_it_is_ready_while_its_files_are_whole_and_again_once_they_are(
-    ledger: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_it_is_ready_while_and_as_soon_as_its_files_are_whole(ledger: Path, caplog: pytest.LogCaptureFixture) -> None:
     readiness = Readiness(ledger)
     assert code(readiness) == ""
     whole = ledger.read_bytes()

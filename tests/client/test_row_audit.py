@@ -17,13 +17,9 @@ from numpy.typing import NDArray
 
 from tests.helpers.datasets import manifest
 from tests.helpers.messages import asked, releases, task_of
-from tests.helpers.nodes import ask
-from umbel.client.app import app
-from umbel.data import offsets_of, write_dataset
+from tests.helpers.nodes import ask, serving
 from umbel.privacy.accounting.rows import row_guarantee
-from umbel.privacy.site.journal import Journal
 from umbel.protocol.release import Clipping, Kind, Release, RowPrivacy
-from umbel.simulation.grid import InProcessGrid
 from umbel_lab.attacks.audit.bounds import best_guesses, count_right, lower_bound
 
 pytestmark = pytest.mark.rest(
@@ -45,17 +41,10 @@ def released(tmp_path: Path, config: dict[str, Any], coins: NDArray[np.int64], s
     lengths = 3 + (coins > 0)
     rows = [[[1.0, 0.0]] * 3 + [[0.0, 1.0]] * int(coin > 0) for coin in coins]
     features = np.array([row for own in rows for row in own], np.float32)
-    path = tmp_path / f"canaries-{sigma}"
-    write_dataset(
-        path, manifest(CLIENTS, model="linear"), features, np.full(len(features), -100, np.float32), offsets_of(lengths)
-    )
-    ledger = tmp_path / f"ledger-{sigma}.jsonl"
-    Journal.create(ledger)
-    site = {
-        "data-path": str(path), "ledger-path": str(ledger), "protect": "rows", "budget": "inf",
-        "row-budget": f"1e6 delta={DELTA}", "rows": "noise=1e-3",
-    }  # fmt: skip
-    grid = InProcessGrid(app, config | {"dataset": "", "model": ""}, node_configs=[site])
+    folder, targets = tmp_path / str(sigma), np.full(len(features), -100, np.float32)
+    folder.mkdir()
+    policy = {"protect": "rows", "budget": "inf", "row_budget": f"1e6 delta={DELTA}", "rows": "noise=1e-3"}
+    grid = serving(folder, config, manifest(CLIENTS, model="linear"), features, targets, lengths.tolist(), **policy)
     task = task_of(
         tuple(range(CLIENTS)), noise_multiplier=0.0, clipping="public", clip_norm=1e3, local_epochs=0, local_steps=1,
         step_size=1.0, row_clip_norm=1.0, row_noise_multiplier=sigma, row_rate=RATE, row_batch=1.0,

@@ -19,15 +19,13 @@ from numpy.typing import NDArray
 from tests.helpers.datasets import manifest
 from tests.helpers.errors import raises
 from tests.helpers.messages import asked, refused, releases, task_of
-from tests.helpers.nodes import ask
+from tests.helpers.nodes import ask, serving
 from tests.helpers.sites import own, simulated
 from umbel.client import dp_sgd, node, trial
-from umbel.client.app import app
 from umbel.client.cohort import Cohort
 from umbel.client.local import LocalParameters
 from umbel.client.node import Node
 from umbel.client.trial import try_training
-from umbel.data import offsets_of, write_dataset
 from umbel.privacy.channels import Place, load
 from umbel.privacy.mechanisms.randomness import row_sources
 from umbel.privacy.mechanisms.sampled_gaussian import most_drawn
@@ -56,13 +54,8 @@ def open_site(
     """Open a site with clients of such sizes, whose rows are protected."""
     rows, local = np.tile(np.eye(INPUTS, dtype=np.float32)[:1], (sum(sizes), 1)), model == HEADED
     about = manifest(len(sizes), model=model, loss="mse", **({"local": "3.*"} if local else {}))
-    write_dataset(folder / "own", about, rows, np.full(sum(sizes), 9, np.float32), offsets_of(sizes))
-    Journal.create(folder / "ledger.jsonl")
-    config = {"data-path": str(folder / "own"), "ledger-path": str(folder / "ledger.jsonl"), "protect": "rows"}
-    config |= {"budget": "inf", "row-budget": "1e6 delta=1e-5"}
-    config |= {key.replace("_", "-"): value for key, value in policy.items()}
-    run = run_config | {"dataset": "", "model": "", "loss": "", "local": ""}
-    return InProcessGrid(app, run, node_configs=[config])
+    protects: Any = {"protect": "rows", "budget": "inf", "row_budget": "1e6 delta=1e-5"}
+    return serving(folder, run_config, about, rows, np.full(sum(sizes), 9, np.float32), sizes, **protects | policy)
 
 
 def node_of(grid: InProcessGrid) -> Node:
@@ -179,10 +172,10 @@ def test_rows_beyond_the_bound_are_left_out() -> None:
     [
         ({"rows": f"largest={MANY}"}, True),
         ({"rows": f"largest={MANY - 1}"}, False),
-        ({"rows": f"largest={MANY - 1}", "protect": "both", "budget": 8, "row-budget": "inf"}, False),
+        ({"rows": f"largest={MANY - 1}", "protect": "both", "budget": 8, "row_budget": "inf"}, False),
         ({"rows": f"largest={MANY - 1}", "protect": "clients", "budget": 8}, False),
-        ({"rows": f"largest={MANY - 1}", "protect": "clients", "budget": 8, "row-budget": "inf"}, False),
-        ({"protect": "clients", "budget": 8, "row-budget": "inf"}, True),
+        ({"rows": f"largest={MANY - 1}", "protect": "clients", "budget": 8, "row_budget": "inf"}, False),
+        ({"protect": "clients", "budget": 8, "row_budget": "inf"}, True),
     ],
 )
 def test_a_site_that_protects_rows_does_not_start_with_a_larger_client_than_it_declares(

@@ -38,14 +38,12 @@ def two_threads() -> Iterator[None]:
 
 
 def node(path: Path, run_config: dict[str, Any], model: str = "lenet10", clients: int = CLIENTS) -> Node:
-    """Return a site's node whose clients have one image each."""
     rows = np.zeros((clients, 28, 28), np.float32)
     write_dataset(path, manifest(clients, model=model), rows, np.zeros(clients, np.int64), offsets_of([1] * clients))
     return Node.of({"data-path": str(path), "role": "train"}, run_config)
 
 
 def turns_of(own: Node, clients: list[ClientInDataset]) -> Turns:
-    """Return the turns of some clients of a node."""
     work = NodeClients(own.site, own.run, RecordDict())
     vars(work)["node"] = own
     return work._turns(clients)

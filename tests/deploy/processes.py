@@ -293,19 +293,21 @@ class Deployment:
         wait_until("SuperLink", healthy, START_S)
 
     def start_node(
-        self, name: str, tampered: bool = False, flowers_own: bool = False, ahead: float = 0.0, **node_config: Any
-    ) -> Member:
+        self, name: str, tampered: bool = False, within: Sequence[str] = (), flowers_own: bool = False,
+        ahead: float = 0.0, **node_config: Any,
+    ) -> Member:  # fmt: skip
         """Start a SuperNode with a key that the SuperLink knows; its ledger lies in its folder.
 
-        The client processes of a `tampered` one do as `Member.tamper` says, and else as the app says. With
-        `flowers_own`, Flower's own executor runs the server's code. Its clock is `ahead` by some seconds.
+        The client processes of a `tampered` one do as `Member.tamper` says, and else as the app says. `within` is a
+        command that runs the command behind it somewhere else. With `flowers_own`, Flower's own executor runs the
+        server's code. Its clock is `ahead` by some seconds.
         """
         key = self.write_key(name)
         self.flwr("supernode", "register", f"{key}.pub", CONNECTION, "--name", name)
         options = ["--auth-supernode-private-key", str(key), *self._tls]
         environment = {"PYTHONPATH": str(TAMPERED), "AHEAD_S": str(ahead)} if tampered or ahead else {}
         program = [SUPERNODE, "--host", "127.0.0.1"] if flowers_own else [str(self._python), *NODE]
-        self.nodes[name] = self._start_node(name, options, node_config, program, environment)
+        self.nodes[name] = self._start_node(name, options, node_config, [*within, *program], environment)
         self.nodes[name].tamper({})
         return self.nodes[name]
 

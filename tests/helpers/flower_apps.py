@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
+from tests.helpers.hostile import npy
 from tests.helpers.messages import arrived
 from umbel.mods.gate import Gate
 from umbel.privacy.site.journal import Journal
@@ -21,6 +22,9 @@ from umbel.simulation.grid import InProcessGrid
 
 Change = Callable[[NDArray[Any]], Any]
 """What a client makes of each array."""
+Train = Callable[[Message], Message]
+SECRET = "diagnosis-of-patient-17"
+"""What nobody may read in a reply."""
 
 
 def arrays(values: Mapping[str, Any]) -> ArrayRecord:
@@ -34,6 +38,64 @@ def answered(msg: Message, change: Change, **metrics: float) -> Message:
     return Message(RecordDict({"arrays": arrays(changed), "metrics": MetricRecord(dict(metrics))}), reply_to=msg)
 
 
+def replies(**records: Any) -> Train:
+    """Return a function whose reply has these records."""
+    return lambda msg: Message(RecordDict(records), reply_to=msg)
+
+
+def fails(error: BaseException) -> Callable[..., Any]:
+    """Return a function that raises an error."""
+
+    def fail(*_: Any) -> Any:
+        raise error
+
+    return fail
+
+
+def returns(start: Mapping[str, Any], far: float, **changes: Any) -> Train:
+    """Return a function that adds `far` to all numbers of `start`; some arrays are others, or None, which are missing.
+
+    It does so wherever the server starts.
+    """
+    values = {name: value + value.dtype.type(far) for name, value in start.items()} | changes
+    return replies(arrays=arrays({name: value for name, value in values.items() if value is not None}))
+
+
+def tampers(msg: Message) -> Message:
+    """Make the message say that the server had sent what the data say, and its metadata as well."""
+    sent = msg.content.array_records["arrays"]
+    secret = sent["w"].numpy() + np.float32(1e4)
+    sent["w"].data = npy(secret)
+    trained = ArrayRecord({**sent})
+    msg.content["arrays"] = arrays({SECRET: secret})
+    msg.content["config"] = ConfigRecord({SECRET: 1})
+    msg.metadata.__dict__["_group_id"] = SECRET
+    msg.metadata.message_type = "train.diagnosis_of_patient_17"
+    return Message(RecordDict({"arrays": trained}), reply_to=msg)
+
+
+def useless(start: dict[str, Any], far: float) -> dict[str, Train]:
+    """Return functions that return no model, and `SECRET` wherever a server might read it."""
+    w = start["w"] + start["w"].dtype.type(far)
+    both, odd = arrays(start | {"w": w}), Array("float32", w.shape, "numpy.ndarray", SECRET.encode())
+    return {
+        "raises": fails(ValueError(SECRET)),
+        "ends the process": fails(SystemExit(SECRET)),
+        "runs out of memory": fails(MemoryError(SECRET)),
+        "replies an error": lambda msg: Message(Error(17, SECRET), reply_to=msg),
+        "replies nothing": lambda msg: None,  # type: ignore[dict-item,return-value]
+        "returns no arrays": replies(metrics=MetricRecord({"loss": 17.0})),
+        "returns two records": replies(arrays=both, **{SECRET: both}),
+        "misses an array": returns(start, far, w=None),
+        "has one too many": returns(start, far, **{SECRET: w}),
+        "calls one otherwise": returns(start, far, w=None, **{SECRET: w}),
+        "returns another shape": returns(start, far, w=w.reshape(1, -1)),
+        "returns no axes": returns(start, far, w=w.ravel()[0]),
+        "returns text": returns(start, far, w=np.full(w.shape, SECRET)),
+        "returns what is no array": replies(arrays=ArrayRecord({**both, "w": odd})),
+    }
+
+
 class Node:
     """One node of an app whose train function is `train`; a site with its own data and ledger where it has a folder.
 
@@ -43,15 +105,15 @@ class Node:
     def __init__(
         self,
         gate: Gate,
-        train: Callable[[Message], Message],
+        train: Train,
         folder: Path | None = None,
-        evaluate: Callable[[Message], Message] | None = None,
+        evaluate: Train | None = None,
         **entries: Any,
     ) -> None:
         self.asked = 0
         app = ClientApp(mods=[gate])
 
-        def counted(function: Callable[[Message], Message]) -> Callable[[Message, Context], Message]:
+        def counted(function: Train) -> Callable[[Message, Context], Message]:
             def call(msg: Message, context: Context) -> Message:
                 self.asked += 1
                 return function(msg)

@@ -6,12 +6,13 @@ import itertools
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from torch import Tensor, nn
 
-from umbel.models import LOSSES, METRICS, Loss, Model, Score
+from umbel.models import LOSSES, METRICS, Model
 from umbel.protocol.arrays import Arrays
 
 _numbers = itertools.count()
@@ -25,11 +26,9 @@ def write_module(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> 
     return name
 
 
-def model_of(name: str, network: Callable[[], nn.Module], loss: Loss, metric: Score) -> Model:
-    """Return a model whose network has been built once, as it is when `models.load` checks it."""
-    model = Model(name, network, loss, metric)
-    assert isinstance(model.module, nn.Module)
-    return model
+def own(network: Callable[[], nn.Module], loss: str = "cross-entropy", **kinds: Any) -> Model:
+    """Return the model of a network of one's own, not yet built."""
+    return Model("own", network, LOSSES[loss], METRICS["accuracy" if loss == "cross-entropy" else "rmse"], **kinds)
 
 
 def tiny_cnn() -> nn.Module:
@@ -37,7 +36,7 @@ def tiny_cnn() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 3))
 
 
-TINY_CNN = model_of("tiny-cnn", tiny_cnn, LOSSES["cross-entropy"], METRICS["accuracy"])
+TINY_CNN = own(tiny_cnn)
 
 
 def draw_hypotheses(model: Model, k: int, seed: int = 0) -> Arrays:

@@ -129,18 +129,6 @@ def spectral() -> nn.Module:
     return nn.Sequential(nn.utils.spectral_norm(nn.Linear(6, 8)), nn.ReLU(), nn.Linear(8, 3))
 
 
-class Restless(nn.Module):
-    """A network that drops out in scoring too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.out = nn.Linear(6, 3)
-
-    def forward(self, rows: Tensor) -> Tensor:
-        outputs: Tensor = self.out(F.dropout(rows, 0.5))
-        return outputs
-
-
 def _small_bert(layers: int = 1) -> Any:
     from transformers import BertConfig
 
@@ -155,13 +143,6 @@ def bert() -> nn.Module:
     from transformers import BertForSequenceClassification
 
     return BertForSequenceClassification(_small_bert())
-
-
-def headless() -> nn.Module:
-    """Return a small BERT without a head, whose outputs are a record."""
-    from transformers import BertModel
-
-    return BertModel(_small_bert())
 
 
 def gpt2() -> nn.Module:

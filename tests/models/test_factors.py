@@ -43,13 +43,6 @@ def test_the_loss_of_a_factor_model_is_one_of_the_margin(loss: str) -> None:
             models.load("factors items=3 size=2", loss)
 
 
-def test_fresh_items_are_normal_about_zero() -> None:
-    """Components ~ N(0, .1^2). False-alarm rate 1e-6."""
-    items = models.load("factors items=500 size=8").initial(5)["items"]
-    assert items.shape == (500, 8)
-    assert stats.kstest(items.ravel(), stats.norm(scale=INITIAL_SCALE).cdf).pvalue > FALSE_ALARM
-
-
 def test_a_fresh_users_vector_is_of_unit_norm_on_average() -> None:
     """N(0, I/d): d |u|^2 ~ chi^2(d). False-alarm rate 1e-6."""
     generators = [np.random.default_rng([3, c]) for c in range(2000)]
@@ -61,12 +54,12 @@ def test_a_fresh_users_vector_is_of_unit_norm_on_average() -> None:
 # --- a newcomer's vector
 
 
-def fitted(items: Any, rows: Any, labels: Any, lengths: Any, loss: str = "log") -> NDArray[Any]:
-    """Return the vectors of newcomers."""
+def fitted(
+    items: Any, rows: Any, labels: Any, lengths: Any, loss: str = "log", kind: type[Factors | BiasedFactors] = Factors
+) -> NDArray[Any]:
     features = np.asarray(rows, np.float32).reshape(-1, 1)
-    return Factors.fit_local(
-        {"items": np.asarray(items, np.float32)}, features, np.asarray(labels), np.asarray(lengths), loss
-    )["user"]
+    stacked = {"items": np.asarray(items, np.float32)}
+    return kind.fit_local(stacked, features, np.asarray(labels), np.asarray(lengths), loss)["user"]
 
 
 @losses
@@ -121,20 +114,12 @@ def test_everybody_starts_as_the_average_user_and_items_without_a_bias() -> None
     assert not model.initial_local([np.random.default_rng(0)])["user"].any()
 
 
-def test_vectors_and_biases_have_priors_of_their_own() -> None:
-    decays = models.load("biased-factors items=4 size=2").decays
-    assert {name: value.tolist() for name, value in decays.items()} == {"items": [5, 5, 1], "user": [5, 5, 1]}
-    assert models.load("factors items=4 size=2").decays == {}
-
-
 @pytest.mark.parametrize("loss", ["log", "margin"])  # the slope of the hinge jumps
 def test_a_newcomer_with_a_bias_is_where_nothing_pulls_any_more(loss: str) -> None:
     """The gradient of the loss summed over its rows, and that of the priors, is gone."""
     generator = np.random.default_rng(5)
     items, labels = generator.standard_normal((6, 3)), np.array([1, -1, 1, 1, -1, 1])
-    user = BiasedFactors.fit_local(
-        {"items": items.astype(np.float32)}, np.arange(6.0)[:, None], labels, np.array([6]), loss
-    )["user"][0].astype(float)
+    user = fitted(items, range(6), labels, [6], loss, BiasedFactors)[0].astype(float)
     own = np.column_stack([items[:, :2], np.ones(6)])
     slopes = SLOPES[loss](labels * (own @ user + items[:, 2])) * labels
     assert np.abs(slopes @ own + [5, 5, 1] * user).max() < 1e-3
@@ -142,10 +127,7 @@ def test_a_newcomer_with_a_bias_is_where_nothing_pulls_any_more(loss: str) -> No
 
 def test_a_newcomer_of_few_rows_stays_near_the_average_user() -> None:
     few, many = (
-        BiasedFactors.fit_local(
-            {"items": np.zeros((50, 3), np.float32)}, np.arange(rows)[:, None], np.ones(rows), np.array([rows]), "log"
-        )["user"][0]
-        for rows in (1, 50)
+        fitted(np.zeros((50, 3)), range(rows), np.ones(rows), [rows], kind=BiasedFactors)[0] for rows in (1, 50)
     )
     assert 0 < few[-1] < 0.5 < 2 < many[-1]
     assert not few[:-1].any()
@@ -165,7 +147,6 @@ def test_biased_factors_take_the_size_of_the_datasets() -> None:
 
 
 def dataset_of(*clients: dict[int, int], train: int) -> Dataset:
-    """Return clients, each given by the label of each of its items; the first `train` of them train."""
     split = {"train": train, "validation": len(clients) - train}
     manifest = Manifest(name="films", model="factors items=9 size=2", clients=len(clients), split=split)
     features = np.concatenate([list(one) for one in clients])[:, None]

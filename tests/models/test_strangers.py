@@ -1,4 +1,4 @@
-"""Networks that nobody here wrote: each trains through the whole app, in the engine that is picked, or is refused.
+"""Networks that nobody here wrote: each trains through the whole app, in the engine that is picked.
 
 torchvision, timm, transformers and peft are imported here alone.
 """
@@ -14,11 +14,8 @@ from numpy.typing import NDArray
 
 import tests.helpers.torchvision_ops  # noqa: F401
 from tests.helpers.datasets import manifest
-from tests.helpers.errors import raises
-from umbel import models
 from umbel.client.trial import try_out
 from umbel.data import offsets_of, open_dataset, write_dataset
-from umbel.protocol.errors import ModelError
 from umbel.simulation.in_process import play, run_config
 
 pytestmark = pytest.mark.rest
@@ -29,7 +26,6 @@ Rows = tuple[NDArray[Any], NDArray[Any]]
 
 
 def rows_of(kind: str) -> Rows:
-    """Return rows and targets of a kind."""
     generator, count = np.random.default_rng(0), sum(LENGTHS)
 
     def numbers(*shape: int) -> NDArray[np.float32]:
@@ -50,7 +46,6 @@ def rows_of(kind: str) -> Rows:
 
 
 def save(folder: Path, kind: str) -> Path:
-    """Write a dataset of four clients."""
     features, targets = rows_of(kind)
     write_dataset(folder / "data", manifest(3, 1), features, targets, offsets_of(LENGTHS))
     return folder / "data"
@@ -101,34 +96,3 @@ def test_a_stranger_trains_two_rounds(name: str, kind: str, engine: str, more: d
     assert all(np.isfinite(value).all() for value in run.state.hypotheses.values())
     model, dataset = run.setup.model, open_dataset(path)
     assert try_out(model, dataset, "cpu").engine == engine
-
-
-@pytest.mark.parametrize("name", ["normalised_mlp", "layered_mlp"])
-def test_what_drops_out_does_not_hang_on_the_number_of_nodes(name: str, tmp_path: Path) -> None:
-    path = save(tmp_path, "vectors")
-    config = run_config(
-        "synthetic", dataset=str(path), model=f"{OURS}:{name}", loss="cross-entropy", optimizer="adamw", rounds=2,
-        hypotheses=2, restarts=1, clients_per_round=3, noise_multiplier=0.0, step_size=0.01, batch_size=2,
-    )  # fmt: skip
-    one, several = (play(config, nodes=nodes).state.hypotheses for nodes in (1, 3))
-    for key, value in one.items():
-        np.testing.assert_allclose(several[key], value, rtol=1e-5, atol=1e-6)
-
-
-REFUSED = [
-    (f"{OURS}:Restless", "vectors", ("model.random-score",)),
-    (f"{OURS}:spectral", "vectors", ("model.lost-buffers", "'0.weight_u'", "local =")),
-    (f"{OURS}:Recurrent kind=LSTM", "vectors", ("model.misfit", "(6,)")),
-    (f"{OURS}:Words words=10", "texts", ("model.misfit", "0 to 10")),
-    (f"{OURS}:headless", "texts", ("model.misfit", "BaseModelOutputWithPooling")),
-    ("torchvision.models:resnet18 num_classes=2", "images", ("model.misfit", "0 to 1")),
-    (f"{VIT} depth=1 num_classes=3", "images", ("model.misfit", "(3, 16, 16)")),
-]
-
-
-@pytest.mark.parametrize(("name", "kind", "reason"), REFUSED, ids=[one[0] for one in REFUSED])
-def test_what_cannot_be_is_refused_in_one_line(name: str, kind: str, reason: tuple[str, ...], tmp_path: Path) -> None:
-    dataset = open_dataset(save(tmp_path, kind))
-    with raises(ModelError, *reason, f"model '{name}'") as error:
-        try_out(models.load(name, "cross-entropy"), dataset, "cpu")
-    assert "\n" not in error.value.text

@@ -18,14 +18,13 @@ from scipy import stats
 
 import umbel
 from tests.helpers.errors import raises
-from tests.helpers.flower_apps import arrays, asks
+from tests.helpers.flower_apps import SECRET, arrays, asks, fails
 from tests.helpers.messages import wire
 from tests.helpers.mods import answer, context, message, moved, node
 from umbel.mods.choose import choice_made, choosing
 from umbel.protocol.errors import ConfigError, ProtocolError
 
 FALSE_ALARM = 1e-6
-SECRET = "diagnosis-of-patient-17"
 STACKED = {"w": np.array([[0, 0], [5, 6], [4, -4]], np.float32), "b": np.array([1, 2, 3], np.float16)}
 
 
@@ -126,17 +125,9 @@ def test_every_loss_is_computed_whatever_was_drawn() -> None:
     assert len(computed) == 10 * 3
 
 
-def fails(arrays: ArrayRecord, context: Context) -> float:
-    raise ValueError(SECRET)
-
-
-def ends(arrays: ArrayRecord, context: Context) -> float:
-    raise SystemExit(SECRET)
-
-
 UNUSABLE: dict[str, Callable[[ArrayRecord, Context], Any]] = {
-    "an exception": fails,
-    "the end of the process": ends,
+    "an exception": fails(ValueError(SECRET)),
+    "the end of the process": fails(SystemExit(SECRET)),
     "NaN": lambda arrays, context: math.nan,
     "infinity": lambda arrays, context: math.inf,
     "minus infinity": lambda arrays, context: -math.inf,
@@ -147,35 +138,23 @@ UNUSABLE: dict[str, Callable[[ArrayRecord, Context], Any]] = {
 
 
 @pytest.mark.parametrize("loss", UNUSABLE)
-def test_a_loss_that_fails_counts_as_infinite(loss: str) -> None:
+def test_a_loss_that_fails_counts_as_infinite_and_where_no_model_fits_one_is_drawn(loss: str) -> None:
+    """Uniformly: that one of three is missing in sixty draws has a chance below 1e-10."""
+
     def partly(arrays: ArrayRecord, context: Context) -> Any:
         return UNUSABLE[loss](arrays, context) if arrays["b"].numpy() != 3 else 1e300
 
     assert chosen(umbel.ChooseHypothesis(partly), 5) == {3: 5}
-
-
-@pytest.mark.parametrize("loss", UNUSABLE)
-def test_where_no_model_fits_one_is_drawn_and_training_goes_on(loss: str) -> None:
-    """Uniformly: that one of three is missing in sixty draws has a chance below 1e-10."""
     counts = chosen(umbel.ChooseHypothesis(UNUSABLE[loss]), 60)
     assert set(counts) == {1, 2, 3}
     assert counts.total() == 60
 
 
-def test_who_stops_a_node_stops_it() -> None:
-    def stop(arrays: ArrayRecord, context: Context) -> float:
-        raise KeyboardInterrupt
-
+def test_who_stops_a_node_stops_it_and_where_training_fails_the_choice_is_over() -> None:
     with pytest.raises(KeyboardInterrupt):
-        answer(node([umbel.ChooseHypothesis(stop)]), asks(STACKED, k=3))
-
-
-def test_the_choice_is_over_where_training_fails() -> None:
-    def broken(msg: Message, context: Context) -> Message:
-        raise ValueError
-
+        answer(node([umbel.ChooseHypothesis(fails(KeyboardInterrupt()))]), asks(STACKED, k=3))
     with pytest.raises(ValueError, match=r"^$"):
-        umbel.ChooseHypothesis(distance)(message(asks(STACKED, k=3)), context(), broken)
+        umbel.ChooseHypothesis(distance)(message(asks(STACKED, k=3)), context(), fails(ValueError()))
     assert choice_made() is None
 
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import io
 import math
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as strategies
-from flwr.serverapp.exception import AggregationError
 from flwr.serverapp.strategy import FedAvg
 from scipy import stats
 
@@ -41,7 +38,6 @@ RARE = 1e-9
 
 
 def adds(*update: float) -> Any:
-    """Return a train function whose update is this."""
     return lambda msg: answered(msg, lambda value: value + np.float32(update), train_loss=0.7, **{"num-examples": 61})
 
 
@@ -53,9 +49,7 @@ def unchanged(msg: Message) -> Message:
 
 
 @pytest.mark.parametrize(("update", "leaves"), [((3.0, 4.0), (0.6, 0.8)), ((0.3, -0.4), (0.3, -0.4))])
-def test_an_update_is_clipped_to_the_radius_around_what_the_server_sent(
-    update: tuple[float, ...], leaves: tuple[float, ...]
-) -> None:
+def test_an_update_is_clipped_around_what_the_server_sent(update: tuple[float, ...], leaves: tuple[float, ...]) -> None:
     start = np.array([10.0, -2.0], np.float32)
     reply = Node(Gate(0.0, 1.0), adds(*update)).send(asks({"w": start}))
     np.testing.assert_allclose(left(reply)["w"], start + leaves, rtol=1e-6)
@@ -234,13 +228,8 @@ def test_an_app_only_narrows_the_budget_of_a_policy_file(
         (Gate(2.0, 1.0), {"release": "site"}, "this site has release"),
         (Gate(2.0, 1.0), {"role": "validation"}, "clients of role validation do not train"),
         (Gate(2.0, 1.0), {"role": "split"}, "role split is for umbel's own datasets"),
-        (Gate(2.0, 1.0), {"max-work": "epochs=5"}, "max-work works only in umbel's own app"),
-        (Gate(2.0, 1.0), {"approve": "ask"}, "approve works only in umbel's own app"),
-        (Gate(2.0, 1.0), {"insecure-seed": True}, "insecure-seed works only in umbel's own app"),
-        (Gate(2.0, 1.0), {"max-participations": 0}, "no asked client is within budget"),
         (Gate(2.0, 1.0), {"protect": "both"}, 'this site has protect = "both"'),
         (Gate(2.0, 1.0), {"protect": "rows", "budget": "inf"}, "needs a row-budget"),
-        (Gate(2.0, 1.0), {"rows": "noise=1.0"}, "rows works only in umbel's own app"),
         (Gate(2.0, 1.0), {"budged": 3.0}, "did you mean budget?"),
         (Gate(2.0, 1.0), {"device": "cpu"}, "there is no device"),
         (Gate(2.0, 1.0), {"app-keys": "budget"}, "app-keys names budget"),
@@ -376,11 +365,6 @@ def test_a_training_site_reports_with_noise_and_pays(names: list[str], tmp_path:
     assert (release.kind, release.n, release.noise_multiplier, times) == (Kind.REPORT, 2, 1e6, 8)
 
 
-def test_who_cannot_pay_for_a_report_sends_none(tmp_path: Path) -> None:
-    node = Node(REPORTS, unchanged, tmp_path, scored, reports="noise=2.0", max_participations=1)
-    assert [refused(node.send(asks(PAIR), "evaluate")) for _ in range(2)] == [False, True]
-
-
 # --- with stock strategies
 
 
@@ -409,14 +393,6 @@ def test_stock_strategies_understand_the_replies(name: str, caplog: pytest.LogCa
     assert (found.arrays["w"].numpy() != 0).any()
 
 
-def test_a_strategy_that_needs_each_clients_loss_stops() -> None:
-    """The loss is not among what leaves."""
-    app = Node(Gate(1.0, 1.0), adds(*[0.5] * 30)).grid._app
-    strategy = strategies.QFedAvg(client_learning_rate=0.1, fraction_evaluate=0.0)
-    with pytest.raises(AggregationError, match="train_loss"):
-        strategy.start(InProcessGrid(app, {}, nodes=5), arrays(WIDE), num_rounds=2)
-
-
 # --- what an app says
 
 
@@ -424,9 +400,7 @@ def test_a_strategy_that_needs_each_clients_loss_stops() -> None:
     ("arguments", "code", "part"),
     [
         ({"noise_multiplier": math.inf}, "protocol.wrong-value", "noise-multiplier"),
-        ({"noise_multiplier": "4"}, "protocol.wrong-value", "noise-multiplier"),
         ({"clip_norm": 0.0}, "protocol.wrong-value", "clip-norm"),
-        ({"clip_norm": math.nan}, "protocol.wrong-value", "clip-norm"),
         ({"clip_norm": None}, "protocol.wrong-value", "clip-norm"),
         ({"mechanism": "laplase"}, "config.unknown-name", "'laplase'"),
         ({"budget": -1.0}, "site.wrong-value", "budget"),
@@ -437,20 +411,12 @@ def test_a_strategy_that_needs_each_clients_loss_stops() -> None:
         ({"reports": "eval_loss"}, "config.reports", "reports"),
         ({"reports": ["a", "b", "c"]}, "config.reports", "reports"),
         ({"reports": ["num-examples"]}, "config.reports", "reports"),
+        ({"choice_epsilon": 1.0}, "config.choice-epsilon", ""),
     ],
 )
 def test_an_argument_that_cannot_be_used_is_named_at_once(arguments: dict[str, Any], code: str, part: str) -> None:
     with raises(ConfigError, code, "umbel.Gate", part):
         Gate(**{"noise_multiplier": 2.0, "clip_norm": 1.0} | arguments)
-
-
-def test_umbel_gate_is_this_and_importing_umbel_takes_no_pytorch() -> None:
-    assert umbel.Gate is Gate
-    code = "import sys, umbel; print([name for name in ('flwr', 'numpy', 'torch') if name in sys.modules])"
-    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert told.stdout.strip() == "[]"
-    with pytest.raises(AttributeError, match="no attribute 'Gatt'"):
-        umbel.Gatt  # noqa: B018
 
 
 # --- a choice among hypotheses
@@ -462,10 +428,6 @@ def near_the_second(arrays: ArrayRecord, context: Context) -> float:
     return float(np.square(arrays["w"].numpy() - [5, 5]).sum())
 
 
-def hypotheses(values: dict[str, Any], k: int) -> RecordDict:
-    return RecordDict({"arrays": arrays(values), "config": ConfigRecord({"server-round": 1, "k": k})})
-
-
 def test_the_hypothesis_that_fits_is_trained_and_released_alone() -> None:
     seen: list[Any] = []
 
@@ -474,9 +436,9 @@ def test_the_hypothesis_that_fits_is_trained_and_released_alone() -> None:
         return answered(msg, lambda value: value + np.float32((0.3, 0.4)))
 
     node = Node(Gate(0.0, 1.0, choose=near_the_second), train)
-    reply = node.send(hypotheses(STACKED, 3))
+    reply = node.send(asks(STACKED, k=3))
     np.testing.assert_allclose(left(reply)["w"], [5.3, 6.4], rtol=1e-6)
-    assert seen == [([5, 6], {"server-round": 1})]
+    assert seen == [([5, 6], {"server-round": 1, "lr": 0.1})]
     assert node.paid == 1
     one = node.send(asks({"w": np.float32([1, 2])}))
     np.testing.assert_allclose(left(one)["w"], [1.3, 2.4], rtol=1e-6, err_msg="an ordinary message passes as before")
@@ -484,7 +446,7 @@ def test_the_hypothesis_that_fits_is_trained_and_released_alone() -> None:
 
 def test_choice_and_update_are_one_charge() -> None:
     node = Node(Gate(2.0, 1.0, choose=near_the_second, choice_epsilon=1.5), adds(1.0, 1.0))
-    assert not refused(node.send(hypotheses(STACKED, 3)))
+    assert not refused(node.send(asks(STACKED, k=3)))
     [(release, times)] = node.account.items()
     assert (times, release.hypotheses, release.choice_epsilon, release.noise_multiplier) == (1, 3, 1.5, 2.0)
 
@@ -499,26 +461,26 @@ def test_the_choice_is_randomised_as_much_as_said() -> None:
     trained: Counter[int] = Counter()
     node = Node(Gate(0.0, 1.0, choose=near_the_second, choice_epsilon=math.log(4)), train)
     for _ in range(600):
-        node.send(hypotheses(STACKED, 3))
+        node.send(asks(STACKED, k=3))
     expected = np.array([100, 400, 100])
     assert stats.chisquare([trained[0], trained[5], trained[4]], expected).pvalue > RARE
 
 
 def test_a_site_with_a_budget_refuses_an_open_choice(tmp_path: Path) -> None:
     node = Node(Gate(2.0, 1.0, choose=near_the_second), adds(1.0, 1.0), tmp_path, budget=8.0)
-    assert refused(node.send(hypotheses(STACKED, 3)))
+    assert refused(node.send(asks(STACKED, k=3)))
     assert (node.paid, node.asked) == (0, 0)
 
 
 @pytest.mark.parametrize(
     ("gate", "content"),
     [
-        (Gate(0.0, 1.0), hypotheses(STACKED, 3)),
-        (Gate(0.0, 1.0, choose=near_the_second), hypotheses(STACKED, 2)),
-        (Gate(0.0, 1.0, choose=near_the_second), hypotheses(STACKED, 0)),
+        (Gate(0.0, 1.0), asks(STACKED, k=3)),
+        (Gate(0.0, 1.0, choose=near_the_second), asks(STACKED, k=2)),
+        (Gate(0.0, 1.0, choose=near_the_second), asks(STACKED, k=0)),
         (
             Gate(0.0, 1.0, choose=near_the_second, frozen="count"),
-            hypotheses(STACKED | {"count": np.array([1, 2, 3])}, 3),
+            asks(STACKED | {"count": np.array([1, 2, 3])}, k=3),
         ),
     ],
     ids=["no loss to choose by", "fewer than the arrays", "none", "frozen arrays that tell the choice"],
@@ -529,17 +491,12 @@ def test_hypotheses_that_do_not_fit_are_refused_before_the_charge(gate: Gate, co
     assert (node.paid, node.asked) == (0, 0)
 
 
-def test_an_epsilon_without_a_loss_to_choose_by_is_refused() -> None:
-    with raises(ConfigError, "config.choice-epsilon"):
-        Gate(2.0, 1.0, choice_epsilon=1.0)
-
-
 @pytest.mark.parametrize("epsilon", [0.0, 1.0])
 def test_a_choice_before_the_gate_would_not_be_charged_and_is_refused(epsilon: float) -> None:
     node = Node(Gate(2.0, 1.0), unchanged)
     node.grid._app = ClientApp(mods=[umbel.ChooseHypothesis(near_the_second, epsilon), Gate(2.0, 1.0)])
     node.grid._app.train()(lambda msg, context: unchanged(msg))
-    assert refused(node.send(hypotheses(STACKED, 3)))
+    assert refused(node.send(asks(STACKED, k=3)))
     assert node.paid == 0
 
 
@@ -551,7 +508,7 @@ def test_what_an_app_does_to_its_message_does_not_show_in_the_reply() -> None:
 
     for made, content in (
         (Gate(0.0, 1.0), asks(PAIR)),
-        (Gate(0.0, 1.0, choose=near_the_second), hypotheses(STACKED, 3)),
+        (Gate(0.0, 1.0, choose=near_the_second), asks(STACKED, k=3)),
     ):
         reply = Node(made, train).send(content)
         assert not refused(reply)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,25 +35,20 @@ def train(msg: Message, context: Context) -> Message:
     return Message(RecordDict({**content, "metrics": metrics}), reply_to=msg)
 
 
-STRATEGIES: dict[str, Callable[[], Strategy]] = {
-    "FedAvg": lambda: FedAvg(fraction_evaluate=0.0),
-    "a wrapper": lambda: DifferentialPrivacyServerSideFixedClipping(
-        FedAvg(fraction_evaluate=0.0), noise_multiplier=0.001, clipping_norm=1.0, num_sampled_clients=CLIENTS
-    ),
-    "a wrapper with a Mod": lambda: DifferentialPrivacyClientSideFixedClipping(
-        FedAvg(fraction_evaluate=0.0), noise_multiplier=0.001, clipping_norm=1.0, num_sampled_clients=CLIENTS
-    ),
-}
-
-
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_strategies_learn_from_noisy_models(name: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "wrapper",
+    [None, DifferentialPrivacyServerSideFixedClipping, DifferentialPrivacyClientSideFixedClipping],
+)
+def test_strategies_learn_from_noisy_models(wrapper: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "flwr")
-    before = [fixedclipping_mod] if name == "a wrapper with a Mod" else []
+    strategy: Strategy = FedAvg(fraction_evaluate=0.0)
+    if wrapper:
+        strategy = wrapper(strategy, noise_multiplier=0.001, clipping_norm=1.0, num_sampled_clients=CLIENTS)
+    before = [fixedclipping_mod] if wrapper is DifferentialPrivacyClientSideFixedClipping else []
     app = ClientApp(mods=[*before, umbel.ChooseHypothesis(loss), umbel.LaplaceMod(0.5, clip_norm=1.0, seed=0)])
     app.train()(train)
     start = ArrayRecord({"w": Array(np.zeros(2, np.float32))})
-    result = STRATEGIES[name]().start(InProcessGrid(app, {}, CLIENTS), start, num_rounds=ROUNDS)
+    result = strategy.start(InProcessGrid(app, {}, CLIENTS), start, num_rounds=ROUNDS)
     found = result.arrays["w"].numpy()
     assert caplog.text.count(f"Received {CLIENTS} results and 0 failures") >= ROUNDS
     assert np.linalg.norm(found - OPTIMUM) < 1.0, found

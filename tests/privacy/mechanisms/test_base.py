@@ -1,4 +1,4 @@
-"""What all mechanisms have in common: their number, and the ball they clip to."""
+"""What all mechanisms have in common: a name, their number, and the ball they clip to."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from umbel.privacy.mechanisms import Gaussian, Laplace, Mechanism
+from tests.helpers.errors import raises
+from umbel.privacy.mechanisms import MECHANISMS, Gaussian, Laplace, Mechanism, load
 from umbel.privacy.mechanisms.base import Matrix, clip
+from umbel.protocol.errors import ConfigError
 
 
 @pytest.mark.parametrize("kind", [Laplace, Gaussian])
@@ -41,3 +43,21 @@ def test_clipped_rows_are_within_the_radius_and_keep_their_direction(updates: Ma
     assert (np.linalg.norm(clipped, axis=1) <= radius * (1 + 1e-12)).all()
     np.testing.assert_array_equal(clipped[~long], updates[~long])
     np.testing.assert_allclose(clipped[long] / radius, updates[long] / norms[long, None], atol=1e-12)
+
+
+def test_a_mechanism_is_found_under_its_own_name() -> None:
+    assert {name: kind.name for name, kind in MECHANISMS.items()} == {name: name for name in MECHANISMS}
+    assert load("laplace") is Laplace
+    assert load("gaussian") is Gaussian
+
+
+def test_your_own_mechanism_is_imported() -> None:
+    assert load("umbel.privacy.mechanisms.gaussian:Gaussian") is Gaussian
+
+
+@pytest.mark.parametrize(
+    ("name", "code"), [("lapalce", "unknown-name"), ("umbel.privacy.mechanisms.gaussian:GaussianLoss", "not-built-on")]
+)
+def test_what_is_no_mechanism_is_an_error(name: str, code: str) -> None:
+    with raises(ConfigError, f"config.{code}", name):
+        load(name)

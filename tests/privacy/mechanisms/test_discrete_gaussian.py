@@ -14,15 +14,15 @@ from scipy import stats
 
 from tests.helpers.errors import raises
 from tests.helpers.examples import examples
+from tests.helpers.noise import NoNoise
 from umbel.privacy.mechanisms import DiscreteGaussian
-from umbel.privacy.mechanisms.base import Matrix
 from umbel.privacy.mechanisms.discrete_gaussian import ConcentratedLoss, _guide, _table, draw, to_grid
 from umbel.privacy.mechanisms.sanitise import sanitise
 from umbel.protocol.errors import Refused
 from umbel.protocol.release import Clipping
 
 
-class Scripted:
+class Scripted(NoNoise):
     """A source of given words, after which nothing may be drawn."""
 
     def __init__(self, *words: int) -> None:
@@ -32,15 +32,6 @@ class Scripted:
         assert len(self._bytes) >= length, "more was drawn than it takes"
         found, self._bytes = self._bytes[:length], self._bytes[length:]
         return found
-
-    def standard_normal(self, size: int) -> Matrix:
-        raise NotImplementedError
-
-    def standard_gamma(self, shape: float) -> float:
-        raise NotImplementedError
-
-    def random(self, size: int) -> Matrix:
-        raise NotImplementedError
 
 
 # --- drawn exactly

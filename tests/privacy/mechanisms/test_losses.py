@@ -116,12 +116,6 @@ def test_inputs_that_are_the_same_cost_nothing() -> None:
         np.testing.assert_allclose(loss.delta(np.array([-1.0, 0.0, 1.0])), [1 - math.exp(-1), 0, 0], atol=1e-15)
 
 
-@pytest.mark.parametrize(("n", "shift"), [(0, 1.0), (3, -1.0), (3, math.nan)])
-def test_a_loss_needs_a_dimension_and_a_shift(n: int, shift: float) -> None:
-    with pytest.raises(ValueError, match="needs n >= 1 and a shift >= 0"):
-        LaplaceLoss(n, shift)
-
-
 # --- Gaussian
 
 
@@ -145,9 +139,7 @@ def test_gaussian_delta_does_not_overflow() -> None:
 
 
 @given(st.floats(1e-3, 1e4), st.floats(-12, -0.1), st.floats(0.1, 10))
-def test_calibrated_noise_has_the_delta_asked_for_and_no_more(
-    epsilon: float, log_delta: float, distance: float
-) -> None:
+def test_calibrated_noise_has_the_delta_asked_for(epsilon: float, log_delta: float, distance: float) -> None:
     wanted = 10**log_delta
     nu = calibrate(epsilon, wanted, distance)
     assert delta(Gaussian(nu).loss(5, distance), epsilon) <= wanted
@@ -158,11 +150,3 @@ def test_calibration_by_a_published_figure() -> None:
     """(1, 1e-5) at sensitivity 1 takes sigma = 3.7306 (Balle and Wang's analytic mechanism)."""
     assert calibrate(1.0, 1e-5, 1.0) == pytest.approx(3.7306, abs=1e-4)
     assert calibrate(1.0, 1e-5, 2.0) == pytest.approx(2 * calibrate(1.0, 1e-5, 1.0))
-
-
-@pytest.mark.parametrize(
-    ("epsilon", "wanted", "distance"), [(0.0, 0.1, 1.0), (1.0, 0.0, 1.0), (1.0, 1.0, 1.0), (1, 0.1, 0)]
-)
-def test_what_cannot_be_calibrated_is_an_error(epsilon: float, wanted: float, distance: float) -> None:
-    with pytest.raises(ValueError, match="cannot calibrate"):
-        calibrate(epsilon, wanted, distance)

@@ -91,16 +91,6 @@ def test_a_generator_is_used_up_before_the_next_is_asked_for(mechanism: Mechanis
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda mechanism: mechanism.name)
-def test_too_few_generators_are_an_error_and_others_are_left(mechanism: Mechanism) -> None:
-    with pytest.raises(ValueError, match="there are fewer generators than clients"):
-        mechanism.noise([2], np.ones((3, 1)), iter(generators(2)))
-    left = iter(generators(3))
-    mechanism.noise([2], np.ones((2, 1)), left)
-    assert next(left, None) is not None
-    assert next(left, None) is None
-
-
-@pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda mechanism: mechanism.name)
 def test_noise_is_float64_also_where_it_is_tiny(mechanism: Mechanism) -> None:
     noise = type(mechanism)(1e-300).noise([1000], np.ones((1, 1)), iter(generators(1)))
     assert noise.dtype == np.float64

@@ -1,4 +1,4 @@
-"""A column is in a graph what it is in an encoded table."""
+"""The graph of a file for other programs; what files give is in `tests.cli.test_exports`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import pandas as pd
 import pytest
 import torch
 
-from umbel.client.exports import LACKING, STRANGE, Input
-from umbel.data import Column
+from umbel import models
+from umbel.client.exports import LACKING, STRANGE, Input, _Graph
+from umbel.data import Column, Schema
 from umbel.data.table import Reading, seen
+from umbel.models.fit import traits_of
 
 
 @pytest.mark.parametrize(
@@ -38,3 +40,14 @@ def test_an_example_holds_what_the_table_takes_and_a_missing_value_where_it_may(
     values = Input(column).example(3)
     assert values.isna().tolist() == [False, False, True]
     np.testing.assert_array_equal(seen(pd.DataFrame({"x": values}), column, Reading("x"))[2], [0, 1])
+
+
+def test_a_single_output_of_a_loss_of_ones_own_is_no_class_of_several() -> None:
+    target = {"name": "grade", "type": "category", "categories": ["bad", "fair", "good"]}
+    schema = Schema(target=target, features=[{"name": "age", "type": "number"}])
+    model = models.load("linear inputs=1 outputs=1")
+    graph = _Graph(model.module, traits_of(model, (1,)), schema)
+    assert graph.results == ["prediction"]
+    (found,) = graph(torch.tensor([2.0, torch.nan], dtype=torch.float64))
+    torch.testing.assert_close(found[:1], model.module(torch.tensor([[2.0]]))[:, 0])
+    assert found[1].isnan()
