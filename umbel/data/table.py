@@ -282,8 +282,8 @@ def _decoded(path: Path, encoding: str) -> pd.DataFrame:
             wrong = f"data row {full[0] + 1} has a value in column {place + 1}, which has no name"
             faults.append(f"{wrong}; name or remove it, or quote values with commas")
     if faults:
-        code = "data.twice" if twice else "data.missing-column"
-        raise DatasetError(f"{path}: {'. Also, '.join(faults)}", code=code)
+        text = f"{path}: {'. Also, '.join(faults)}"
+        raise DatasetError(text, code="data.twice" if twice else "data.missing-column")
     frame.attrs |= {"separator": separator, "encoding": ENCODINGS[encoding]}
     return frame
 
