@@ -175,21 +175,15 @@ def test_simulated_nodes_have_no_log(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-HUGE = RecordDict({f"training-{i}": ConfigRecord({"run": "x" * 10**5, "round": 2**62}) for i in range(100)})
-ODD = RecordDict(
-    {"training": ConfigRecord({"clip_norm": math.nan, "round": b"\xff" * 10**5, "x" * 10**5: 1.0, "clients": []})}
-)
-
-
-EMOJI = ConfigRecord(dict.fromkeys(task_of().to_record(), "\U0001f600" * 300))
-FULL = RecordDict({name: EMOJI for name in ("training", "evaluation")})
+HUGE = {f"training-{i}": ConfigRecord({"run": "x" * 10**5, "round": 2**62}) for i in range(100)}
+ODD = {"training": ConfigRecord({"clip_norm": math.nan, "round": b"\xff" * 10**5, "x" * 10**5: 1.0, "clients": []})}
 CONTROL = ConfigRecord(dict.fromkeys(task_of().to_record(), "\x01" * 300))
-ALL = RecordDict({name: CONTROL for name in (*PARTS, *CHANNELS)})
+ALL = {name: CONTROL for name in (*PARTS, *CHANNELS)}
 
 
-@pytest.mark.parametrize("content", [HUGE, ODD, FULL, ALL], ids=["huge", "odd", "full", "all"])
-def test_a_server_cannot_make_a_line_long(content: RecordDict, ledger: Path, own: dict[str, Any]) -> None:
-    through_gate(content, of_node(own), CLIENTS)
+@pytest.mark.parametrize("content", [HUGE, ODD, ALL], ids=["huge", "odd", "all"])
+def test_a_server_cannot_make_a_line_long(content: dict[str, Any], ledger: Path, own: dict[str, Any]) -> None:
+    through_gate(RecordDict(content), of_node(own), CLIENTS)
     [line] = Journal(ledger).messages()
     assert sum(map(len, ledger.read_bytes().splitlines()[1:])) < 20_000
     assert line["decision"] == "refused"
@@ -207,20 +201,9 @@ def test_whatever_else_a_message_holds_what_it_asks_is_in_the_log(ledger: Path, 
 # --- what is not on record does not leave
 
 
-def lost(ledger: Path) -> None:
-    ledger.unlink()
-
-
-def damaged(ledger: Path) -> None:
-    ledger.write_bytes(ledger.read_bytes() + b"something else\n")
-
-
-@pytest.mark.parametrize("fault", [lost, damaged])
-def test_where_no_line_can_be_added_nothing_is_trained_paid_or_answered(
-    fault: Callable[[Path], None], own: dict[str, Any], ledger: Path
-) -> None:
+def test_where_no_line_can_be_added_nothing_is_trained_paid_or_answered(own: dict[str, Any], ledger: Path) -> None:
     whole = ledger.read_bytes()
-    fault(ledger)
+    ledger.write_bytes(whole + b"something else\n")
     asked_for: list[Any] = []
 
     def spy(*what: Any) -> Any:
