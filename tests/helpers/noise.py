@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from umbel.privacy.mechanisms import Laplace
 from umbel.privacy.mechanisms import sanitise as release
@@ -37,18 +36,6 @@ def sample(n: int, epsilon: float, generator: NoiseSource) -> Matrix:
 def rounding(n: int, noise_multiplier: float, radius: float) -> float:
     """Return the deviation of a component of that noise, by which releases are rounded."""
     return Laplace(noise_multiplier).deviation(n) * radius
-
-
-def proved(a: Matrix, b: Matrix, thresholds: Matrix) -> Matrix:
-    """Return the epsilon that being above each threshold proves, of draws from two inputs, wrongly once in a million.
-
-    Clopper-Pearson bounds on two probabilities bound their ratio.
-    """
-    above = [len(values) - np.searchsorted(np.sort(values), thresholds, side="right") for values in (a, b)]
-    low = stats.beta.ppf(1e-6 / 2, above[0], len(a) - above[0] + 1)
-    high = stats.beta.ppf(1 - 1e-6 / 2, above[1] + 1, len(b) - above[1])
-    bound: Matrix = np.log(low / high)
-    return bound
 
 
 class NoNoise:
