@@ -15,10 +15,9 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from tests.helpers.errors import raises
-from tests.helpers.ledgers import ledger_of
+from tests.helpers.ledgers import ledger_of, proven
 from tests.helpers.messages import Behind, arrived, asked, of_node, refused, stacked, task_of, through_gate
 from tests.helpers.sites import simulated
-from umbel.privacy.accounting.guarantee import guarantee
 from umbel.privacy.channels import Flags, Place, flags_in
 from umbel.privacy.channels.secure.channel import Part, Secure, SecureReports, SecureSanitiser
 from umbel.privacy.channels.secure.party import Announcement, Party
@@ -107,23 +106,15 @@ def test_two_clip_norms_are_reached(moments: bool) -> None:
         assert math.isclose(np.linalg.norm((first - other).astype(float)), 2 * 4096, rel_tol=5e-3)
 
 
-@pytest.mark.parametrize("noise_multiplier", [0.3, 1.0, 2.0, 50.0])
-def test_the_noise_is_nu_clip_norms(noise_multiplier: float) -> None:
-    terms = replace(TERMS, deviation=512.0 * max(1.0, noise_multiplier))
-    grid = sanitiser(terms=terms, noise_multiplier=noise_multiplier).grid
-    assert math.isclose(terms.deviation * grid.step, noise_multiplier, rel_tol=1e-12)
-    assert grid.weight * grid.step <= 1.0
-
-
-def test_the_price_is_that_of_one_gaussian_two_clip_norms_away() -> None:
-    """rho = (2 / nu)^2 / 2, for any k."""
+def test_the_price_is_that_of_one_gaussian_two_clip_norms_away_or_a_diagonal_for_reports() -> None:
+    """rho = (2 / nu)^2 / 2, for any k; and for three reports 3 (1 / nu)^2 / 2."""
     release = sanitiser(noise_multiplier=8.0, terms=replace(TERMS, deviation=4096.0)).release
     assert (release.kind, release.hypotheses, release.choice_epsilon) == (Kind.SECURE, 2, 0.0)
-    found, one = guarantee({release: 1}), Release(Kind.SECURE, 3, 8.0, Clipping.PUBLIC, mechanism="discrete-gaussian")
-    assert found == guarantee({replace(one, n=1): 1})
-    assert found is not None
-    delta = ConcentratedLoss((2 / 8.0) ** 2 / 2).delta(np.array([found.epsilon]))[0]
-    assert math.isclose(delta, 1e-5, rel_tol=1e-3)
+    one = Release(Kind.SECURE, 1, 8.0, Clipping.PUBLIC, mechanism="discrete-gaussian")
+    assert proven({release: 1}) == proven({one: 1})
+    for account, rho in (({release: 1}, (2 / 8.0) ** 2 / 2), ({of_reports().release: 3}, 3 * (1 / 4.0) ** 2 / 2)):
+        delta = ConcentratedLoss(rho).delta(np.array([proven(account).epsilon]))[0]
+        assert math.isclose(delta, 1e-5, rel_tol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -275,14 +266,6 @@ def test_two_reports_of_a_client_are_at_most_a_diagonal_apart(
     sums = of_reports(report_bound=bound, report_noise_multiplier=noise_multiplier)
     one, other = (sums.summed(scores[:, i : i + 1]) for i in range(2))
     assert np.linalg.norm(one - other) <= WITH_REPORTS.deviation / noise_multiplier * (1 + 1e-12)
-
-
-def test_a_report_costs_as_much_as_one_gaussian_a_diagonal_away() -> None:
-    """rho = (1 / nu)^2 / 2."""
-    found = guarantee({of_reports().release: 3})
-    assert found is not None
-    delta = ConcentratedLoss(3 * (1 / 4.0) ** 2 / 2).delta(np.array([found.epsilon]))[0]
-    assert math.isclose(delta, 1e-5, rel_tol=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -153,13 +153,6 @@ def test_numbers_are_not_had_from_a_message_without_a_round() -> None:
         stage(RecordDict(), Stage.MASK, 1, announced=announced())
 
 
-def test_a_client_asked_twice_is_refused() -> None:
-    """It would move the sum by twice what it is charged for."""
-    content = request()
-    content["training"]["clients"] = [1, 1]
-    refused_for_nothing(content)
-
-
 def test_a_client_over_budget_is_in_no_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     """Client 0 took part as often as the site allows. It is not charged again, does not train, and is not counted."""
     seen: list[int] = []
