@@ -1,7 +1,8 @@
 """What a hostile server may send: one corpus, which tests drive through parse, gate and Mod.
 
-`tests/protocol` reads each of them, `tests/privacy/site/test_gate.py` sends them to umbel's own clients, and
-`tests/mods/test_gate_hostile.py` to an ordinary Flower app. Each must be refused before anybody trains or pays.
+`tests/protocol` reads each of them, `tests/privacy/site/test_gate.py` sends some to umbel's own clients,
+`test_fuzz.py` there any, and `tests/mods/test_gate_hostile.py` the arrays to an ordinary Flower app. Each must be
+refused before anybody trains or pays.
 """
 
 from __future__ import annotations

@@ -16,12 +16,13 @@ from flwr.app import DEFAULT_TTL, ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
 
 import umbel.privacy.site.refusals
+from tests.helpers.codes import made
 from tests.helpers.errors import raises
 from tests.helpers.messages import SIMULATED, Behind, asked, of_node, refused, stacked, task_of, through_gate, to_node
 from umbel.privacy.site.config import Site
 from umbel.privacy.site.entry import Entry, outline
 from umbel.privacy.site.journal import Journal
-from umbel.privacy.site.refusals import guard
+from umbel.privacy.site.refusals import PUBLIC, guard, refusal
 from umbel.protocol.errors import DatasetError, LedgerError, ProtocolError, Refused, SiteError
 from umbel.protocol.messages import PARTS, keep_request, query
 from umbel.protocol.records import pack
@@ -238,3 +239,41 @@ def test_a_site_keeps_its_journal_and_its_witness_apart(own: dict[str, Any], led
     witness.parent.rmdir()
     with raises(LedgerError, "ledger.no-folder", witness):
         Journal.of(site)
+
+
+# --- what a server reads of a refusal: one word, and the code of a decision that no data took part in
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (Refused("nu 1 is below 2", code="refused.noise"), "refused [refused.noise]"),
+        (Refused("row 3 is 0.1", code="refused.result"), "refused"),
+        (Refused("no code"), "refused"),
+        (DatasetError("row 3 is 0.1", code="refused.noise"), "refused"),
+        (ValueError("0.1"), "refused"),
+        (None, "refused"),
+    ],
+)
+def test_only_a_public_code_leaves(error: Exception | None, reason: str) -> None:
+    assert refusal(to_node(query(), "query"), error).error.reason == reason
+
+
+def test_public_codes_exist_and_those_that_follow_from_data_are_not_among_them() -> None:
+    codes = {code for one in made() for code in one.codes if code.startswith("refused.")}
+    assert codes > PUBLIC
+    assert codes - PUBLIC == {
+        f"refused.{reason}" for reason in ("arrays", "handler", "layers", "mechanism-shape", "numpy-client", "result")
+    }
+
+
+def test_a_site_tells_that_its_policy_decided_and_nothing_of_its_data(own: dict[str, object]) -> None:
+    said = [
+        through_gate(asked(ZEROS, *tasks), of_node(own), does).error.reason
+        for tasks, does in (
+            ((task_of((0, 1), noise_multiplier=0.0),), CLIENTS),
+            ((None, EVALUATION), BROKEN),
+            ((task_of((0, 1), noise_multiplier=0.0), EVALUATION), BROKEN),
+        )
+    ]
+    assert said == ["refused [refused.unsanitised]", "refused", "refused [refused.unsanitised]"]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import pickle
 import signal
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
@@ -14,14 +16,16 @@ from typing import Any
 
 import pytest
 from flwr.app import RecordDict
-from hypothesis import given
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.errors import raises
+from tests.helpers.examples import examples
 from tests.helpers.forks import forks
-from tests.helpers.ledgers import forget, spent
+from tests.helpers.ledgers import forget, participations, spent
 from umbel.privacy.site import journal as module
-from umbel.privacy.site.charges import Charge, Limits, read, written
+from umbel.privacy.site.charges import Charge, Limits, priced, read, written
 from umbel.privacy.site.config import Site
 from umbel.privacy.site.entry import Entry
 from umbel.privacy.site.journal import Journal, Names
@@ -453,3 +457,50 @@ def test_the_room_for_outcomes_is_given_back(path: Path) -> None:
     assert path.stat().st_size == journal.head.size
     for line in path.read_text().splitlines():
         assert list(json.loads(line))[-2:] == ["previous", "hash"]
+
+
+def test_a_client_with_a_limit_makes_so_many_kinds_of_release_and_no_more() -> None:
+    """Noise near 10^12, another each time, costs nothing; the ledger would grow by each for ever."""
+    limits = Limits(budget=Fraction(1))
+    account: dict[Release, int] = {}
+    for number in range(300):
+        release = Release(Kind.TRAIN, 11, 1e12 + number, Clipping.PUBLIC)
+        if limits.allow(account, release):
+            account[priced(release)] = 1
+    assert len(account) == 256
+    assert limits.allow(account, next(iter(account))), "what it has made before it may make again"
+    assert Limits().allow(account, Release(Kind.TRAIN, 11, 7.0, Clipping.PUBLIC)), "without a limit nothing is one"
+
+
+# --- in a simulation's memory
+
+
+CLIENTS = [*range(6), 2947, 2**62]
+releases = st.builds(
+    Release,
+    st.just(Kind.TRAIN),
+    st.integers(1, 2_000_000),
+    st.sampled_from([0.0, 0.001, 0.1, 1.0, 3.0, 5.0, 1e9]),
+    st.just(Clipping.UPDATE),
+)
+rounds = st.lists(st.tuples(st.lists(st.sampled_from(CLIENTS), unique=True, max_size=5), releases), max_size=12)
+
+
+@settings(max_examples=examples(40))
+@given(rounds)
+def test_each_client_pays_for_itself_alone_however_the_state_travels(rounds: list[tuple[list[int], Release]]) -> None:
+    """Between rounds Ray pickles a node's state, and a SuperNode keeps it as a protobuf message."""
+    stays, moved = RecordDict(), RecordDict()
+    paid: defaultdict[int, list[Fraction | None]] = defaultdict(list)
+    for asked, release in rounds:
+        for state in (stays, moved):
+            Totals(state).charge(Charge("run", 1, release), asked)
+        moved = recorddict_from_proto(recorddict_to_proto(pickle.loads(pickle.dumps(moved))))
+        for client in asked:
+            paid[client].append(release.paper_cost)
+    for state in (stays, moved):
+        for client in CLIENTS:
+            costs = [math.inf if cost is None else cost for cost in paid[client]]
+            assert participations(Totals(state), client) == len(costs)
+            assert spent(Totals(state), client) == sum(costs)
+        assert list(state) in ([], ["umbel.ledger"]), "the rest of the state is left alone"
