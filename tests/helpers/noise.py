@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 from umbel.privacy.mechanisms import Laplace
 from umbel.privacy.mechanisms import sanitise as release
@@ -36,6 +38,24 @@ def sample(n: int, epsilon: float, generator: NoiseSource) -> Matrix:
 def rounding(n: int, noise_multiplier: float, radius: float) -> float:
     """Return the deviation of a component of that noise, by which releases are rounded."""
     return Laplace(noise_multiplier).deviation(n) * radius
+
+
+def violations(first: Matrix, second: Matrix, epsilon: float, bins: int) -> tuple[int, int]:
+    """Return how many cells have more than e^epsilon times as much of one world at five sigma, and of how many.
+
+    Of a cell's draws, those of one world are at most binomial with p = e^epsilon / (1 + e^epsilon).
+    """
+    both = np.concatenate([first, second])
+    edges = [np.quantile(column, np.linspace(0, 1, bins + 1)[1:-1]) for column in both.T]
+    places = [
+        np.stack([np.searchsorted(edge, column) for edge, column in zip(edges, one.T, strict=True)])
+        for one in (first, second)
+    ]
+    shape = (bins,) * both.shape[1]
+    a, b = (np.bincount(np.ravel_multi_index(tuple(place), shape), minlength=bins ** len(shape)) for place in places)
+    p = math.exp(epsilon) / (1 + math.exp(epsilon))
+    worse = np.minimum(stats.binom.sf(a - 1, a + b, p), stats.binom.sf(b - 1, a + b, p))
+    return int((worse < stats.norm.sf(5)).sum()), len(a)
 
 
 class NoNoise:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from tests.helpers.examples import examples
 from tests.helpers.ledgers import proven
 from tests.helpers.messages import SIMULATED, asked, of_node, releases, stacked, task_of, through_gate
+from tests.helpers.noise import violations
 from tests.helpers.sites import simulated
 from umbel.privacy.channels import Place
 from umbel.privacy.channels.client import ClientSanitiser
@@ -62,29 +63,17 @@ def sent(best: int, update: float, seed: int, **changes: Any) -> NDArray[np.floa
     return flatten(releases(reply))
 
 
-def violations(claim: float, cells: int) -> int:
-    """Return in how many cells one data set is more likely than e^claim times the other, at 5 sigma, both ways.
-
-    The most different data sets that a client can have: another best hypothesis, and updates two radii apart.
-    """
-    first, second = (sent(*which, noise_multiplier=4.0, choice_epsilon=0.5) for which in ((0, 1.0, 1), (1, -1.0, 2)))
-    edges = [np.quantile(np.concatenate([first, second])[:, i], np.linspace(0, 1, cells + 1)) for i in range(2)]
-    ours, theirs = (np.histogram2d(*one.T, bins=edges)[0] for one in (first, second))
-    return sum(
-        int((one - math.exp(claim) * other > 5 * np.sqrt(one + math.exp(2 * claim) * other + 1)).sum())
-        for one, other in ((ours, theirs), (theirs, ours))
-    )
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("cells", [10, 100])
-def test_rounded_releases_of_any_two_data_sets_are_as_alike_as_claimed(cells: int) -> None:
+@pytest.mark.parametrize("bins", [10, 100])
+def test_rounded_releases_of_any_two_data_sets_are_as_alike_as_claimed(bins: int) -> None:
     """n = 2, nu = 4 and choice-epsilon .5: 2 * 2/4 + .5 = 1.5; false alarm 10,000 * 2 * 3e-7 = .006.
 
-    Few cells catch a claim that forgets the other radius, or the choice.
+    The most different data sets that a client can have: another best hypothesis, and updates two radii apart. Few cells
+    catch a claim that forgets the other radius, or the choice.
     """
-    assert violations(1.5, cells) == 0
-    assert cells == 100 or min(violations(1.0, cells), violations(0.5, cells)) > 0
+    worlds = [sent(*which, noise_multiplier=4.0, choice_epsilon=0.5) for which in ((0, 1.0, 1), (1, -1.0, 2))]
+    assert violations(*worlds, 1.5, bins) == (0, bins**2)
+    assert bins == 100 or min(violations(*worlds, claim, bins)[0] for claim in (1.0, 0.5)) > 0
 
 
 def test_gaussian_releases_are_as_alike_as_claimed_at_delta() -> None:

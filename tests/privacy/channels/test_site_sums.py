@@ -18,7 +18,6 @@ from flwr.app import Context, Message, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from scipy import stats
 
 from tests.cli.commands.test_requests import Site
 from tests.helpers.errors import raises
@@ -37,6 +36,7 @@ from tests.helpers.messages import (
     through_gate,
     wire,
 )
+from tests.helpers.noise import violations
 from tests.helpers.sites import own, simulated
 from umbel.privacy.accounting.guarantee import gap, pure_cost, site_release, within_budget
 from umbel.privacy.channels import Place
@@ -59,7 +59,6 @@ ONE = {"weight": (1,)}
 BOTH = np.array([[0.0], [100.0]])
 BY_SITE: dict[str, Any] = {"release_by": "site", "clipping": "public", "clip_norm": 1.0, "noise_multiplier": 2.0}
 TRUSTED: dict[str, Any] = {"data-path": f"/data/{SECRET}", "release": "site", "mechanisms": "laplace gaussian"}
-FIVE_SIGMA = stats.norm.sf(5)
 
 
 def layout(n: int) -> dict[str, tuple[int, ...]]:
@@ -324,24 +323,6 @@ def outputs(world: int, rounds: int, k: int) -> NDArray[np.float64]:
         sums, counts = made.sanitised(trained, chosen, noise_sources(world, round, [0], "site"))
         rows.append([*sums["weight"].ravel().tolist(), *(counts if k > 1 else [])])
     return np.array(rows)
-
-
-def violations(first: NDArray[np.float64], second: NDArray[np.float64], epsilon: float, bins: int) -> tuple[int, int]:
-    """Return how many cells have more than e^epsilon times as much of one world at five sigma, and of how many.
-
-    Of a cell's draws, those of one world are at most binomial with p = e^epsilon / (1 + e^epsilon).
-    """
-    both = np.concatenate([first, second])
-    edges = [np.quantile(column, np.linspace(0, 1, bins + 1)[1:-1]) for column in both.T]
-    places = [
-        np.stack([np.searchsorted(edge, column) for edge, column in zip(edges, one.T, strict=True)])
-        for one in (first, second)
-    ]
-    shape = (bins,) * both.shape[1]
-    a, b = (np.bincount(np.ravel_multi_index(tuple(place), shape), minlength=bins ** len(shape)) for place in places)
-    p = math.exp(epsilon) / (1 + math.exp(epsilon))
-    worse = np.minimum(stats.binom.sf(a - 1, a + b, p), stats.binom.sf(b - 1, a + b, p))
-    return int((worse < FIVE_SIGMA).sum()), len(a)
 
 
 @pytest.mark.slow
