@@ -375,18 +375,6 @@ def test_a_site_that_accepts_either_is_asked_for_its_sums_by_themselves(
 # --- who pays
 
 
-def test_every_client_that_takes_part_pays_the_whole_price() -> None:
-    context = of_node(TRUSTED)
-    content = request(BOTH, 12, choice_epsilon=0.5)
-    what_left(through_gate(content, context, STAY), 12, 2, 1)
-    [account] = {tuple(account.items()) for account in accounts(context, 12)}
-    [(paid, times)] = account
-    assert (paid.kind, paid.hypotheses, paid.choice_epsilon, times) == (Kind.SITE, 2, 0.5, 1)
-    assert pure_cost(paid) == Fraction(3, 2)
-    assert {row["kind"] for row in Journal(umbel_home() / "ledger.jsonl").rows()} == {"site"}
-    assert {row["clip_norm"] for row in Journal(umbel_home() / "ledger.jsonl").rows()} == {1.0}
-
-
 @pytest.mark.parametrize("able", [9, 10, 11])
 def test_where_fewer_than_the_least_can_pay_nobody_does(able: int, node_log: io.StringIO) -> None:
     """12 clients of which some have spent a budget for one release already."""

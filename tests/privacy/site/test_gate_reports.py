@@ -138,6 +138,27 @@ def test_clients_that_fail_report_nothing_in_simulation_and_noise_at_a_site(faul
 # --- training clients that report
 
 
+class Node(Behind):
+    """Clients that train and score, and remember what they were asked; they fail at what is `broken`."""
+
+    def __init__(self, *broken: str) -> None:
+        super().__init__(self._train, self._score)
+        self.broken = broken
+        self.seen: list[tuple[str, tuple[int, ...]]] = []
+
+    def _asked(self, part: str, clients: tuple[int, ...]) -> int:
+        self.seen.append((part, clients))
+        return fails() if part in self.broken else len(clients)  # type: ignore[no-any-return]
+
+    def _train(self, task: TrainingSpec, assigned: NDArray[np.int64]) -> Any:
+        m = self._asked("training", task.clients)
+        return [np.zeros(m, int), np.ones((m, 2), np.float32)]
+
+    def _score(self, task: EvaluationSpec) -> Any:
+        losses = np.arange(self._asked("evaluation", task.clients), dtype=float)
+        return [np.stack([losses, 10 * losses], axis=1)]
+
+
 def test_a_node_that_does_not_say_who_is_charged_reports_nothing() -> None:
     node, context = Node(), of_node(SIMULATED | NOISY)
     node.check = lambda task, hypotheses: task.clients[1:]  # type: ignore[method-assign]
@@ -204,46 +225,16 @@ def test_the_mean_is_of_clipped_reports_with_noise_once() -> None:
     np.testing.assert_array_equal(np.array(found).T, np.repeat(expected, 3, axis=0))
 
 
-def test_a_client_over_budget_is_not_in_the_mean(site_of_mean: Context) -> None:
-    for _ in range(4):
-        through_gate(request((4,)), site_of_mean, reports([3.0], [3.0]))
-    found = what_left(through_gate(request((4, 7)), site_of_mean, reports([0.0], [0.0])))
-    assert np.isnan(found).tolist() == [[True, False], [True, False]]
-    assert all_spent(site_of_mean, (4, 7)) == [2, Fraction(1, 2)]
-    found = what_left(through_gate(request((4,)), site_of_mean, reports([3.0], [3.0])))
-    assert np.isnan(found).all()
-
-
-def test_nothing_is_computed_on_a_client_over_budget(site_of_mean: Context) -> None:
+def test_a_client_over_budget_is_not_in_the_mean_and_nothing_is_computed_on_it(site_of_mean: Context) -> None:
     """Else the time that it takes would tell of the data for nothing, as often as a server likes."""
     node = Node()
-    for clients in [(4,)] * 5 + [(4, 7)]:
-        through_gate(request(clients), site_of_mean, node)
+    found = [what_left(through_gate(request(who), site_of_mean, node)) for who in [(4,)] * 4 + [(4, 7), (4,)]]
+    assert [np.isnan(one).any(axis=0).tolist() for one in found] == [[False]] * 4 + [[True, False], [True]]
     assert node.seen == [("evaluation", (4,))] * 4 + [("evaluation", (7,))]
+    assert all_spent(site_of_mean, (4, 7)) == [2, Fraction(1, 2)]
 
 
 # --- both in one message
-
-
-class Node(Behind):
-    """Clients that train and score, and remember what they were asked; they fail at what is `broken`."""
-
-    def __init__(self, *broken: str) -> None:
-        super().__init__(self._train, self._score)
-        self.broken = broken
-        self.seen: list[tuple[str, tuple[int, ...]]] = []
-
-    def _asked(self, part: str, clients: tuple[int, ...]) -> int:
-        self.seen.append((part, clients))
-        return fails() if part in self.broken else len(clients)  # type: ignore[no-any-return]
-
-    def _train(self, task: TrainingSpec, assigned: NDArray[np.int64]) -> Any:
-        m = self._asked("training", task.clients)
-        return [np.zeros(m, int), np.ones((m, 2), np.float32)]
-
-    def _score(self, task: EvaluationSpec) -> Any:
-        losses = np.arange(self._asked("evaluation", task.clients), dtype=float)
-        return [np.stack([losses, 10 * losses], axis=1)]
 
 
 def both(**changes: Any) -> RecordDict:

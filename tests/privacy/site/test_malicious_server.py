@@ -8,20 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
-from io import BytesIO, StringIO
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
-import torch
 from flwr.app import ConfigRecord, Message
 
 from tests.helpers.datasets import manifest
 from tests.helpers.hostile import spoilt_task
 from tests.helpers.ledgers import spent
-from tests.helpers.messages import asked, refused, released, scores, task_of, wire
+from tests.helpers.messages import asked, refused, released, scores, task_of
 from tests.helpers.messages import releases as arrays_of
 from tests.helpers.nodes import ask
 from umbel.client.app import app
@@ -162,32 +161,6 @@ def test_training_asked_for_by_another_type_of_message_is_charged_and_noised(sit
 
 
 # --- work without end
-
-
-@pytest.mark.parametrize("where", ["Cohort.gather", "LocalUpdate.passes_over", "LocalUpdate.size"])
-@pytest.mark.parametrize(
-    "fault",
-    [
-        MemoryError("Unable to allocate 14.9 TiB for an array with shape (5000, 411)"),
-        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 411 bytes"),
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 411 bytes."),
-    ],
-)
-def test_memory_that_is_not_enough_is_charged_and_answered_as_any_release(
-    site: Site, monkeypatch: pytest.MonkeyPatch, where: str, fault: Exception, node_log: StringIO
-) -> None:
-    """How much is needed depends on the number of rows; a reply that stayed away would tell it."""
-    usual = site.ask()
-    with monkeypatch.context() as patch:
-        patch.setattr(f"umbel.client.cohort.{where}", Mock(side_effect=fault))
-        reply = site.ask()
-    assert set(reply.content) == set(usual.content) == {"arrays", "released"}
-    assert released(reply) == [1, 1]
-    assert len(wire(reply)) == len(wire(usual))
-    assert np.isfinite(releases(reply)).all()
-    assert site.spent() == [2 * PRICE, 2 * PRICE, 0, 0]
-    assert "could not compute" in node_log.getvalue()
-    assert site.lives()
 
 
 def test_time_that_is_over_is_charged_and_answered_as_any_release(tmp_path: Path, run_config: dict[str, Any]) -> None:
