@@ -83,11 +83,6 @@ def test_the_process_is_a_simulation_only_inside_the_grid_and_in_its_thread() ->
     assert seen == [False]
 
 
-def test_a_home_in_the_data_path_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/site")
-    assert Site.of({"data-path": "~/data"}).data_path == Path("/home/site/data")
-
-
 @pytest.mark.parametrize("path", ["here/it/is", "~no-such-user/it/is"])
 @pytest.mark.parametrize("key", ["data-path", "ledger-path", "witness-path", "keep-model"])
 def test_a_path_is_absolute_because_a_process_may_work_anywhere(key: str, path: str) -> None:
@@ -267,6 +262,10 @@ def test_a_budget_is_kept_exactly() -> None:
         ({"approve": "yes"}, "wrong-value", "policy, ask"), ({"report": "exact=true"}, "unknown-key", "reports"),
         ({"min_noise_multiplier": 9.0, "min-noise-multiplier": 1.0}, "unknown-key", "min-noise-multiplier"),
         ({"Budget": 9.0}, "unknown-key", "budget"),
+        *(({"mechanisms": names}, "conflict", "") for names in ("laplace gausian", "laplace, gaussian", "")),
+        ({"budget": 8, "protect": "rows"}, "conflict", "budget"), ({"rows": "noise=0"}, "not-positive", "above 0"),
+        ({"budget": "inf", "protect": "rows"}, "row-budget", ""), ({"row-budget": "inf delta=0.1"}, "wrong-value", ""),
+        ({"insecure-seed": True, "row-budget": 3, "budget": "inf"}, "insecure-seed", ""),
     ],
 )  # fmt: skip
 def test_an_entry_that_cannot_be_used_is_named(entry: dict[str, Any], code: str, rule: str) -> None:
