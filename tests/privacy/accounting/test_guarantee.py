@@ -93,14 +93,6 @@ def test_at_delta_noise_and_choice_are_composed_as_two_losses() -> None:
     assert found.epsilon < found.pure
 
 
-def test_the_figures_of_planning() -> None:
-    """nu = 10 without the choice: 2.2 a participation, and at delta 1e-5 1.93, 3.32, 5.41, 8.61 for 1, 2, 4, 8."""
-    release = private(hypotheses=1, choice_epsilon=0.0)
-    for times, epsilon in ((1, 1.93), (2, 3.32), (4, 5.41), (8, 8.61)):
-        found = proven({release: times}, 1e-5)
-        assert found.epsilon == pytest.approx(epsilon, abs=0.01)
-
-
 def test_gaussian_noise_has_no_pure_epsilon_and_composes_exactly() -> None:
     """Four releases of nu = 4 two radii apart are one of mu = 2 * 2/4 = 1."""
     release = private(1_206_590, 4.0, mechanism="gaussian", hypotheses=1, choice_epsilon=0.0)

@@ -48,15 +48,6 @@ def sites_accept_the_paper() -> None:
     """Leave the policy's own defaults, which these tests are about."""
 
 
-def ask(node_config: dict[str, Any], run_config: dict[str, Any], **more: Any) -> Message:
-    """Return a node's reply to a query, which may say more than it should."""
-    content = query()
-    for key, value in more.items():
-        content.config_records["version"][key.replace("_", "-")] = value
-    message = Message(content, 100, "query")
-    return app(message, Context(1, 100, node_config, RecordDict(), run_config))
-
-
 # --- where the data are the site's own
 
 
@@ -180,22 +171,10 @@ CLAIMS: dict[str, Any] = {
 def test_no_message_and_no_run_config_make_a_node_simulated(
     node_config: dict[str, Any], run_config: dict[str, Any]
 ) -> None:
-    reply = ask(node_config, run_config | CLAIMS, **{key.replace("-", "_"): value for key, value in CLAIMS.items()})
-    assert refused(reply)
-
-
-def test_no_message_names_the_data_of_a_site(run_config: dict[str, Any], tmp_path: Path) -> None:
-    path = tmp_path / "own.json"
-    path.write_text(
-        '{"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": [[1, 2]], "y": [0]}},'
-        ' "manifest": {"name": "own", "model": "linear", "clients": 1, "split": {"train": 1, "validation": 0}}}'
-    )
-    with in_process():
-        reply = ask({"data-path": str(path)} | PARTITION, run_config, data_path=CLAIMS["data-path"])
-        closed = ask({"data-path": str(path)} | PARTITION, run_config | CLAIMS)
-    # One client: the site's own, not the hundred of the run config's dataset.
-    assert hosting_in(reply.content) == Hosting(train=1, validation=0)
-    assert refused(closed), "a run config that says what none may say"
+    content = query()
+    content.config_records["version"] |= CLAIMS
+    message = Message(content, 100, "query")
+    assert refused(app(message, Context(1, 100, node_config, RecordDict(), run_config | CLAIMS)))
 
 
 # --- the policy

@@ -70,10 +70,3 @@ def test_a_site_whose_first_message_is_refused_has_a_ledger_all_the_same(tmp_pat
     run(data, {}, rounds=1, **PAPER)
     history, _ = run(data, {}, rounds=1)
     assert history[1]["releases"] == TRAIN
-
-
-def test_noise_of_a_seed_that_the_server_knows_has_no_epsilon(tmp_path: Path, umbel_home: Path) -> None:
-    run(write(tmp_path / "data"), {"role": "split", "insecure-seed": True, "budget": "inf"}, rounds=1)
-    accounts = Journal(umbel_home / "ledger.jsonl").accounts()
-    assert len(accounts) == TRAIN, "without a budget validation clients report exact losses"
-    assert {guarantee(account) for account in accounts.values()} == {None}

@@ -172,15 +172,3 @@ def test_who_was_away_comes_back_with_what_was_spent_and_who_is_new_has_spent_no
     assert who_pays(table, run_config, (0, 1)) == []
     serve(table, carl="1,1,1", bert="0,1,2", anna="4,4,4")
     assert who_pays(table, run_config, (0, 1, 2)) == [0, 0, 1]
-
-
-def test_a_client_under_a_new_name_is_refused_unless_the_old_one_stays(
-    table: dict[str, Any], run_config: dict[str, Any]
-) -> None:
-    """A limit: whoever keeps the old name's rows and adds a second name has two budgets."""
-    serve(table, anna="1,2,3", bert="2,0,1")
-    assert [who_pays(table, run_config, (0,)) for _ in range(2)] == [[1], [1]]
-    serve(table, anna_maria="1,2,3", bert="2,0,1")
-    assert who_pays(table, run_config, (0, 1)) == []
-    serve(table, anna="1,2,3", anna_maria="1,2,3", bert="2,0,1")
-    assert who_pays(table, run_config, (0, 2)) == [0, 1]

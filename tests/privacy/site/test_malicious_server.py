@@ -123,14 +123,12 @@ def test_a_run_config_that_cannot_be_served_is_refused_before_anybody_pays(
     "hypotheses",
     [
         {"weight": np.ones((2, 3, 2), np.float32)},
-        {"wait": np.ones((2, 1, 2), np.float32)},
-        {"weight": np.ones((2, 1, 2), np.float32), "bias": np.ones((2, 1), np.float32)},
         {"weight": np.ones((11, 1, 2), np.float32)},
     ],
-    ids=["another shape", "another name", "one name too many", "too many"],
+    ids=["another shape", "too many"],
 )
 def test_hypotheses_that_are_none(site: Site, hypotheses: dict[str, Any]) -> None:
-    """Others, which no model could have, are in `test_gate.py`."""
+    """Others, which no model could have, are in `test_gate.py`, and of other models in `tests/client/test_node.py`."""
     assert refused(site.ask(hypotheses=pack(hypotheses)))
     assert site.spent() == [0, 0, 0, 0]
     assert site.lives()
