@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from flwr.app import ConfigRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.helpers.errors import raises
+from tests.helpers.keys import pair
 from tests.helpers.ledgers import ledger_of
 from tests.helpers.messages import refused, through_gate
 from tests.helpers.sites import own, simulated
@@ -40,7 +39,7 @@ from umbel.privacy.channels.secure.wire import RECORD, Introduction, Request, St
 from umbel.privacy.site.answer import place_of
 from umbel.privacy.site.config import Site
 from umbel.protocol.errors import Refused, SiteError
-from umbel.protocol.signatures import line_of, simulated_key
+from umbel.protocol.signatures import simulated_key
 
 # --- terms
 
@@ -188,13 +187,9 @@ def test_memory_that_was_damaged_fails_closed() -> None:
 
 def listing(folder: Path, **entries: Any) -> Site:
     """Return a site that lists itself and two others."""
-    names = "north", "south", "west"
-    lines = []
-    for name in names:
-        key = Ed25519PrivateKey.generate()
-        (folder / name).write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
-        lines.append(f"{name}={line_of(key.public_key()).split()[1]}")
-    return own(**{"release": "secure", "parties": " ".join(lines), "party_key": str(folder / "north")} | entries)
+    keys = {name: pair(folder / name)[1].split()[1] for name in ("north", "south", "west")}
+    listed = " ".join(f"{name}={key}" for name, key in keys.items())
+    return own(**{"release": "secure", "parties": listed, "party_key": str(folder / "north")} | entries)
 
 
 def public_of(site: Site, state: RecordDict, terms: Terms = TERMS, seed: int | None = None) -> Any:
@@ -218,10 +213,8 @@ def test_a_site_whose_policy_is_half_set_takes_no_part(tmp_path: Path, missing: 
 
 
 def test_a_site_that_does_not_list_itself_takes_no_part(tmp_path: Path) -> None:
-    key = tmp_path / "stranger"
-    key.write_bytes(Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
     with raises(SiteError, "site.not-a-party"):
-        public_of(listing(tmp_path, party_key=str(key)), RecordDict())
+        public_of(listing(tmp_path, party_key=str(pair(tmp_path / "stranger")[0])), RecordDict())
 
 
 def test_each_run_and_each_change_of_terms_has_another_key(tmp_path: Path) -> None:
