@@ -199,32 +199,6 @@ def test_a_line_follows_each_other_and_only_the_site_may_read_them(path: Path) -
         assert file.stat().st_mode & 0o077 == 0
 
 
-@pytest.mark.parametrize("length", [1, 9, 50, -1])
-def test_a_line_that_a_killed_process_left_unfinished_is_written_over(path: Path, length: int) -> None:
-    journal = Journal(path)
-    journal.record(Entry("7", "query"), True)
-    before = path.read_bytes()
-    journal.charge(TRAIN, [0])
-    line = path.read_bytes()[len(before) :].rstrip(b"\0")
-    for file, content in ((path, before + line[:length]), *kept(journal, before)):
-        file.write_bytes(content)
-    forget()
-    assert Journal(path).accounts() == {}
-    assert Journal(path).charge(TRAIN, [1]) == [True]
-    forget()
-    assert [line["number"] for line in Journal(path).lines()] == [1, 2, 3]
-    assert list(Journal(path).accounts()) == [1]
-
-
-def kept(journal: Journal, before: bytes) -> list[tuple[Path, bytes]]:
-    """Return the witness as it was with a journal of that content."""
-    journal.path.write_bytes(before)
-    journal.witness.path.unlink()
-    forget()
-    Journal(journal.path)
-    return [(journal.witness.path, journal.witness.path.read_bytes())]
-
-
 def test_the_index_is_made_again_from_the_lines(path: Path) -> None:
     """An index that is empty, damaged or missing is made again, and holds the same."""
     journal = Journal(path)

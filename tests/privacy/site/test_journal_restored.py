@@ -436,6 +436,8 @@ def test_what_left_is_paid_for_whenever_the_process_is_killed(tmp_path: Path) ->
         assert left <= sum(line["paid"] > 0 for line in Journal(path).messages()) <= times <= left + 1
         Journal(path).index.unlink(missing_ok=True)
         assert paid(path) == times, "and the lines say so, too"
+        answer(path, TRAIN, CLIENTS)
+        assert paid(path) == times + 1, "what was left unfinished is written over"
         kills += ends
     assert kills == 60
 
