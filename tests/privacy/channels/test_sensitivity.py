@@ -71,9 +71,9 @@ def test_rounded_releases_of_any_two_data_sets_are_as_alike_as_claimed(bins: int
     The most different data sets that a client can have: another best hypothesis, and updates two radii apart. Few cells
     catch a claim that forgets the other radius, or the choice.
     """
-    worlds = [sent(*which, noise_multiplier=4.0, choice_epsilon=0.5) for which in ((0, 1.0, 1), (1, -1.0, 2))]
-    assert violations(*worlds, 1.5, bins) == (0, bins**2)
-    assert bins == 100 or min(violations(*worlds, claim, bins)[0] for claim in (1.0, 0.5)) > 0
+    first, second = (sent(*which, noise_multiplier=4.0, choice_epsilon=0.5) for which in ((0, 1.0, 1), (1, -1.0, 2)))
+    assert violations(first, second, 1.5, bins) == (0, bins**2)
+    assert bins == 100 or min(violations(first, second, claim, bins)[0] for claim in (1.0, 0.5)) > 0
 
 
 def test_gaussian_releases_are_as_alike_as_claimed_at_delta() -> None:

@@ -172,7 +172,7 @@ def test_no_message_and_no_run_config_make_a_node_simulated(
     node_config: dict[str, Any], run_config: dict[str, Any]
 ) -> None:
     content = query()
-    content.config_records["version"] |= CLAIMS
+    content.config_records["version"].update(CLAIMS)
     message = Message(content, 100, "query")
     assert refused(app(message, Context(1, 100, node_config, RecordDict(), run_config | CLAIMS)))
 
