@@ -247,50 +247,29 @@ def test_noise_beyond_64_bits_is_refused(nu: float, radius: float) -> None:
 
 
 # --- why the radius of an update is a heuristic: the noise tells how long the update is
-#
-# Two clients, n = 2 and nu = 5, updates delta and delta/2 of norm 1 and 1/2. By the paper's
-# account their releases are alike within eps d = n/(nu |delta/2|) * 1/2 = .4, which would keep
-# the total variation under (e^.4 - 1)/(e^.4 + 1) = .197. The true one is .368.
-
-FULL, HALF = np.array([1.0, 0.0]), np.array([0.5, 0.0])
-CLAIMED = np.tanh(0.4 / 2)
 
 
-def density(points: Matrix, center: Matrix, epsilon: float) -> NDArray[np.float64]:
-    """The planar Laplace density: eps^2/(2 pi) exp(-eps |x - center|)."""
-    return epsilon**2 / (2 * np.pi) * np.exp(-epsilon * np.linalg.norm(points - center, axis=-1))
+def test_releases_under_the_update_radius_exceed_the_papers_claim() -> None:
+    """Two clients, n = 2 and nu = 5, have updates of norm 1 and 1/2. False-alarm rate 1e-6.
 
-
-def told_apart(mode: str, likelier_half: Callable[[Matrix], NDArray[np.bool_]], draws: int = 40_000) -> float:
-    """Return how much oftener delta/2 than delta is taken for delta/2: at most the total variation."""
-    rates = []
-    for seed, update in enumerate((HALF, FULL)):
-        generator = np.random.default_rng([11, seed])
-        releases = sanitise(
-            np.tile(update, (draws, 1)), 5.0, 1.0 if mode == "public" else 0.01, mode, [generator] * draws
-        )
-        rates.append(likelier_half(releases).mean())
-    return float(rates[0] - rates[1])
-
-
-# Of the difference of two frequencies over 40,000 draws each: 4.9 standard deviations, at most.
-SLACK = 4.9 * np.sqrt(2 * 0.25 / 40_000)
-
-
-def test_releases_under_the_update_radius_exceed_the_claim() -> None:
-    """The attacker compares densities. False-alarm rate 1e-6."""
-    difference = told_apart("update", lambda x: density(x, HALF, 0.8) > density(x, FULL, 0.4))
-    assert difference == pytest.approx(0.3677, abs=SLACK)
-    assert difference > CLAIMED + SLACK
-
-
-def test_releases_under_a_public_radius_stay_within_the_claim() -> None:
-    """At r = 1, eps d = n/(nu r) * 1/2 = .2: total variation under .0997, the best attack halves the plane.
-
-    False-alarm rate 1e-6.
+    By the paper's account their releases are alike within eps d = n/(nu/2) * 1/2 = .4, which would keep the total
+    variation under (e^.4 - 1)/(e^.4 + 1) = .197. The true one is .368, which an attacker reaches that compares
+    densities: eps^2/(2 pi) exp(-eps |x - update|) at eps = n/(nu |update|) each.
     """
-    difference = told_apart("public", lambda x: x[:, 0] < 0.75)
-    assert SLACK < difference < np.tanh(0.2 / 2) + SLACK < CLAIMED
+    draws, full, half = 40_000, np.array([1.0, 0.0]), np.array([0.5, 0.0])
+
+    def density(points: Matrix, center: Matrix, epsilon: float) -> NDArray[np.float64]:
+        return epsilon**2 / (2 * np.pi) * np.exp(-epsilon * np.linalg.norm(points - center, axis=-1))
+
+    rates = []
+    for seed, update in enumerate((half, full)):
+        sources = [np.random.default_rng([11, seed])] * draws
+        left = sanitise(np.tile(update, (draws, 1)), 5.0, 0.01, Clipping.UPDATE, sources)
+        rates.append((density(left, half, 0.8) > density(left, full, 0.4)).mean())
+    # Of the difference of two frequencies: 4.9 standard deviations, at most.
+    slack = 4.9 * math.sqrt(2 * 0.25 / draws)
+    assert rates[0] - rates[1] == pytest.approx(0.3677, abs=slack)
+    assert rates[0] - rates[1] > math.tanh(0.4 / 2) + slack
 
 
 # --- threads
