@@ -392,14 +392,6 @@ def obeys(seen: list[Any] | None = None, ignores: bool = False) -> Compute:
     return compute
 
 
-def test_a_site_draws_choices_from_its_own_entropy() -> None:
-    """A server that knew them would know which clients are free. 60 of them draw alike twice with a chance of 1e-15."""
-    seen: list[Any] = []
-    for _ in range(2):
-        through_gate(request(APART_TWO, tuple(range(60)), **PRIVATE), of_node(OWN), obeys(seen))
-    assert seen[0] != seen[1]
-
-
 def test_choices_in_simulation_come_from_streams_that_draw_nothing_else() -> None:
     clients, seen = tuple(range(60)), []
     through_gate(request(APART_TWO, clients, **PRIVATE), of_node(SIMULATED), obeys(seen))
@@ -410,7 +402,10 @@ def test_choices_in_simulation_come_from_streams_that_draw_nothing_else() -> Non
 def test_a_site_draws_each_choice_and_each_noise_from_a_key_that_draws_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A release that shows its noise, next to a hypothesis far away, would show the choice as well."""
+    """A release that shows its noise, next to a hypothesis far away, would show the choice as well.
+
+    A server that knew the choices would know which clients are free.
+    """
     drawn: list[str] = []
     keys: list[bytes] = []
     token_bytes = secrets.token_bytes
