@@ -199,21 +199,6 @@ def test_a_line_follows_each_other_and_only_the_site_may_read_them(path: Path) -
         assert file.stat().st_mode & 0o077 == 0
 
 
-def test_the_index_is_made_again_from_the_lines(path: Path) -> None:
-    """An index that is empty, damaged or missing is made again, and holds the same."""
-    journal = Journal(path)
-    Names(path).extend([], ["anna", 7, "7"])
-    journal.charge(TRAIN, [0, 1, 5], most=3)
-    journal.record(Entry("7", "train", sent=[("spring", "digest")]), True)
-    before = journal._state.facts
-    for damage in (b"", b"nonsense", None):
-        journal.index.unlink() if damage is None else journal.index.write_bytes(damage)
-        forget()
-        assert Journal(path)._state.facts == before
-        assert journal.index.read_text().count("\nclient\t") == 3
-    assert Names(path).read() == ["anna", 7, "7"]
-
-
 def test_processes_that_number_clients_at_once_do_not_give_a_number_twice(path: Path) -> None:
     names = Names(path)
     names.extend([], ["anna"])
