@@ -24,7 +24,7 @@ from umbel.deploy import certs
 pytestmark = pytest.mark.timeout(5400)
 
 CRASH = pytest.mark.rest(
-    twin="tests/privacy/site/test_crash.py::test_a_kill_between_charge_and_release_leaves_the_charge"
+    twin="tests/privacy/site/test_journal_restored.py::test_what_left_is_paid_for_whenever_the_process_is_killed"
 )
 REFUSED = pytest.mark.rest(twin="tests/deploy/test_node.py::test_a_node_ends_where_time_does_not_help")
 SUMS = pytest.mark.rest(twin="tests/privacy/channels/secure/test_sums.py::test_parties_may_fall_silent_at_any_stage")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -39,16 +40,22 @@ def rounding(n: int, noise_multiplier: float, radius: float) -> float:
     return Laplace(noise_multiplier).deviation(n) * radius
 
 
-def proved(a: Matrix, b: Matrix, thresholds: Matrix) -> Matrix:
-    """Return the epsilon that being above each threshold proves, of draws from two inputs, wrongly once in a million.
+def violations(first: Matrix, second: Matrix, epsilon: float, bins: int) -> tuple[int, int]:
+    """Return how many cells have more than e^epsilon times as much of one world at five sigma, and of how many.
 
-    Clopper-Pearson bounds on two probabilities bound their ratio.
+    Of a cell's draws, those of one world are at most binomial with p = e^epsilon / (1 + e^epsilon).
     """
-    above = [len(values) - np.searchsorted(np.sort(values), thresholds, side="right") for values in (a, b)]
-    low = stats.beta.ppf(1e-6 / 2, above[0], len(a) - above[0] + 1)
-    high = stats.beta.ppf(1 - 1e-6 / 2, above[1] + 1, len(b) - above[1])
-    bound: Matrix = np.log(low / high)
-    return bound
+    both = np.concatenate([first, second])
+    edges = [np.quantile(column, np.linspace(0, 1, bins + 1)[1:-1]) for column in both.T]
+    places = [
+        np.stack([np.searchsorted(edge, column) for edge, column in zip(edges, one.T, strict=True)])
+        for one in (first, second)
+    ]
+    shape = (bins,) * both.shape[1]
+    a, b = (np.bincount(np.ravel_multi_index(tuple(place), shape), minlength=bins ** len(shape)) for place in places)
+    p = math.exp(epsilon) / (1 + math.exp(epsilon))
+    worse = np.minimum(stats.binom.sf(a - 1, a + b, p), stats.binom.sf(b - 1, a + b, p))
+    return int((worse < stats.norm.sf(5)).sum()), len(a)
 
 
 class NoNoise:

@@ -218,17 +218,6 @@ def test_equal_releases_are_the_same_however_they_are_told() -> None:
     assert both == pytest.approx(compose({GaussianLoss(5.0): 1}, DELTA), rel=1e-12)
 
 
-@pytest.mark.parametrize("delta", [-0.1, 1.0, math.nan])
-def test_a_delta_is_a_probability_below_one(delta: float) -> None:
-    with pytest.raises(ValueError, match="delta must be at least 0 and below 1"):
-        compose({LaplaceLoss(11, 2.0): 1}, delta)
-
-
-def test_a_count_is_not_negative() -> None:
-    with pytest.raises(ValueError, match="cannot be negative"):
-        compose({LaplaceLoss(11, 2.0): -1}, DELTA)
-
-
 def test_prices_beyond_all_bounds_are_added_up() -> None:
     assert compose({Laplace(1e-300).loss(11, 1.0): 2}, DELTA) == pytest.approx(2.2e301)
     assert compose({Laplace(5e-324).loss(11, 1.0): 2}, DELTA) == math.inf

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,11 @@ import pytest
 from scipy import stats
 
 from tests.helpers.errors import raises
-from tests.helpers.ledgers import proven
-from umbel.privacy.accounting.plan import Task, plan, plan_for
+from tests.helpers.ledgers import proven, proven_rows
+from umbel.privacy.accounting.plan import Task, large_delta, plan, plan_for, row_noise_for
+from umbel.privacy.mechanisms.gaussian import calibrate
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.release import ReleaseBy
+from umbel.protocol.release import Release, ReleaseBy, RowPrivacy, participation
 
 HOSPITAL = Task(parameters=11, hypotheses=5, clients=2062, clients_per_round=100)
 ALONE = replace(HOSPITAL, hypotheses=1)
@@ -72,30 +74,28 @@ def test_an_open_choice_has_no_guarantee_and_one_hypothesis_no_choice() -> None:
     assert plan(ALONE, 3.0, 0.0, rounds=100).maximum is not None
 
 
-def test_a_model_of_a_million_parameters_gets_a_warning_in_words() -> None:
-    large = plan(replace(HOSPITAL, parameters=1_206_590), 3.0, 1.0, rounds=100).warnings[0]
-    assert "epsilon" in large
-    [noisy] = plan(HOSPITAL, 30.0, 1.0, rounds=3).warnings
-    assert " 7 times " in noisy
-
-
-def test_a_small_model_with_few_rounds_gets_none() -> None:
-    assert plan(replace(HOSPITAL, clients_per_round=1000), 10.0, 1.0, rounds=2).warnings == []
+@pytest.mark.parametrize(
+    ("changes", "nu", "rounds", "figures"),
+    [
+        ({"parameters": 1_206_590}, 3.0, 100, ["epsilon 4,395,664"]),
+        ({}, 30.0, 3, [" 7 times "]),
+        ({"clients_per_round": 1000}, 10.0, 2, []),
+    ],
+)
+def test_a_plan_of_too_much_epsilon_or_noise_is_warned_of(
+    changes: dict[str, Any], nu: float, rounds: int, figures: list[str]
+) -> None:
+    found = plan(replace(HOSPITAL, **changes), nu, 1.0, rounds=rounds).warnings
+    assert [figure in one for one, figure in zip(found, figures, strict=True)] == [True] * len(figures)
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"parameters": 0},
-        {"hypotheses": 0},
-        {"clients_per_round": 3000},
-        {"noise_multiplier": 0.0},
-        {"noise_multiplier": math.inf},
-        {"rounds": 0},
-        {"delta": 1.0},
-        {"choice_epsilon": -1.0},
+        {"parameters": 0}, {"hypotheses": 0}, {"clients_per_round": 3000}, {"noise_multiplier": 0.0},
+        {"noise_multiplier": math.inf}, {"rounds": 0}, {"delta": 1.0}, {"choice_epsilon": -1.0},
     ],
-)
+)  # fmt: skip
 def test_figures_that_cannot_be_are_named(changes: dict[str, Any]) -> None:
     run: dict[str, Any] = {"noise_multiplier": 3.0, "choice_epsilon": 1.0, "rounds": 10}
     own = {name: value for name, value in changes.items() if name in (*run, "delta")}
@@ -146,3 +146,37 @@ def test_a_target_that_no_noise_reaches_is_named() -> None:
         plan_for(replace(ALONE, mechanism="gaussian"), 3.0, 0.0, 4)
     with raises(ConfigError, "config.open-choice", "choice-epsilon"):
         plan_for(HOSPITAL, 3.0, 1e-5, 4, choice_epsilon=0.0)
+
+
+# --- backwards: the noise in training that a guarantee for rows needs
+
+
+def of_rows(sigma: float, rate: float = 0.1, steps: int = 10, hypotheses: int = 1, choice: float = 0.0) -> Release:
+    rows = RowPrivacy(1.0, sigma, rate, 50.0, steps)
+    return participation(3, hypotheses, 0.0, choice_epsilon=choice, rows=rows)
+
+
+@pytest.mark.parametrize("target", [0.5, 3.0, 12.0])
+def test_the_noise_reaches_the_target_and_less_does_not(target: float) -> None:
+    sigma = row_noise_for(of_rows, 20, target)
+    reached, less = (proven_rows({of_rows(sigma * factor): 20}).epsilon for factor in (1, 0.998))
+    assert reached <= target < less
+
+
+def test_without_sampling_it_is_the_analytic_calibration() -> None:
+    """100 steps of noise sigma reveal as much as one of sigma / 10."""
+    sigma = row_noise_for(partial(of_rows, rate=1.0, steps=5), 20, 1.0)
+    assert sigma == pytest.approx(10 * calibrate(1.0, 1e-5, 1.0), rel=1e-3)
+
+
+def test_a_choice_takes_its_share_of_the_target() -> None:
+    assert row_noise_for(partial(of_rows, hypotheses=3, choice=0.2), 5, 3.0) > row_noise_for(of_rows, 5, 3.0)
+    with raises(ConfigError, "config.unreachable-epsilon"):
+        row_noise_for(partial(of_rows, hypotheses=3, choice=2.0), 50, 0.5)
+    with raises(ConfigError, "config.open-choice", "choice-epsilon"):
+        row_noise_for(partial(of_rows, hypotheses=2), 20, 3.0)
+
+
+def test_a_delta_that_may_give_a_row_away_is_warned_of() -> None:
+    assert large_delta(2e-4, 500, "rows") == []
+    assert "500 rows outright" in large_delta(0.001, 500, "rows")[0]

@@ -282,12 +282,6 @@ def test_a_release_that_hides_rows_has_a_least_price_and_a_budget_ends_any_searc
     assert not within_row_budget({release: 1000}, Fraction(1), 1e-5)
 
 
-def test_a_usual_release_costs_what_its_steps_cost() -> None:
-    usual = step_losses(1.0, 0.02, 100)
-    found = proven_rows({rows(): 3}, 1e-5)
-    assert found.epsilon == compose({loss: 3 * count for loss, count in usual.items()}, 1e-5)
-
-
 def test_a_sample_that_is_cut_costs_its_part_of_delta() -> None:
     """(1 + e^epsilon) T / 1e60; nothing without sampling, where no sample is cut."""
     assert cut_delta(0.5, 100, 0.0) == pytest.approx(2e-58)

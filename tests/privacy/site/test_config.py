@@ -48,15 +48,6 @@ def sites_accept_the_paper() -> None:
     """Leave the policy's own defaults, which these tests are about."""
 
 
-def ask(node_config: dict[str, Any], run_config: dict[str, Any], **more: Any) -> Message:
-    """Return a node's reply to a query, which may say more than it should."""
-    content = query()
-    for key, value in more.items():
-        content.config_records["version"][key.replace("_", "-")] = value
-    message = Message(content, 100, "query")
-    return app(message, Context(1, 100, node_config, RecordDict(), run_config))
-
-
 # --- where the data are the site's own
 
 
@@ -81,11 +72,6 @@ def test_the_process_is_a_simulation_only_inside_the_grid_and_in_its_thread() ->
         _ = 1 / 0
     assert not runs_in_simulation()
     assert seen == [False]
-
-
-def test_a_home_in_the_data_path_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/site")
-    assert Site.of({"data-path": "~/data"}).data_path == Path("/home/site/data")
 
 
 @pytest.mark.parametrize("path", ["here/it/is", "~no-such-user/it/is"])
@@ -185,22 +171,10 @@ CLAIMS: dict[str, Any] = {
 def test_no_message_and_no_run_config_make_a_node_simulated(
     node_config: dict[str, Any], run_config: dict[str, Any]
 ) -> None:
-    reply = ask(node_config, run_config | CLAIMS, **{key.replace("-", "_"): value for key, value in CLAIMS.items()})
-    assert refused(reply)
-
-
-def test_no_message_names_the_data_of_a_site(run_config: dict[str, Any], tmp_path: Path) -> None:
-    path = tmp_path / "own.json"
-    path.write_text(
-        '{"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": [[1, 2]], "y": [0]}},'
-        ' "manifest": {"name": "own", "model": "linear", "clients": 1, "split": {"train": 1, "validation": 0}}}'
-    )
-    with in_process():
-        reply = ask({"data-path": str(path)} | PARTITION, run_config, data_path=CLAIMS["data-path"])
-        closed = ask({"data-path": str(path)} | PARTITION, run_config | CLAIMS)
-    # One client: the site's own, not the hundred of the run config's dataset.
-    assert hosting_in(reply.content) == Hosting(train=1, validation=0)
-    assert refused(closed), "a run config that says what none may say"
+    content = query()
+    content.config_records["version"].update(CLAIMS)
+    message = Message(content, 100, "query")
+    assert refused(app(message, Context(1, 100, node_config, RecordDict(), run_config | CLAIMS)))
 
 
 # --- the policy
@@ -267,6 +241,10 @@ def test_a_budget_is_kept_exactly() -> None:
         ({"approve": "yes"}, "wrong-value", "policy, ask"), ({"report": "exact=true"}, "unknown-key", "reports"),
         ({"min_noise_multiplier": 9.0, "min-noise-multiplier": 1.0}, "unknown-key", "min-noise-multiplier"),
         ({"Budget": 9.0}, "unknown-key", "budget"),
+        *(({"mechanisms": names}, "conflict", "") for names in ("laplace gausian", "laplace, gaussian", "")),
+        ({"budget": 8, "protect": "rows"}, "conflict", "budget"), ({"rows": "noise=0"}, "not-positive", "above 0"),
+        ({"budget": "inf", "protect": "rows"}, "row-budget", ""), ({"row-budget": "inf delta=0.1"}, "wrong-value", ""),
+        ({"insecure-seed": True, "row-budget": 3, "budget": "inf"}, "insecure-seed", ""),
     ],
 )  # fmt: skip
 def test_an_entry_that_cannot_be_used_is_named(entry: dict[str, Any], code: str, rule: str) -> None:

@@ -57,13 +57,6 @@ def test_the_default_run_passes_a_default_site_within_its_budget(tmp_path: Path,
     assert {entry["exact_reports"] for entry in history} == {0}
 
 
-def test_the_papers_run_gets_nothing_from_a_default_site(tmp_path: Path, umbel_home: Path) -> None:
-    history, _ = run(write(tmp_path / "data"), {"role": "split"}, **PAPER, rounds=2)
-    assert sum(entry["releases"] for entry in history) == 0
-    lines = Journal(umbel_home / "ledger.jsonl").messages()
-    assert any("refused.clipping" in line["reason"] for line in lines)
-
-
 def test_which_models_fit_the_data_is_no_free_question(tmp_path: Path) -> None:
     site, config = {"data-path": str(write(tmp_path / "data", model="")), "role": "split"}, {"model": "linear"}
     entries = RunConfig().entries() | {"dataset": ""} | config
@@ -77,10 +70,3 @@ def test_a_site_whose_first_message_is_refused_has_a_ledger_all_the_same(tmp_pat
     run(data, {}, rounds=1, **PAPER)
     history, _ = run(data, {}, rounds=1)
     assert history[1]["releases"] == TRAIN
-
-
-def test_noise_of_a_seed_that_the_server_knows_has_no_epsilon(tmp_path: Path, umbel_home: Path) -> None:
-    run(write(tmp_path / "data"), {"role": "split", "insecure-seed": True, "budget": "inf"}, rounds=1)
-    accounts = Journal(umbel_home / "ledger.jsonl").accounts()
-    assert len(accounts) == TRAIN, "without a budget validation clients report exact losses"
-    assert {guarantee(account) for account in accounts.values()} == {None}

@@ -16,12 +16,13 @@ from flwr.app import DEFAULT_TTL, ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
 
 import umbel.privacy.site.refusals
+from tests.helpers.codes import made
 from tests.helpers.errors import raises
 from tests.helpers.messages import SIMULATED, Behind, asked, of_node, refused, stacked, task_of, through_gate, to_node
 from umbel.privacy.site.config import Site
 from umbel.privacy.site.entry import Entry, outline
 from umbel.privacy.site.journal import Journal
-from umbel.privacy.site.refusals import guard
+from umbel.privacy.site.refusals import PUBLIC, guard, refusal
 from umbel.protocol.errors import DatasetError, LedgerError, ProtocolError, Refused, SiteError
 from umbel.protocol.messages import PARTS, keep_request, query
 from umbel.protocol.records import pack
@@ -175,21 +176,15 @@ def test_simulated_nodes_have_no_log(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-HUGE = RecordDict({f"training-{i}": ConfigRecord({"run": "x" * 10**5, "round": 2**62}) for i in range(100)})
-ODD = RecordDict(
-    {"training": ConfigRecord({"clip_norm": math.nan, "round": b"\xff" * 10**5, "x" * 10**5: 1.0, "clients": []})}
-)
-
-
-EMOJI = ConfigRecord(dict.fromkeys(task_of().to_record(), "\U0001f600" * 300))
-FULL = RecordDict({name: EMOJI for name in ("training", "evaluation")})
+HUGE = {f"training-{i}": ConfigRecord({"run": "x" * 10**5, "round": 2**62}) for i in range(100)}
+ODD = {"training": ConfigRecord({"clip_norm": math.nan, "round": b"\xff" * 10**5, "x" * 10**5: 1.0, "clients": []})}
 CONTROL = ConfigRecord(dict.fromkeys(task_of().to_record(), "\x01" * 300))
-ALL = RecordDict({name: CONTROL for name in (*PARTS, *CHANNELS)})
+ALL = {name: CONTROL for name in (*PARTS, *CHANNELS)}
 
 
-@pytest.mark.parametrize("content", [HUGE, ODD, FULL, ALL], ids=["huge", "odd", "full", "all"])
-def test_a_server_cannot_make_a_line_long(content: RecordDict, ledger: Path, own: dict[str, Any]) -> None:
-    through_gate(content, of_node(own), CLIENTS)
+@pytest.mark.parametrize("content", [HUGE, ODD, ALL], ids=["huge", "odd", "all"])
+def test_a_server_cannot_make_a_line_long(content: dict[str, Any], ledger: Path, own: dict[str, Any]) -> None:
+    through_gate(RecordDict(content), of_node(own), CLIENTS)
     [line] = Journal(ledger).messages()
     assert sum(map(len, ledger.read_bytes().splitlines()[1:])) < 20_000
     assert line["decision"] == "refused"
@@ -207,20 +202,9 @@ def test_whatever_else_a_message_holds_what_it_asks_is_in_the_log(ledger: Path, 
 # --- what is not on record does not leave
 
 
-def lost(ledger: Path) -> None:
-    ledger.unlink()
-
-
-def damaged(ledger: Path) -> None:
-    ledger.write_bytes(ledger.read_bytes() + b"something else\n")
-
-
-@pytest.mark.parametrize("fault", [lost, damaged])
-def test_where_no_line_can_be_added_nothing_is_trained_paid_or_answered(
-    fault: Callable[[Path], None], own: dict[str, Any], ledger: Path
-) -> None:
+def test_where_no_line_can_be_added_nothing_is_trained_paid_or_answered(own: dict[str, Any], ledger: Path) -> None:
     whole = ledger.read_bytes()
-    fault(ledger)
+    ledger.write_bytes(whole + b"something else\n")
     asked_for: list[Any] = []
 
     def spy(*what: Any) -> Any:
@@ -255,3 +239,41 @@ def test_a_site_keeps_its_journal_and_its_witness_apart(own: dict[str, Any], led
     witness.parent.rmdir()
     with raises(LedgerError, "ledger.no-folder", witness):
         Journal.of(site)
+
+
+# --- what a server reads of a refusal: one word, and the code of a decision that no data took part in
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (Refused("nu 1 is below 2", code="refused.noise"), "refused [refused.noise]"),
+        (Refused("row 3 is 0.1", code="refused.result"), "refused"),
+        (Refused("no code"), "refused"),
+        (DatasetError("row 3 is 0.1", code="refused.noise"), "refused"),
+        (ValueError("0.1"), "refused"),
+        (None, "refused"),
+    ],
+)
+def test_only_a_public_code_leaves(error: Exception | None, reason: str) -> None:
+    assert refusal(to_node(query(), "query"), error).error.reason == reason
+
+
+def test_public_codes_exist_and_those_that_follow_from_data_are_not_among_them() -> None:
+    codes = {code for one in made() for code in one.codes if code.startswith("refused.")}
+    assert codes > PUBLIC
+    assert codes - PUBLIC == {
+        f"refused.{reason}" for reason in ("arrays", "handler", "layers", "mechanism-shape", "numpy-client", "result")
+    }
+
+
+def test_a_site_tells_that_its_policy_decided_and_nothing_of_its_data(own: dict[str, object]) -> None:
+    said = [
+        through_gate(asked(ZEROS, *tasks), of_node(own), does).error.reason
+        for tasks, does in (
+            ((task_of((0, 1), noise_multiplier=0.0),), CLIENTS),
+            ((None, EVALUATION), BROKEN),
+            ((task_of((0, 1), noise_multiplier=0.0), EVALUATION), BROKEN),
+        )
+    ]
+    assert said == ["refused [refused.unsanitised]", "refused", "refused [refused.unsanitised]"]

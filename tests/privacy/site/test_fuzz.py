@@ -30,6 +30,7 @@ from tests.helpers.datasets import save_plane
 from tests.helpers.hostile import NO_MODEL, UNREADABLE, matrix
 from tests.helpers.ledgers import spent
 from tests.helpers.messages import arrived, asked, refused, releases, sent
+from tests.helpers.nodes import ask
 from tests.helpers.paper import paper_run
 from umbel.client.app import app
 from umbel.privacy.accounting.guarantee import within_budget
@@ -74,23 +75,16 @@ CLIENT_LISTS: list[list[int]] = [
     [0], [1], [0, 1], [2, 3], [3, 2, 1, 0], [4], [4, 5], [0, 4], [5, 0], [6], [-1], [0, 0], [2**40], list(range(6)),
 ]  # fmt: skip
 RUN_CONFIGS: list[dict[str, Any]] = [
-    {"dataset": "/etc"}, {"model": "mlp"}, {"model": "os:getcwd"}, {"loss": "cross-entropy"}, {"local": "*"},
-    {"frozen": "weight"}, {"device": "cuda"}, {"seed": 0}, {"seed": -1}, {"rounds": "many"},
-    {"allow-unsanitised": True}, {"min-noise-multiplier": 0.0}, {"partition-id": 0}, {"noise-multiplier": 0.0},
-    {"hypotheses": 10**9}, {"data-path": 1}, {"step-size": 1e308},
+    {"dataset": "/etc"}, {"model": "mlp"}, {"local": "*"}, {"frozen": "weight"}, {"device": "cuda"}, {"seed": -1},
+    {"noise-multiplier": 0.0}, {"hypotheses": 10**9}, {"data-path": 1}, {"step-size": 1e308},
 ]  # fmt: skip
 
 
 @dataclass
 class Watched:
-    """A site, and what left it.
+    """A site, how often each client released, and for how much altogether.
 
-    Attributes
-    ----------
-    released : Counter
-        By client, how often it released; `prices` says for how much altogether.
-    noised : list of (rows, noise multiplier, radius, radius mode)
-        What went through the mechanism for the message that is answered.
+    For the message that is answered, `noised` is what went through the mechanism: rows, noise multiplier, radius, mode.
     """
 
     name: str
@@ -227,11 +221,6 @@ class Attacker:
         self._before = [*self._before, (kind, content)][-20:]
         return kind, content
 
-    def run_config(self) -> dict[str, Any]:
-        """Return a run config, most often the default one."""
-        entries = paper_run()
-        return entries if self.random.random() < 0.9 else entries | self.random.choice(RUN_CONFIGS)
-
     def _honest(self, kind: str, site: Watched) -> RecordDict:
         pick = self.random.choice
         k = pick([1, 2, 2, 3])
@@ -302,20 +291,16 @@ class Attacker:
         value.flat[self.random.randrange(value.size)] = pick([math.nan, math.inf, 3.4e38, -3.4e38, 1e-45])
         data[self.random.randrange(len(data))] = self.random.randrange(256)
         text[self.random.randrange(len(text))] = pick(b'0123456789{}[]",:wx')
-        shape, kind, format = pick([(), (-1, 2), (10**9, 10**9)]), pick(["float32", "object"]), pick(["torch", ""])
         changed = pick(
             [
                 sent({"weight": np.ones(pick(sizes), np.float32)}),
                 sent({"weight": np.full((2, 1, 2), pick(NUMBERS), pick([np.float64, np.float16, bool]))}),
-                sent({"weight": value}),
-                sent({"weight": value.astype(pick([">f4", "<f4"]))}),
-                sent({pick(["bias", "items", "user", "\0"]): value}),
+                sent({pick(["weight", "bias", "items", "\0"]): value.astype(pick([">f4", "<f4"]))}),
                 sent({"weight": value, "bias": value}),
                 matrix(pick([*UNREADABLE.values(), *NO_MODEL.values()])),
                 {text.decode(): array},
                 {name: Array(array.dtype, array.shape, array.stype, bytes(data))},
-                {name: Array(array.dtype, array.shape, array.stype, bytes(data[: self.random.randrange(len(data))]))},
-                {name: Array(kind, shape, format, array.data)},
+                {name: Array("object", pick([(), (10**9, 10**9)]), pick(["torch", ""]), array.data)},
             ]
         )
         record.clear()
@@ -356,24 +341,17 @@ def test_no_message_gets_more_than_the_policy_gives(watched: Callable[[str, int]
         [node], [context] = site.grid.get_node_ids(), site.grid.contexts.values()
         for _ in range(min(BLOCK, MESSAGES - number * BLOCK)):
             kind, content = attacker.message(site)
-            context.run_id, context.run_config = attacker.random.choice([1, 1, 1, 2]), attacker.run_config()
+            context.run_id = attacker.random.choice([1, 1, 1, 2])
+            context.run_config = paper_run() | attacker.random.choice([*RUN_CONFIGS, *[{}] * 90])
             site.noised.clear()
             message = Message(content, node, kind)
             [reply] = site.grid.send_and_receive([message])
             seen[site.check(message, reply)] += 1
         site.check_books()
-        assert lives(site), "and the site goes on serving"
+        context.run_config = paper_run()
+        assert not ask(site.grid, query(), "query").has_error(), "the site goes on serving"
     assert sum(seen.values()) == MESSAGES
     if len(SITES) * BLOCK <= MESSAGES:
         # The messages are not all so wild that nothing is ever answered.
         assert min(seen[kind] for kind in ("refused", "arrays+released", "scores", "hosting", "kept", "unknown")) > 0
         assert seen["refused"] < 0.95 * MESSAGES
-    print(dict(seen))
-
-
-def lives(site: Watched) -> bool:
-    """Return whether an honest run is still told how many clients there are."""
-    [node], [context] = site.grid.get_node_ids(), site.grid.contexts.values()
-    context.run_config = paper_run()
-    [reply] = site.grid.send_and_receive([Message(query(), node, "query")])
-    return not reply.has_error()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import pickle
 import signal
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
@@ -14,14 +16,16 @@ from typing import Any
 
 import pytest
 from flwr.app import RecordDict
-from hypothesis import given
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.errors import raises
+from tests.helpers.examples import examples
 from tests.helpers.forks import forks
-from tests.helpers.ledgers import forget, spent
+from tests.helpers.ledgers import forget, participations, spent
 from umbel.privacy.site import journal as module
-from umbel.privacy.site.charges import Charge, Limits, read, written
+from umbel.privacy.site.charges import Charge, Limits, priced, read, written
 from umbel.privacy.site.config import Site
 from umbel.privacy.site.entry import Entry
 from umbel.privacy.site.journal import Journal, Names
@@ -106,27 +110,20 @@ def test_a_client_is_charged_as_often_in_a_run_as_the_run_may_ask(path: Path) ->
 
 
 def test_what_a_client_spent_is_told_by_release_whatever_its_radius(path: Path) -> None:
-    """Releases of one price are one account; the accountant takes them as they are. -0.0 is 0.0."""
+    """Releases of one price are one account in every process; the accountant takes them as they are. -0.0 is 0.0."""
     public = Release(Kind.TRAIN, 11, 3.0, Clipping.PUBLIC)
     report = Release(Kind.REPORT, 2, 4.0, Clipping.PUBLIC)
+    for radius, choice, noise in ((0.25, -0.0, 3.0), (0.5, 0.0, 3), (None, 0, 3.0)):
+        release = replace(public, radius=radius, choice_epsilon=choice, noise_multiplier=noise)
+        Journal(path).charge(Charge("7", 1, release), [0])
+        written.cache_clear()
+        read.cache_clear()
+    forget()
     ledger = Journal(path)
-    for radius in (0.25, 0.5):
-        ledger.charge(Charge("7", 1, replace(public, radius=radius, choice_epsilon=-0.0)), [0])
-    ledger.charge(Charge("7", 1, public), [0])
     ledger.charge(Charge("7", 1, report), [0, 1])
     ledger.charge(TRAIN, [1])
     assert ledger.accounts() == {0: {public: 3, report: 1}, 1: {report: 1, TRAIN.release: 1}}
     assert list(ledger.account(1)) == [report, TRAIN.release], "in the order in which they came first"
-
-
-def test_releases_that_are_equal_are_one_in_every_process(path: Path) -> None:
-    for epsilon, noise, radius in ((0.0, 3.0, None), (-0.0, 3.0, 0.5), (0, 3, 0.5)):
-        release = replace(TRAIN.release, choice_epsilon=epsilon, noise_multiplier=noise, radius=radius)
-        Journal(path).charge(replace(TRAIN, release=release), [0])
-        written.cache_clear()
-        read.cache_clear()
-    forget()
-    assert Journal(path).accounts() == {0: {TRAIN.release: 3}}
 
 
 def test_every_charge_is_a_row(path: Path) -> None:
@@ -200,47 +197,6 @@ def test_a_line_follows_each_other_and_only_the_site_may_read_them(path: Path) -
     journal = Journal(path)
     for file in (journal.path, journal.witness.path):
         assert file.stat().st_mode & 0o077 == 0
-
-
-@pytest.mark.parametrize("length", [1, 9, 50, -1])
-def test_a_line_that_a_killed_process_left_unfinished_is_written_over(path: Path, length: int) -> None:
-    journal = Journal(path)
-    journal.record(Entry("7", "query"), True)
-    before = path.read_bytes()
-    journal.charge(TRAIN, [0])
-    line = path.read_bytes()[len(before) :].rstrip(b"\0")
-    for file, content in ((path, before + line[:length]), *kept(journal, before)):
-        file.write_bytes(content)
-    forget()
-    assert Journal(path).accounts() == {}
-    assert Journal(path).charge(TRAIN, [1]) == [True]
-    forget()
-    assert [line["number"] for line in Journal(path).lines()] == [1, 2, 3]
-    assert list(Journal(path).accounts()) == [1]
-
-
-def kept(journal: Journal, before: bytes) -> list[tuple[Path, bytes]]:
-    """Return the witness as it was with a journal of that content."""
-    journal.path.write_bytes(before)
-    journal.witness.path.unlink()
-    forget()
-    Journal(journal.path)
-    return [(journal.witness.path, journal.witness.path.read_bytes())]
-
-
-def test_the_index_is_made_again_from_the_lines(path: Path) -> None:
-    """An index that is empty, damaged or missing is made again, and holds the same."""
-    journal = Journal(path)
-    Names(path).extend([], ["anna", 7, "7"])
-    journal.charge(TRAIN, [0, 1, 5], most=3)
-    journal.record(Entry("7", "train", sent=[("spring", "digest")]), True)
-    before = journal._state.facts
-    for damage in (b"", b"nonsense", None):
-        journal.index.unlink() if damage is None else journal.index.write_bytes(damage)
-        forget()
-        assert Journal(path)._state.facts == before
-        assert journal.index.read_text().count("\nclient\t") == 3
-    assert Names(path).read() == ["anna", 7, "7"]
 
 
 def test_processes_that_number_clients_at_once_do_not_give_a_number_twice(path: Path) -> None:
@@ -460,3 +416,50 @@ def test_the_room_for_outcomes_is_given_back(path: Path) -> None:
     assert path.stat().st_size == journal.head.size
     for line in path.read_text().splitlines():
         assert list(json.loads(line))[-2:] == ["previous", "hash"]
+
+
+def test_a_client_with_a_limit_makes_so_many_kinds_of_release_and_no_more() -> None:
+    """Noise near 10^12, another each time, costs nothing; the ledger would grow by each for ever."""
+    limits = Limits(budget=Fraction(1))
+    account: dict[Release, int] = {}
+    for number in range(300):
+        release = Release(Kind.TRAIN, 11, 1e12 + number, Clipping.PUBLIC)
+        if limits.allow(account, release):
+            account[priced(release)] = 1
+    assert len(account) == 256
+    assert limits.allow(account, next(iter(account))), "what it has made before it may make again"
+    assert Limits().allow(account, Release(Kind.TRAIN, 11, 7.0, Clipping.PUBLIC)), "without a limit nothing is one"
+
+
+# --- in a simulation's memory
+
+
+CLIENTS = [*range(6), 2947, 2**62]
+releases = st.builds(
+    Release,
+    st.just(Kind.TRAIN),
+    st.integers(1, 2_000_000),
+    st.sampled_from([0.0, 0.001, 0.1, 1.0, 3.0, 5.0, 1e9]),
+    st.just(Clipping.UPDATE),
+)
+rounds = st.lists(st.tuples(st.lists(st.sampled_from(CLIENTS), unique=True, max_size=5), releases), max_size=12)
+
+
+@settings(max_examples=examples(40))
+@given(rounds)
+def test_each_client_pays_for_itself_alone_however_the_state_travels(rounds: list[tuple[list[int], Release]]) -> None:
+    """Between rounds Ray pickles a node's state, and a SuperNode keeps it as a protobuf message."""
+    stays, moved = RecordDict(), RecordDict()
+    paid: defaultdict[int, list[Fraction | None]] = defaultdict(list)
+    for asked, release in rounds:
+        for state in (stays, moved):
+            Totals(state).charge(Charge("run", 1, release), asked)
+        moved = recorddict_from_proto(recorddict_to_proto(pickle.loads(pickle.dumps(moved))))
+        for client in asked:
+            paid[client].append(release.paper_cost)
+    for state in (stays, moved):
+        for client in CLIENTS:
+            costs = [math.inf if cost is None else cost for cost in paid[client]]
+            assert participations(Totals(state), client) == len(costs)
+            assert spent(Totals(state), client) == sum(costs)
+        assert list(state) in ([], ["umbel.ledger"]), "the rest of the state is left alone"

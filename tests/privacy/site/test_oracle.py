@@ -108,14 +108,9 @@ ACCEPTED: list[dict[str, Any]] = [
 LONG = BY_ROWS | {"row_rate": 1.0, "local_steps": 1000}
 """It takes as long as all others together, and twenty of its steps are among those."""
 REFUSED: list[dict[str, Any]] = [
-    {"clients": (4,)}, {"local_epochs": 101}, {"local_epochs": 2**31}, {"local_steps": 1001}, {"local_steps": 2**31},
-    {"noise_multiplier": 0.999}, {"noise_multiplier": 1e300, "clip_norm": 1e300}, {"message_noise": 1.0},
-    {"run": "r" * 201}, {"frozen_digest": "00"}, {"disclose_choice": True}, {"row_rate": 0.5},
-    BY_ROWS | {"row_rate": 1e-10, "local_steps": 3}, BY_ROWS | {"row_noise_multiplier": 0.499},
-    BY_ROWS | {"row_clip_norm": 2e6}, BY_ROWS | {"row_batch": 0.0}, BY_ROWS | {"row_rate": 9e-4},
-    BY_ROWS | {"row_noise_multiplier": np.inf}, BY_ROWS | {"row_batch": np.nan}, BY_ROWS | {"message_noise": 1.0},
-    BY_ROWS | {"row_clip_norm": 1e6, "row_noise_multiplier": 1e300}, BY_ROWS | {"row_batch": 5e-324},
-    BY_ROWS | {"step_size": 1e308},
+    {"clients": (4,)}, {"local_epochs": 2**31}, {"noise_multiplier": 1e300, "clip_norm": 1e300}, {"message_noise": 1.0},
+    {"frozen_digest": "00"}, BY_ROWS | {"row_rate": 9e-4}, BY_ROWS | {"row_batch": np.nan},
+    BY_ROWS | {"row_clip_norm": 1e6, "row_noise_multiplier": 1e300}, BY_ROWS | {"step_size": 1e308},
 ]  # fmt: skip
 """On the task alone, whatever the data are."""
 DEMANDS = [*((changes, False) for changes in ACCEPTED), *((changes, True) for changes in REFUSED)]

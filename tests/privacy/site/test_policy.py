@@ -9,7 +9,7 @@ import pytest
 from tests.helpers.errors import raises
 from tests.helpers.messages import task_of
 from tests.helpers.sites import own, simulated
-from umbel.protocol.errors import Refused, SiteError
+from umbel.protocol.errors import Refused
 
 FORMAL: dict[str, Any] = {"clipping": "public"}
 BOTH: dict[str, Any] = {"mechanisms": "laplace gaussian"}
@@ -57,9 +57,3 @@ def test_a_site_that_allows_unsanitised_releases_may_still_set_a_lowest_noise() 
     policy.check(task_of(noise_multiplier=2.0), 2)
     with raises(Refused, "refused.noise", 2):
         policy.check(task_of(noise_multiplier=0.0), 2)
-
-
-@pytest.mark.parametrize("names", ["laplace gausian", "laplace, gaussian", ""])
-def test_a_mechanism_that_there_is_none_of_closes_the_site(names: str) -> None:
-    with raises(SiteError, "site.conflict", "mechanisms"):
-        own(mechanisms=names)

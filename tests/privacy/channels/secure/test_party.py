@@ -180,24 +180,6 @@ def test_never_both_secrets_of_one_party_are_revealed(four: Federation) -> None:
         assert all({*own} == {OWN, "d"} for own in opened.shares.values())
 
 
-def test_the_message_of_a_lost_party_stays_hidden(four: Federation) -> None:
-    """The server keeps d's numbers and says that d is lost. All that is revealed leaves d's own mask on them."""
-    found, announced, values = Sum(TERMS, 1, four.announced, four.keys), four.announced, four.values()
-    masked = {name: party.mask(1, announced, values[name]) for name, party in four.parties.items()}
-    for name in "abc":
-        found.add(name, masked[name])
-    found = four.third(four.second(found))
-    told = {
-        proof
-        for opened in found._opened.values()
-        for seed in opened.seeds.values()
-        for proof in [sha256(seed).digest()]
-    }
-    assert {masked["d"].proofs[name] for name in "abc"} <= told
-    assert masked["d"].proofs[OWN] not in told
-    assert not any("d" in opened.shares for opened in found._opened.values())
-
-
 @pytest.mark.parametrize("change", ["bit", "sender", "receiver", "round"])
 def test_shares_that_were_changed_or_moved_are_not_read(four: Federation, change: str) -> None:
     old = four.first(gone=["d"])
@@ -211,18 +193,6 @@ def test_shares_that_were_changed_or_moved_are_not_read(four: Federation, change
         "round": old._masked["b"].boxes["a"],
     }[change]
     assert {*four.parties["a"].open(2, four.announced, found.signatures, boxes).shares} == {"c"}
-
-
-def test_the_server_reads_no_shares(four: Federation) -> None:
-    """Boxes hold a share of 16 bytes for each seed, none of which is in them."""
-    masked = four.parties["a"].mask(1, four.announced, NUMBERS)
-    sizes = {len(box) for box in masked.boxes.values()}
-    assert sizes == {16 * 4 + 16}
-    four.parties["a"].agree(1, "abcd")
-    seeds = four.parties["a"]._seeds(
-        four.parties["a"].turn.members, four.parties["a"]._pairs(four.announced, tuple("abcd"))
-    )
-    assert not any(seed in box for seed in seeds.values() for box in masked.boxes.values())
 
 
 def test_fewer_parties_than_the_threshold_cannot_combine_a_seed() -> None:

@@ -43,7 +43,7 @@ def test_keys_for_different_purposes_differ() -> None:
     assert len(found) == 7
 
 
-@pytest.mark.parametrize("public", [bytes(32), bytes([1]) + bytes(31), b"short", b""])
+@pytest.mark.parametrize("public", [bytes(32), b"\1" + bytes(31), b"\xec" + b"\xff" * 30 + b"\x7f", b"short", b""])
 def test_a_key_with_which_everybody_shares_the_same_secret_is_refused(public: bytes) -> None:
     with raises(Refused, "refused.secure-parties"):
         seeds.shared(seeds.private_key(bytes(32)), public)
