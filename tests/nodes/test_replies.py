@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import random
 from collections.abc import Callable, Iterable, Mapping
@@ -11,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import Message, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.helpers.grids import SUPERLINK, PaperGrid, error_reply, stack
-from tests.helpers.messages import instead
+from tests.helpers.hostile import UNREADABLE, matrix
 from tests.helpers.paper import paper_task
 from tests.helpers.replies import evaluation_reply, training_reply
 from umbel.nodes.fleet import Fleet
@@ -25,7 +24,7 @@ from umbel.privacy.channels import load
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.asked import Asked
 from umbel.protocol.hypotheses import Hypotheses
-from umbel.protocol.records import in_steps, pack, to_array_record, unpack
+from umbel.protocol.records import in_steps, pack, unpack
 from umbel.protocol.releases import Releases, Scores
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 
@@ -183,7 +182,7 @@ def test_releases_that_came_as_steps_are_the_same(nodes: int) -> None:
     assert told(asked.releases(replies)) == expected(0, 1, 2, 3)
 
 
-@pytest.mark.parametrize("step", [0.3, -1.0, 0.0, float("nan"), float("inf"), 2.0**127, 1])
+@pytest.mark.parametrize("step", [0.3, 2.0**127])
 def test_a_reply_with_a_step_that_makes_no_release_is_dropped(step: Any) -> None:
     asked, grid, messages = training(2)
     first, second = grid.releases(messages, RELEASE.__getitem__)
@@ -203,12 +202,6 @@ def in_steps_of(content: RecordDict, step: float) -> None:
 # --- replies that are of no use
 
 
-def npz(**arrays: NDArray[Any]) -> bytes:
-    file = io.BytesIO()
-    np.savez(file, **arrays)
-    return file.getvalue()
-
-
 def changed(change: Callable[[Arrays], Mapping[str, Any]]) -> Callable[[RecordDict], Any]:
     """Put other arrays in the place of a reply's."""
     return lambda content: content.update({"arrays": pack(change(unpack(content.array_records["arrays"])))})
@@ -219,27 +212,11 @@ def weight(value: NDArray[Any]) -> Callable[[RecordDict], Any]:
     return changed(lambda arrays: arrays | {"weight": value})
 
 
-def matrix(value: Any) -> Callable[[RecordDict], Any]:
-    """Put any array in the place of the matrix that a reply's arrays travel in."""
-    return lambda content: content.update({"arrays": instead(value, content.array_records["arrays"])})
-
-
-def named(name: str) -> Callable[[RecordDict], Any]:
-    """Give that matrix another name."""
-    return lambda content: content.update({"arrays": ArrayRecord({name: next(iter(content["arrays"].values()))})})
-
-
 def flags(value: Any) -> Callable[[RecordDict], Any]:
     """Put another answer in the place of who released."""
     return lambda content: content.metric_records["released"].update(clients=value)
 
 
-def serialised(data: bytes, stype: str = "numpy.ndarray") -> Array:
-    return Array("float32", (2, 3), stype, data)
-
-
-TWO = np.ones((2, 1, 2), np.float32)
-MATRIX = Array(np.ones((2, 3), np.float32)).data
 SPOILT: dict[str, Callable[[RecordDict], Any]] = {
     "nothing of training": lambda content: content.pop("released"),
     "no arrays": lambda content: content.pop("arrays"),
@@ -247,16 +224,9 @@ SPOILT: dict[str, Callable[[RecordDict], Any]] = {
     "nobody says who released": lambda content: content.metric_records["released"].pop("clients"),
     "flags for fewer": flags([1]),
     "a flag that is none": flags([1, 2]),
-    "half a flag": flags([1.0, 0.5]),
     "more rows than flags": flags([1, 0]),
     "a row too few": changed(lambda arrays: {name: value[:1] for name, value in arrays.items()}),
-    "another shape with as many numbers": weight(TWO.reshape(2, 2, 1)),
-    "a column too few": matrix(np.ones((2, 2), np.float32)),
-    "no name": named(""),
-    "a name that never ends": named("[" * 200_000),
-    "arrays one by one": lambda content: content.update(
-        {"arrays": to_array_record(unpack(content.array_records["arrays"]))}
-    ),
+    "another shape with as many numbers": weight(np.ones((2, 2, 1), np.float32)),
     "a name too few": changed(lambda arrays: {"weight": arrays["weight"]}),
     "another name": changed(lambda arrays: {"w": arrays["weight"], "bias": arrays["bias"]}),
     "not a number": weight(np.float32([[[1, np.nan]], [[1, 1]]])),
@@ -265,10 +235,7 @@ SPOILT: dict[str, Callable[[RecordDict], Any]] = {
         lambda arrays: {name: value * np.float64(1e300) for name, value in arrays.items()}
     ),
     "whole numbers": changed(lambda arrays: {name: value.astype(np.int64) for name, value in arrays.items()}),
-    "text": matrix(np.full((2, 3), "1.0")),
-    "bytes that end early": matrix(serialised(MATRIX[:-1])),
-    "another format": matrix(serialised(MATRIX, "torch.tensor")),
-    "an archive of arrays": matrix(serialised(npz(weight=TWO))),
+    "bytes of no array": lambda content: content.update({"arrays": matrix(UNREADABLE["an array cut short"])}),
 }
 
 
