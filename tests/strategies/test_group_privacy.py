@@ -26,12 +26,6 @@ def column(*numbers: float) -> NDArray[np.float64]:
 # --- by hand
 
 
-def test_each_point_goes_to_its_nearest_centroid() -> None:
-    points = np.array([[0.0, 0.0], [3.0, 4.0], [6.0, 8.0]])
-    # To (3, 3) they are 4.2, 1 and 5.8 away, to (6, 9) 10.8, 5.8 and 1.
-    assert nearest(points, np.array([[3.0, 3.0], [6.0, 9.0]])).tolist() == [0, 0, 1]
-
-
 def test_a_point_between_two_centroids_goes_to_the_first() -> None:
     assert nearest(column(2), column(4, 0)).tolist() == [0]
     assert nearest(column(2), column(9, 0, 4)).tolist() == [1]

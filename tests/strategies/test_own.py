@@ -13,9 +13,7 @@ import umbel.client.app
 from tests.helpers.disk import Killed, kill_when
 from tests.helpers.errors import raises
 from tests.helpers.runs import AppRun, run_app
-from tests.helpers.scripted import on
 from umbel import strategies
-from umbel.nodes.fleet import Fleet
 from umbel.protocol.arrays import Matrix
 from umbel.protocol.errors import ConfigError
 from umbel.simulation.grid import InProcessGrid
@@ -42,14 +40,6 @@ def play(config: dict[str, Any]) -> AppRun:
 
 
 # --- ten lines
-
-
-def test_it_combines_as_it_says() -> None:
-    kind = strategies.load("ten_lines:TrimmedMean")
-    strategy = on(Fleet(), kind(**vars(kind.Options(trim=1))))
-    group = np.array([[0.0, 9], [100, 1], [2, 2], [4, 3]])
-    assert strategy.combine(group, group[0], 0).tolist() == [3, 2.5]
-    assert strategy.combine(group[:2], group[0], 0).tolist() == [50, 5], "of two, none can be left out"
 
 
 def test_it_runs_with_an_option_of_its_own(run_config: dict[str, Any]) -> None:
