@@ -1,13 +1,10 @@
-"""The bundle that Flower ships to the nodes, and the editable install that shadows nothing."""
+"""The bundle that Flower ships to the nodes."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-import sysconfig
 import zipfile
-from importlib.metadata import PackageNotFoundError, distribution
 from io import BytesIO
 from pathlib import Path
 
@@ -101,24 +98,3 @@ def test_an_installed_datasets_library_is_found_from_the_root_of_the_checkout(tm
 def test_what_both_sides_share_depends_on_little(package: str, others: str) -> None:
     outside = {name for file in files([f"umbel/{package}"]) for name in packages_imported(file)}
     assert outside - sys.stdlib_module_names == {*others.split(), "umbel"}, "a new dependency"
-
-
-def test_an_editable_install_copies_nothing_and_adds_one_name() -> None:
-    """A copy would come before the checkout, and stay as it was when that is edited."""
-    try:
-        installed = distribution("umbel")
-    except PackageNotFoundError:
-        pytest.skip("umbel is not installed")
-    origin = json.loads(installed.read_text("direct_url.json") or "{}")
-    if not origin.get("dir_info", {}).get("editable"):
-        pytest.skip("umbel is installed as a copy, and not from a checkout")
-    kinds = (".pth", "_editable_impl_umbel", "/bin/umbel", ".dist-info")
-    copied = [str(file) for file in installed.files or () if not any(kind in str(file) for kind in kinds)]
-    assert not copied
-    site_packages = Path(sysconfig.get_path("purelib"))
-    code = "import umbel, importlib.util as u; print([n for n in %r if u.find_spec(n)])"
-    links = ("client", "server", "strategies", "privacy", "models", "protocol", "benchmarks", "tests")
-    done = subprocess.run(
-        [sys.executable, "-c", code % (links,)], cwd=site_packages, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "[]"

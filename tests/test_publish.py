@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import re
-import tomllib
 import zipfile
 from io import BytesIO
 from pathlib import Path
 
 import pytest
 from flwr.cli.config_utils import load_and_validate
-from flwr.cli.install import install_from_fab
 from flwr.supercore.constant import MAX_FILE_BYTES
 from typer.testing import CliRunner
 
@@ -55,14 +52,6 @@ def test_what_is_published_is_all_that_the_bundle_holds(folder: Path) -> None:
 
 def test_flower_builds_the_same_bundle_of_it(folder: Path) -> None:
     assert build.build_fab_from_disk(folder) == build_bundle(ROOT)
-
-
-def test_its_version_is_three_numbers_which_a_review_needs(folder: Path, tmp_path: Path) -> None:
-    version = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
-    unpacked = install_from_fab(build_bundle(ROOT), tmp_path / "review", skip_prompt=True)
-    found = re.search(r"\b(\d+\.\d+\.\d+)\b", unpacked.name)
-    assert found is not None
-    assert found[1] == version
 
 
 def test_a_project_of_umbel_init_passes_too(tmp_path: Path) -> None:

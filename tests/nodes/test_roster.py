@@ -442,9 +442,6 @@ def test_a_bounded_draw_depends_on_its_seed_and_on_who_is_there(role: str) -> No
     assert one != draw(roster, role, 3, [1, 1, 3], 12, 0.25).tolist()
     roster.note(3, [], [2])
     assert not set(draw(roster, role, 4, [0, 1, 4], 12, 0.25).tolist()) & set(range(20, 40))
-    roster.note(4, [], list(nodes))
-    gone = draw(roster, role, 5, [0, 1, 5], 12, 0.25)
-    assert len(gone) == (12 if role == TRAIN else 0), "when all are gone, all are asked to train"
 
 
 def test_in_simulation_a_share_plays_no_part() -> None:

@@ -163,23 +163,3 @@ def test_a_run_that_was_stopped_before_or_after_the_choice_goes_on(
         for file in ("latest", "hypotheses"):
             for name, value in whole.arrays(file).items():
                 assert resumed.arrays(file)[name].tobytes() == value.tobytes(), (last, file, name)
-
-
-@pytest.mark.usefixtures("blank_figures")
-@pytest.mark.parametrize(
-    ("strategy", "k", "rounds"), [("group-privacy", "auto", 3), ("umbel_lab.strategies:ClusteredFL", 8, 20)]
-)
-def test_a_report_has_all_rounds_whatever_the_number_of_hypotheses(
-    strategy: str, k: Any, rounds: int, tmp_path: Path, config: dict[str, Any]
-) -> None:
-    config |= {"dataset": dataset(tmp_path, 2, 0), "strategy": strategy, "hypotheses": k, "rounds": rounds}
-    config |= {"noise-multiplier": 0.0, "validation": "every=1"}
-    run = run_app(config, InProcessGrid(umbel.client.app.app, config))
-    numbers = [len(entry["groups"]) for entry in run.trained]
-    assert numbers[0] == (8 if k == "auto" else 1)
-    assert len(set(numbers)) > 1
-    report = (run.folder / "report.html").read_text()
-    assert report.count("<svg") > 4
-    left = len(run.arrays("hypotheses")["weight"])
-    assert left == numbers[-1]
-    assert f"{strategy}, {left} hypotheses, from a choice among 8, which sets the price of each participation" in report

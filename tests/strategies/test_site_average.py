@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,10 @@ import pytest
 from flwr.app import ConfigRecord, Message
 from numpy.typing import NDArray
 
-import umbel.client.app
 from tests.helpers.errors import raises
 from tests.helpers.grids import PaperGrid, stack, vectors
 from tests.helpers.paper import ACCEPTED
 from tests.helpers.replies import site_reply
-from tests.helpers.runs import run_app
 from tests.helpers.scripted import on, sends
 from tests.helpers.sources import ROOT
 from umbel import strategies
@@ -32,7 +29,6 @@ from umbel.protocol.releases import Sums
 from umbel.protocol.run_config import RunConfig
 from umbel.server.run import Run
 from umbel.server.setup import Setup
-from umbel.simulation.grid import InProcessGrid
 from umbel.simulation.in_process import play, run_config
 from umbel.strategies.site_average import SiteAverage
 
@@ -262,13 +258,3 @@ def test_sites_with_data_of_their_own_take_part(umbel_home: Path) -> None:
     spent = run.fleet.participations
     assert spent[2::3].sum() == 0
     assert spent.sum() == sum(entry.releases for entry in trained)
-
-
-def test_what_a_run_leaves_behind_tells_of_sums(umbel_home: Path) -> None:
-    config = run_config("synthetic", **CONFIG | NOISE["gaussian"] | {"rounds": 3, "restarts": 1})
-    left = run_app(config, InProcessGrid(umbel.client.app.app, config, 4))
-    assert [entry["releases"] for entry in left.trained] == [80] * 3
-    assert all(sum(entry["groups"]) == 80 for entry in left.trained)
-    assert sum(times for times, _ in left.ledger.values()) == 240, "whoever took part is on the server's record"
-    assert "the choice among" not in (left.folder / "report.html").read_text()
-    assert json.loads((left.folder / "outcome.json").read_text())["stopped"]
