@@ -81,7 +81,7 @@ class Elsewhere(PaperGrid):
         queries = [*super().push_messages(one for one in sent if one.metadata.message_type == "query")]
         for message in sent[len(queries) :]:
             message.metadata.__dict__["_message_id"] = f"round {message.metadata.dst_node_id}"
-            self._replies += self.answers(message)
+            self.waiting += self.answers(message)
         return [message.metadata.message_id for message in sent]
 
 

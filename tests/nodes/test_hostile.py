@@ -161,15 +161,8 @@ def honest(message: Message) -> RecordDict:
 class HostileGrid(InProcessGrid):
     """Nodes of which some are hostile: they answer in any way, late, twice, or in another's name.
 
-    Attributes
-    ----------
-    honest, hostile : set of int
-        The nodes.
-    hostile_replies : int
-    asked : Counter
-        Of each honest node, training clients that it was asked for.
-    joining : bool
-        Whether new hostile nodes come all the time; none of these says what can be of itself.
+    It counts how many training clients each honest node was `asked` for. While it is `joining`, new hostile nodes come
+    all the time; none of these says what can be of itself.
     """
 
     def __init__(self, honest_nodes: int, hostile_nodes: int, seed: int) -> None:
