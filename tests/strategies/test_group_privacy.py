@@ -15,6 +15,7 @@ from threadpoolctl import threadpool_limits
 from tests.helpers.scripted import on
 from tests.strategies.conftest import one_round
 from umbel.nodes.fleet import Fleet
+from umbel.strategies.fedavg import FedAvg
 from umbel.strategies.group_privacy import GroupOptions, GroupPrivacy, nearest, relocating_kmeans, seeded_kmeans
 
 
@@ -153,3 +154,11 @@ def test_a_round_may_move_the_hypothesis_that_gets_no_release() -> None:
     following, counts = one_round(strategy, [(0, 1, 3), (-90, 0, 0)], release)
     assert counts["groups"] == [3, 1]
     np.testing.assert_allclose(following, [(5 / 3, 1, 3), (10, 7, 9)], rtol=1e-6)
+
+
+def test_fedavg_has_one_hypothesis_and_averages_all_releases_each_counting_once() -> None:
+    strategy = on(Fleet(clients_per_round=3), FedAvg(hypotheses=7))
+    assert strategy.hypotheses == 1, "whatever is asked"
+    following, counts = one_round(strategy, [(7, 7, 7)], {0: (1, 0, 3), 1: (2, 0, 3), 2: (6, 9, 3)}, nodes=2)
+    assert following.tolist() == [[3, 3, 3]]
+    assert counts["groups"] == [3]

@@ -135,7 +135,19 @@ def test_stock_strategies_pass_a_trial_before_the_run_or_end_it(strategy: str, p
 
 
 OWN = '''
-from flwr.serverapp.strategy import FedAvg
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flwr.serverapp.strategy import FedAvg, FedTrimmedAvg
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Typed(FedTrimmedAvg):
+    def __init__(self, beta: float = 0.4, told: Callable | None = None) -> None:
+        super().__init__(beta=beta)
 
 
 class Scaled(FedAvg):
@@ -193,27 +205,8 @@ def test_what_such_a_strategy_cannot_do_here_is_said_before_the_run(own: str, na
         Setup.parse(RunConfig(strategy=f"{own}:{name}").entries())
 
 
-@pytest.mark.parametrize("head", ["from __future__ import annotations", ""])
-def test_a_strategy_may_import_types_for_type_checkers_alone(
-    head: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code = """
-from typing import TYPE_CHECKING
-
-from flwr.serverapp.strategy import FedTrimmedAvg
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-
-class Typed(FedTrimmedAvg):
-    def __init__(self, beta: float = 0.4, told: "Callable | None" = None) -> None:
-        super().__init__(beta=beta)
-"""
-    (tmp_path / "umbel_test_typed.py").write_text(head + code)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "umbel_test_typed", raising=False)
-    found = rounds(made("flower:umbel_test_typed:Typed", "beta=0.2"), 1)
+def test_a_strategy_may_import_types_for_type_checkers_alone(own: str) -> None:
+    found = rounds(made(f"{own}:Typed", "beta=0.2"), 1)
     np.testing.assert_allclose(found, rounds(made("flower:FedTrimmedAvg", "beta=0.2"), 1))
     with raises(ConfigError, "config.unknown-option", "beta"):
-        made("flower:umbel_test_typed:Typed", "told=1")
+        made(f"{own}:Typed", "told=1")
