@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from itertools import count
 from threading import Event
 from types import SimpleNamespace
@@ -25,20 +25,23 @@ from umbel.protocol.flower import ErrorCode
 from umbel.simulation.grid import InProcessGrid
 
 
-class Post(InProcessGrid):
-    """A Grid whose replies are there when the test says so, for a look to find however slowly threads start."""
+class Answering(InProcessGrid):
+    """Nodes 1, 2, … answer at once, but for some: their replies are there when the test says so."""
 
-    def __init__(self) -> None:
+    def __init__(self, silent: Container[int] = ()) -> None:
         super().__init__(lambda *_: None, {}, node_configs=[{}])
+        self.silent = silent
         self.sent: list[Message] = []
         self.arrived: list[Message] = []
         self._ids = count()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        for message in messages:
+        sent = list(messages)
+        for message in sent:
             message.metadata.__dict__["_message_id"] = str(next(self._ids))
-            self.sent.append(message)
-        return [message.metadata.message_id for message in messages]
+        self.sent += sent
+        self.arrived += [answers_of(message) for message in sent if message.metadata.dst_node_id not in self.silent]
+        return [message.metadata.message_id for message in sent]
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         due = [reply for reply in self.arrived if reply.metadata.reply_to_message_id in set(message_ids)]
@@ -58,18 +61,7 @@ def answers_of(sent: Message, node: int | None = None) -> Message:
     return reply
 
 
-class Answering(Post):
-    """Nodes 1, 2, … answer at once, but for some."""
-
-    def __init__(self, silent: Sequence[int] = ()) -> None:
-        super().__init__()
-        self.silent = silent
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        messages = list(messages)
-        ids = list(super().push_messages(messages))
-        self.arrived += [answers_of(sent) for sent in messages if sent.metadata.dst_node_id not in self.silent]
-        return ids
+NOBODY = range(1000)
 
 
 class Afar(Answering):
@@ -77,7 +69,7 @@ class Afar(Answering):
 
     in_process = False
 
-    def __init__(self, pulled: Callable[[list[Message]], Any] = lambda due: due, silent: Sequence[int] = ()) -> None:
+    def __init__(self, pulled: Callable[[list[Message]], Any] = lambda due: due, silent: Container[int] = ()) -> None:
         super().__init__(silent)
         self.pulled, self.asked = pulled, Counter[str]()
 
@@ -87,10 +79,7 @@ class Afar(Answering):
         return replies
 
 
-NOBODY = range(1000)
-
-
-def exchange_on(grid: Post) -> Exchange:
+def exchange_on(grid: Answering) -> Exchange:
     return Exchange(transport_of(grid))
 
 
@@ -140,7 +129,7 @@ def test_many_replies_that_do_not_end_hold_up_no_other() -> None:
     rest.set()
 
 
-def pushing(grid: Post, message: Message, *replies: Message) -> None:
+def pushing(grid: Answering, message: Message, *replies: Message) -> None:
     """Have replies there once messages are sent."""
     push = grid.push_messages
 
@@ -264,7 +253,7 @@ def test_answers_that_are_not_there_teach_how_slow_a_server_is(monkeypatch: pyte
     assert transport.usual == pytest.approx(2.0, rel=0.01)
 
 
-def wait_until_dropped(exchange: Exchange, grid: Post) -> int:
+def wait_until_dropped(exchange: Exchange, grid: Answering) -> int:
     """Do rounds until one drops a reply; return how many it drops."""
     deadline = time.monotonic() + 600
     while not exchange.dropped and time.monotonic() < deadline:
@@ -285,7 +274,7 @@ def test_a_reply_that_comes_late_is_dropped_and_counted_unless_it_is_wanted_all_
 
 @pytest.mark.parametrize("others", [(None, None), (7, None)], ids=["a second", "in another node's name"])
 def test_another_reply_to_a_message_is_dropped(others: tuple[int | None, ...]) -> None:
-    exchange = exchange_on(grid := Post())
+    exchange = exchange_on(grid := Answering(silent=NOBODY))
     message = to(1)
     pushing(grid, message, *(answers_of(message, node) for node in others))
     assert nodes(exchange.run([message], timeout=60)) == [1]
@@ -294,7 +283,7 @@ def test_another_reply_to_a_message_is_dropped(others: tuple[int | None, ...]) -
 
 def test_a_lost_node_is_named_by_the_message_that_it_was_sent() -> None:
     # Flower's SuperLink, node 1, answers for a node that is gone.
-    exchange = exchange_on(grid := Post())
+    exchange = exchange_on(grid := Answering(silent=NOBODY))
     message = to(5)
     error = Message(Error(ErrorCode.NODE_UNAVAILABLE, "gone"), reply_to=message)
     error.metadata.__dict__["_src_node_id"] = 1
