@@ -46,8 +46,8 @@ class Round:
 
 
 def scores_of(asked: Asked, *replies: Message) -> Scores:
-    found: Scores | None = load("reports")(Fleet()).read(asked, replies)
-    assert found is not None
+    found = load("reports")(Fleet()).read(asked, replies)
+    assert isinstance(found, Scores)
     return found
 
 

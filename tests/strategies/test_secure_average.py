@@ -65,19 +65,26 @@ def test_a_hundred_clients_at_four_sites_find_both_models() -> None:
     assert run.setup.release.kind is Kind.SECURE
 
 
-def test_fewer_sites_than_a_sum_needs_are_told_before_any_client_trains() -> None:
-    with raises(FleetError, "nodes.too-few-parties"):
-        played(nodes=2)
+REPORTS: dict[str, Any] = {"strategy": "secure-average report-noise=10 report-bound=400", "rounds": 6}
 
 
 @pytest.mark.parametrize(
     ("changes", "code"),
-    [({"mechanism": "gaussian"}, "config.mechanism"), ({"clipping": "update"}, "config.conflict"),
-     ({"strategy": "secure-average colluding=2"}, "config.least")],
+    [
+        ({"mechanism": "gaussian"}, "mechanism"), ({"clipping": "update"}, "conflict"),
+        ({"strategy": "secure-average colluding=2"}, "least"),
+        *((REPORTS | changes, "report-noise") for changes in (
+            {"restarts": 2}, {"validation": "by=median"}, {"noise_multiplier": 0.0},
+        )),
+    ],
 )  # fmt: skip
-def test_settings_that_cannot_be_added_securely_are_refused(changes: dict[str, Any], code: str) -> None:
-    with raises(ConfigError, code):
+def test_what_cannot_be_added_securely_is_refused_and_too_few_sites_before_any_client_trains(
+    changes: dict[str, Any], code: str
+) -> None:
+    with raises(ConfigError, f"config.{code}"):
         played(**changes)
+    with raises(FleetError, "nodes.too-few-parties"):
+        played(nodes=2)
 
 
 # --- what travels
@@ -109,8 +116,6 @@ def trained(run: Run) -> list[Any]:
 
 
 # --- reports
-
-REPORTS: dict[str, Any] = {"strategy": "secure-average report-noise=10 report-bound=400", "rounds": 6}
 
 
 def test_losses_are_added_up_with_noise_as_much_as_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,12 +174,6 @@ def test_a_round_and_its_reports_survive_a_third_of_the_sites_at_any_stage(
         assert first.releases == 60
     else:
         assert first.releases == sum(client in there for client in taken) < 60
-
-
-@pytest.mark.parametrize("changes", [{"restarts": 2}, {"validation": "by=median"}, {"noise_multiplier": 0.0}], ids=str)
-def test_reports_that_cannot_be_added_are_refused(changes: dict[str, Any]) -> None:
-    with raises(ConfigError, "config.report-noise"):
-        played(**REPORTS | changes)
 
 
 # --- second moments

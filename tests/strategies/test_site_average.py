@@ -117,8 +117,6 @@ NONE = (0, 0, 0)
         ({1: ([(2, 0, 4), (4, 0, 0)], [2, 1]), 0: ([(2, 4, 0), (0, 0, 2)], [2, 1])}, [[1, 1, 1], [12, 10, 11]], [4, 2]),
         # 1 + 2 and 0 + 2, of 6 clients: shares of 3.6 and 2.4, which are about 4 and 2.
         ({0: ([(3.6, 0, 0), NONE], [1, 0]), 1: ([NONE, (2.4, 0, 0)], [2, 2])}, [[1, 0, 0], [11, 10, 10]], [4, 2]),
-        # Counts that noise took out of their range are cut at none and at all the site's clients.
-        ({0: ([NONE] * 2, [-7, 9]), 1: ([NONE] * 2, [50, -1])}, [[0, 0, 0], [10, 10, 10]], [3, 3]),
         # Counts that are all cut away are taken to be equal.
         ({0: ([(3, 0, 0), (6, 0, 0)], [-1, -2])}, [[2, 0, 0], [14, 10, 10]], [2, 1]),
     ],
