@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import tomllib
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
 
 from tests.helpers.errors import raises
 from tests.helpers.sources import ROOT
+from tools.defaults import main, with_table
 from umbel.models import LOSSES, METRICS, MODELS, SIZED
 from umbel.privacy.mechanisms import MECHANISMS
 from umbel.privacy.site.policy import Policy
@@ -31,6 +33,18 @@ def test_flower_hands_over_what_the_class_says() -> None:
     defaults = RunConfig().entries()
     assert config == defaults
     assert {key: type(value) for key, value in config.items()} == {key: type(value) for key, value in defaults.items()}
+
+
+def test_a_table_that_differs_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "pyproject.toml"
+    path.write_text(PYPROJECT.replace("step-size = 0.1", "step-size = 0.2"), encoding="utf-8")
+    main(path)
+    assert path.read_text(encoding="utf-8") == PYPROJECT, "run make config"
+
+
+def test_a_file_without_the_table_is_refused() -> None:
+    with pytest.raises(SystemExit, match=r"tool\.flwr\.app\.config"):
+        with_table("[project]\n")
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "configs").glob("*.toml")), ids=lambda file: file.stem)
