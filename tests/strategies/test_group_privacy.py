@@ -1,4 +1,7 @@
-"""Algorithm 1, line 9: k-means from the hypotheses, checked by hand and against Lloyd's iterations spelt out."""
+"""Algorithm 1, line 9: k-means from the hypotheses, checked by hand and against Lloyd's iterations spelt out.
+
+And the two that need none: IFCA, whose clients say what they chose, and federated averaging.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from tests.strategies.conftest import one_round
 from umbel.nodes.fleet import Fleet
 from umbel.strategies.fedavg import FedAvg
 from umbel.strategies.group_privacy import GroupOptions, GroupPrivacy, nearest, relocating_kmeans, seeded_kmeans
+from umbel.strategies.ifca import IFCA
 
 
 def column(*numbers: float) -> NDArray[np.float64]:
@@ -154,6 +158,19 @@ def test_a_round_may_move_the_hypothesis_that_gets_no_release() -> None:
     following, counts = one_round(strategy, [(0, 1, 3), (-90, 0, 0)], release)
     assert counts["groups"] == [3, 1]
     np.testing.assert_allclose(following, [(5 / 3, 1, 3), (10, 7, 9)], rtol=1e-6)
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_under_ifca_a_release_belongs_to_the_hypothesis_that_its_client_says_it_chose(nodes: int) -> None:
+    """Both groups lie across both hypotheses: k-means would group these otherwise."""
+    release: dict[int, Any] = {0: (0, 0, 0), 1: (1, 1, 1), 2: (10, 10, 10), 3: (11, 11, 11)}
+    choice, sent = {0: 0, 1: 1, 2: 0, 3: 1}, [(0, 0, 0), (10, 10, 10)]
+    following, counts = one_round(on(Fleet(clients_per_round=4), IFCA()), sent, release, choice, nodes)
+    assert following.tolist() == [[5, 5, 5], [6, 6, 6]]
+    assert counts["groups"] == [2, 2]
+    some = release | {1: None, 2: None}
+    following, _ = one_round(on(Fleet(clients_per_round=4), IFCA()), sent, some, choice, nodes)
+    assert following.tolist() == [[0, 0, 0], [11, 11, 11]]
 
 
 def test_fedavg_has_one_hypothesis_and_averages_all_releases_each_counting_once() -> None:
