@@ -1,21 +1,32 @@
-"""The bundle that Flower ships to the nodes, and the editable install that shadows nothing."""
+"""The bundle that Flower ships to the nodes.
+
+It passes the checks of `flwr app publish` and `flwr app review`, as far as they need no account.
+"""
 
 from __future__ import annotations
 
-import json
+import importlib
 import subprocess
 import sys
-import sysconfig
 import zipfile
-from importlib.metadata import PackageNotFoundError, distribution
 from io import BytesIO
 from pathlib import Path
 
 import pytest
+from flwr.cli.config_utils import load_and_validate
+from flwr.supercore.constant import MAX_FILE_BYTES
+from typer.testing import CliRunner
 
 from tests.helpers.sources import ROOT, files, imported, packages_imported
+from umbel.cli.commands.init import app as init
+from umbel.client.bundle import app as command
 from umbel.protocol.flower import build_bundle
 from umbel.protocol.project import APP as CHECKOUT
+
+# Flower exports a function of each module's name beside it.
+build = importlib.import_module("flwr.cli.build")
+publish = importlib.import_module("flwr.cli.app_cmd.publish")
+
 
 OUTSIDE = {"umbel_lab", "benchmarks", "tests", "tools", "client", "server", "strategies", "privacy", "datasets", "."}
 """What no module of umbel imports: what measures or tests it, and the links at the root of the checkout."""
@@ -92,46 +103,54 @@ def test_an_installed_datasets_library_is_found_from_the_root_of_the_checkout(tm
 @pytest.mark.parametrize(
     ("package", "others"),
     [
-        (
-            "protocol",
-            {
-                "annotated_types",
-                "cryptography",
-                "flwr",
-                "numpy",
-                "prometheus_client",
-                "psutil",
-                "pydantic",
-                "rich",
-                "typer",
-                "uvicorn",
-            },
-        ),
-        ("privacy/mechanisms", {"cryptography", "numpy", "scipy"}),
-        ("privacy/accounting", {"dp_accounting", "numpy", "scipy"}),
+        ("protocol",
+         "annotated_types cryptography flwr numpy prometheus_client psutil pydantic rich typer uvicorn"),
+        ("privacy/mechanisms", "cryptography numpy scipy"),
+        ("privacy/accounting", "dp_accounting numpy scipy"),
     ],
-)
-def test_what_both_sides_share_depends_on_little(package: str, others: set[str]) -> None:
+)  # fmt: skip
+def test_what_both_sides_share_depends_on_little(package: str, others: str) -> None:
     outside = {name for file in files([f"umbel/{package}"]) for name in packages_imported(file)}
-    assert outside - sys.stdlib_module_names == others | {"umbel"}, "a new dependency"
+    assert outside - sys.stdlib_module_names == {*others.split(), "umbel"}, "a new dependency"
 
 
-def test_an_editable_install_copies_nothing_and_adds_one_name() -> None:
-    """A copy would come before the checkout, and stay as it was when that is edited."""
-    try:
-        installed = distribution("umbel")
-    except PackageNotFoundError:
-        pytest.skip("umbel is not installed")
-    origin = json.loads(installed.read_text("direct_url.json") or "{}")
-    if not origin.get("dir_info", {}).get("editable"):
-        pytest.skip("umbel is installed as a copy, and not from a checkout")
-    kinds = (".pth", "_editable_impl_umbel", "/bin/umbel", ".dist-info")
-    copied = [str(file) for file in installed.files or () if not any(kind in str(file) for kind in kinds)]
-    assert not copied
-    site_packages = Path(sysconfig.get_path("purelib"))
-    code = "import umbel, importlib.util as u; print([n for n in %r if u.find_spec(n)])"
-    links = ("client", "server", "strategies", "privacy", "models", "protocol", "benchmarks", "tests")
-    done = subprocess.run(
-        [sys.executable, "-c", code % (links,)], cwd=site_packages, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "[]"
+# --- published
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder that an operator would publish: umbel bundle --out umbel."""
+    done = CliRunner().invoke(command, ["--out", str(tmp_path / "umbel")])
+    assert done.exit_code == 0, done.output
+    return tmp_path / "umbel"
+
+
+def check(folder: Path) -> dict[str, Path]:
+    """Make the checks of publishing, in its order, and return the files that would go."""
+    config, warnings = load_and_validate(folder / "pyproject.toml", check_module=False)
+    assert not warnings, warnings
+    publish._validate_app_name(folder.name, "folder")
+    description = config["project"]["description"]
+    publish._validate_description(description)
+    assert len(description) <= 200, "it would be asked about"
+    files = publish._collect_file_paths(folder)
+    publish._validate_files(files)
+    return {str(file.relative_to(folder.resolve())): file for file in files}
+
+
+def test_what_is_published_is_all_that_the_bundle_holds(folder: Path) -> None:
+    with zipfile.ZipFile(BytesIO(build_bundle(ROOT))) as archive:
+        held = {name for name in archive.namelist() if not name.startswith(".info/")}
+    assert check(folder).keys() == held
+    assert max(file.stat().st_size for file in folder.rglob("*") if file.is_file()) <= MAX_FILE_BYTES
+
+
+def test_flower_builds_the_same_bundle_of_it(folder: Path) -> None:
+    assert build.build_fab_from_disk(folder) == build_bundle(ROOT)
+
+
+def test_a_project_of_umbel_init_passes_too(tmp_path: Path) -> None:
+    project = tmp_path / "my-study"
+    assert CliRunner().invoke(init, [str(project)]).exit_code == 0
+    assert {"pyproject.toml", "my_study/model.py"} <= check(project).keys()
+    assert build.build_fab_from_disk(project) == build_bundle(project)

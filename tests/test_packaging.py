@@ -89,19 +89,8 @@ def test_the_sites_lock_has_all_that_umbel_needs_but_for_the_build_of_torch() ->
 
 
 def test_a_run_needs_nothing_that_umbel_is_developed_with() -> None:
-    runtime = pins(ROOT / "requirements" / "site.txt").keys()
-    tools = {
-        "mypy",
-        "pytest",
-        "ruff",
-        "sphinx",
-        "ipykernel",
-        "transformers",
-        "onnx",
-        "pyarrow",
-        "mlflow-skinny",
-    }
-    assert not runtime & tools
+    tools = {"mypy", "pytest", "ruff", "sphinx", "ipykernel", "transformers", "onnx", "pyarrow", "mlflow-skinny"}
+    assert not pins(ROOT / "requirements" / "site.txt").keys() & tools
 
 
 def test_the_docs_name_every_extra_and_no_other() -> None:

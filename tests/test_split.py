@@ -42,6 +42,13 @@ def source() -> Path:
 def test_every_client_is_at_one_site_in_its_role(source: Path, tmp_path: Path) -> None:
     folders = split(source, 3, tmp_path / "sites")
     assert [folder.name for folder in folders] == ["site-1", "site-2", "site-3"]
+    again = split(source, 3, tmp_path / "again")
+    assert all(
+        (one / "targets.npy").read_bytes() == (two / "targets.npy").read_bytes()
+        for one, two in zip(folders, again, strict=True)
+    )
+    manifest = open_dataset(folders[1]).manifest
+    assert (manifest.name, manifest.model, manifest.loss) == ("numbers-2", "linear", "rmse")
     seen: dict[str, list[int]] = {"train": [], "validation": []}
     for folder in folders:
         part = open_dataset(folder)
@@ -63,12 +70,6 @@ def test_no_site_of_an_earlier_split_is_left_beside_the_new_ones(source: Path, t
     assert len(split(source, 4, tmp_path)) == 4
 
 
-def test_a_site_s_manifest_is_the_whole_s_but_for_its_clients(source: Path, tmp_path: Path) -> None:
-    manifest = open_dataset(split(source, 3, tmp_path)[1]).manifest
-    assert (manifest.name, manifest.model, manifest.loss) == ("numbers-2", "linear", "rmse")
-    assert manifest.provenance == "Part 2 of 3 of numbers. Made up."
-
-
 def test_a_site_s_part_of_a_table_keeps_the_schema_and_its_own_clients_names(tmp_path: Path) -> None:
     frame = pd.DataFrame({"who": list("abcdefgh"), "x": np.arange(8.0), "ward": list("AB" * 4), "y": np.arange(8.0)})
     whole = umbel.from_dataframe(frame, client="who", target="y", validation=["a", "b"])
@@ -77,12 +78,6 @@ def test_a_site_s_part_of_a_table_keeps_the_schema_and_its_own_clients_names(tmp
         assert part.manifest.layout == whole.manifest.layout
         for place, name in enumerate(part.names):
             assert part.client(place)[1].tolist() == ["abcdefgh".index(name)]
-
-
-def test_it_is_the_same_each_time(source: Path, tmp_path: Path) -> None:
-    first = [np.load(folder / "targets.npy") for folder in split(source, 2, tmp_path)]
-    again = [np.load(folder / "targets.npy") for folder in split(source, 2, tmp_path)]
-    assert all(map(np.array_equal, first, again))
 
 
 @pytest.mark.parametrize("sites", [0, TRAIN + 1])
@@ -97,6 +92,4 @@ def test_the_command_line(source: Path, tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["numbers", "--out", str(tmp_path)]).output.split() == [
         str(tmp_path / f"site-{site}") for site in (1, 2, 3)
     ]
-    missing = CliRunner().invoke(app, ["nothing", "--out", str(tmp_path)])
-    assert missing.exit_code == 3
-    assert "no dataset 'nothing'" in missing.output
+    assert CliRunner().invoke(app, ["nothing", "--out", str(tmp_path)]).exit_code == 3

@@ -27,24 +27,12 @@ SHAPE = re.compile(r"([a-z]+)\.[a-z0-9]+(-[a-z0-9]+)*")
 
 @dataclass(frozen=True)
 class Made:
-    """A place where the app makes an error.
+    """A place (file and line) where the app makes an error of a class, by name, and the codes that may be given.
 
-    Attributes
-    ----------
-    where : str
-        File and line.
-    room : str
-    kind : str
-        The name of the class.
-    codes : tuple of str
-        Those that may be given; none where a code is missing.
-    cause, remedy : str
-        What is wrong, and what to do about it, if the sentence says that, with … for what is only known when it is
-        raised.
+    `cause` and `remedy` are what the sentence says, with … for what is only known when the error is raised.
     """
 
     where: str
-    room: str
     kind: str
     codes: tuple[str, ...]
     cause: str
@@ -74,8 +62,7 @@ def made(root: Path = ROOT) -> tuple[Made, ...]:
                     found[kind.__name__] = (*found.get(kind.__name__, ()), code)
             for kind_name, own in found.items() if node is not None else ():
                 cause, remedy = _sentence(call.args[0], nodes) if call and call.args else ("", "")
-                room = inside.parts[1].removesuffix(".py")
-                places.append(Made(f"{inside}:{node.lineno}", room, kind_name, own, cause, remedy))
+                places.append(Made(f"{inside}:{node.lineno}", kind_name, own, cause, remedy))
     return tuple(places)
 
 

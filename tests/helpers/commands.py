@@ -12,7 +12,7 @@ import sys
 import tomllib
 from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from functools import cache
 from io import StringIO
 from pathlib import Path
@@ -210,17 +210,14 @@ def _python(words: Sequence[str]) -> None:
     elif first == "-m":
         name, *rest = rest
         assert name.partition(".")[0] in ("umbel", "umbel_lab", "benchmarks", "examples", "tests"), f"whose is {name}?"
-        try:
-            found = (
-                importlib.util.find_spec(f"{name}.__main__") if _is_package(name) else importlib.util.find_spec(name)
-            )
-        except ModuleNotFoundError:
-            found = None
+        found = None
+        for module in (name, f"{name}.__main__"):
+            with suppress(ModuleNotFoundError):
+                found = importlib.util.find_spec(module) or found
         assert found is not None, f"python -m {name} runs nothing"
-        module = importlib.import_module(found.name)
+        code = importlib.import_module(found.name)
         assert '__name__ == "__main__"' in Path(str(found.origin)).read_text(encoding="utf-8"), f"{name} is no command"
-        app = getattr(module, "app", None) or command_line(module.main)
-        _parse(typer.main.get_command(app), rest)
+        _parse(typer.main.get_command(getattr(code, "app", None) or command_line(code.main)), rest)
     else:
         assert (ROOT / first).is_file(), f"there is no {first}"
         with pytest.MonkeyPatch.context() as patch:
@@ -229,11 +226,6 @@ def _python(words: Sequence[str]) -> None:
             app = runpy.run_path(str(ROOT / first), run_name="recipe").get("app")
             if app is not None:
                 _parse(typer.main.get_command(app), rest)
-
-
-def _is_package(name: str) -> bool:
-    found = importlib.util.find_spec(name)
-    return found is not None and found.submodule_search_locations is not None
 
 
 def _make(words: Sequence[str]) -> None:

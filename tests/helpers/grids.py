@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Context, Error, Message, MetricRecord, RecordDict
-from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 import umbel.client.app
 from tests.helpers.replies import evaluation_reply, training_reply
 from umbel.protocol.arrays import Arrays
-from umbel.protocol.flower import ErrorCode, Run
+from umbel.protocol.flower import ErrorCode
 from umbel.protocol.messages import evaluation_in, hosting_reply, numbers_asked, training_in
 from umbel.protocol.tasks import Hosting
 from umbel.simulation.grid import InProcessGrid
@@ -39,7 +38,7 @@ def stack(rows: Any) -> Arrays:
     return {"weight": matrix[:, None, :2], "bias": matrix[:, 2:]}
 
 
-class PaperGrid(Grid):
+class PaperGrid(InProcessGrid):
     """Nodes that exist on paper.
 
     A node replies to a query as it `says`, with nothing at all for None; a list is said one after the other, the last
@@ -47,18 +46,18 @@ class PaperGrid(Grid):
     reply go by. `queried` has the nodes that were asked what they host, `lifetimes` the seconds that each query lives.
     """
 
-    in_process = True
     flowers: Collection[int] = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE)
 
     def __init__(
         self, says: Mapping[int, Said | list[Said]], looks: Sequence[list[int]] = (), slow: Mapping[int, int] = {}
     ) -> None:
+        super().__init__(umbel.client.app.app, {}, node_configs=[{}])
         self.says = {node: list(said) if isinstance(said, list) else [said] for node, said in says.items()}
         self.looks = list(looks) or [list(says)]
         self.slow = dict(slow)
         self.queried: list[int] = []
         self.lifetimes: list[float] = []
-        self._replies: list[Message] = []
+        self.waiting: list[Message] = []
 
     @classmethod
     def simulated(cls, train: int, validation: int = 0, nodes: int = 1, ids: Sequence[int] = ()) -> PaperGrid:
@@ -87,22 +86,22 @@ class PaperGrid(Grid):
                 reply = Message(said, reply_to=message)
                 if said.code in self.flowers:  # what Flower says is not from the node
                     reply.metadata.__dict__["_src_node_id"] = SUPERLINK
-                self._replies.append(reply)
+                self.waiting.append(reply)
             elif said is not None:
                 content = hosting_reply(said) if isinstance(said, Hosting) else RecordDict({"hosting": said})
-                self._replies.append(Message(content, reply_to=message))
+                self.waiting.append(Message(content, reply_to=message))
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        due, later, asked = [], [], set(message_ids)
-        for reply in self._replies:
+        due, later, asked = list[Message](), list[Message](), set(message_ids)
+        for reply in self.waiting:
             if reply.metadata.reply_to_message_id not in asked:
                 later.append(reply)
                 continue
             node = reply.metadata.src_node_id
             self.slow[node] = left = self.slow.get(node, 0) - 1
             (due if left < 0 else later).append(reply)
-        self._replies = later
+        self.waiting = later
         return due
 
     # --- what a test needs to answer a round's messages
@@ -141,21 +140,6 @@ class PaperGrid(Grid):
             losses = np.array([loss_of(client) for client in self.asked(message)])
             replies.append(Message(evaluation_reply(losses, 10 * losses), reply_to=message))
         return replies
-
-    # --- the rest of Flower's interface, which is not used here
-
-    def set_run(self, run: Run) -> None:
-        raise NotImplementedError
-
-    @property
-    def run(self) -> Run:
-        raise NotImplementedError
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        raise NotImplementedError
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        raise NotImplementedError
 
 
 def error_reply(message: Message, source: int | None = None) -> Message:

@@ -159,13 +159,18 @@ def released(reply: Message) -> list[int]:
     return [int(flag) for flag in flags]
 
 
-def releases(reply: Message) -> Arrays:
-    """Return the arrays of a reply, and check that nothing hides behind their numbers."""
-    record = record_in(reply.content, "arrays", ArrayRecord)
+def bare(record: ArrayRecord) -> ArrayRecord:
+    """Return arrays that left a node, and check that nothing hides behind their numbers."""
     for array in record.values():
         data = io.BytesIO(array.data)
         np.load(data)
         assert not data.read(), "something hides behind the numbers"
+    return record
+
+
+def releases(reply: Message) -> Arrays:
+    """Return the arrays of a reply, and check that nothing hides behind their numbers."""
+    record = bare(record_in(reply.content, "arrays", ArrayRecord))
     arrays, flags = unpack(record), reply.content.metric_records.get("released", {})
     return times_step(arrays, flags["step"]) if "step" in flags else arrays
 

@@ -11,6 +11,7 @@ from flwr.clientapp.typing import Mod
 
 from tests.helpers.flower_apps import answered
 from tests.helpers.messages import arrived
+from tests.helpers.nodes import ask
 from umbel.protocol.flower import identify
 from umbel.simulation.grid import InProcessGrid
 
@@ -43,5 +44,4 @@ def context() -> Context:
 
 def answer(grid: InProcessGrid, content: RecordDict, kind: str = "train") -> Message:
     """Return a node's reply to a message, as it arrives at the server."""
-    (reply,) = grid.send_and_receive([Message(content, next(iter(grid.get_node_ids())), kind)])
-    return arrived(reply)
+    return arrived(ask(grid, content, kind))

@@ -23,18 +23,13 @@ from umbel.server.worth import Arm, LeftOut, Way, Worth
 
 SYNTHETIC = Manifest(name="synthetic", clients=7, split={"train": 4, "validation": 3}, truth=[[5.0, 6.0], [4.0, -4.5]])
 HOSPITAL = Manifest(
-    name="hospital",
-    clients=7,
-    split={"train": 4, "validation": 3},
+    name="hospital", clients=7, split={"train": 4, "validation": 3},
     units={"target": {"name": "payment", "unit": "dollars", "scale": 10_000}},
-)
+)  # fmt: skip
 CONFIG = {
-    "strategy": "group-privacy",
-    "noise-multiplier": 5.0,
-    "seed": 3,
-    "validation": "clients=0 every=1 by=mean",
+    "strategy": "group-privacy", "noise-multiplier": 5.0, "seed": 3, "validation": "clients=0 every=1 by=mean",
     "model": "",
-}
+}  # fmt: skip
 VERSIONS = {"flwr": "1.42.0", "python": "3.11.7"}
 # Four training clients, who took part so often: the median is 2, and at 2/5 each the paper's budget .8 and at most 2.
 PARTICIPATIONS = np.array([0, 1, 3, 5])
@@ -112,15 +107,8 @@ def state(rounds: int = 20, final: bool = True, **changes: Any) -> State:
     return State(**values | changes)
 
 
-def report(
-    run: State | None = None,
-    *,
-    drawn: bool = False,
-    **of: Any,
-) -> Page:
-    """Return the page of a run, of which `view` says more; what is drawn takes most of the time, and most tests look
-    at words.
-    """
+def report(run: State | None = None, *, drawn: bool = False, **of: Any) -> Page:
+    """Return the page of a run, of which `view` says more; most tests look at words, and drawing takes the time."""
     one = view(run, **of)
     with pytest.MonkeyPatch.context() as patch:
         if not drawn:
@@ -129,42 +117,17 @@ def report(
 
 
 def view(
-    run: State | None = None,
-    *,
-    model: str = "linear",
-    manifest: Manifest | None = SYNTHETIC,
-    noise: float = 5.0,
-    mode: str = "update",
-    mechanism: str = "laplace",
-    hypotheses: int = 2,
-    choice: float = 0.0,
-    by_site: bool = False,
-    participations: Any = PARTICIPATIONS,
-    config: dict[str, Any] = CONFIG,
-    name: str = "a-run",
-    worth: Worth | None = None,
-    rows: RowPrivacy | None = None,
-    planned: int = 0,
-    before: Release | None = None,
-) -> View:
+    run: State | None = None, *, model: str = "linear", manifest: Manifest | None = SYNTHETIC, noise: float = 5.0,
+    mode: str = "update", mechanism: str = "laplace", hypotheses: int = 2, choice: float = 0.0, by_site: bool = False,
+    participations: Any = PARTICIPATIONS, config: dict[str, Any] = CONFIG, name: str = "a-run",
+    worth: Worth | None = None, rows: RowPrivacy | None = None, planned: int = 0, before: Release | None = None,
+) -> View:  # fmt: skip
     """Return what a report is made from."""
     network = models.load(model)
-    release = Release(
-        Kind.TRAIN,
-        network.num_parameters,
-        noise,
-        Clipping(mode),
-        mechanism=mechanism,
-        hypotheses=hypotheses,
-        choice_epsilon=choice,
-    ).trained_by(rows)
-    release = site_release(release) if by_site else release
-    told = (
-        Summary(network, manifest, release, rounds=planned, before=before),
-        run or state(),
-        np.asarray(participations),
-    )
-    return View(name, *told, config | {"noise-multiplier": noise}, worth)
+    chosen: dict[str, Any] = {"mechanism": mechanism, "hypotheses": hypotheses, "choice_epsilon": choice}
+    release = Release(Kind.TRAIN, network.num_parameters, noise, Clipping(mode), **chosen).trained_by(rows)
+    told = Summary(network, manifest, site_release(release) if by_site else release, rounds=planned, before=before)
+    return View(name, told, run or state(), np.asarray(participations), config | {"noise-multiplier": noise}, worth)
 
 
 @cache

@@ -20,11 +20,10 @@ from tests.helpers.errors import raises
 from tests.helpers.grids import PaperGrid, error_reply, failing, stack, vectors
 from tests.helpers.paper import paper_task
 from umbel.nodes.fleet import Fleet
-from umbel.protocol.asked import Asked
 from umbel.protocol.errors import FleetError
 from umbel.protocol.flower import ErrorCode
 from umbel.protocol.hypotheses import Hypotheses
-from umbel.protocol.messages import evaluation_in, hypotheses_in, merged
+from umbel.protocol.messages import evaluation_in, hypotheses_in
 from umbel.protocol.tasks import EvaluationSpec, Hosting
 from umbel.simulation.grid import InProcessGrid
 
@@ -37,11 +36,17 @@ RECORD = Hypotheses(stack(SENT))
 
 
 def test_a_round_sends_one_message_a_node() -> None:
-    grid, fleet = PaperGrid.simulated(train=7, nodes=3), Fleet(clients_per_round=7)
-    messages = fleet.ask_training(4, RECORD, COMMON, grid).messages
-    assert [message.metadata.dst_node_id for message in messages] == [100, 101, 102]
-    assert {(message.metadata.message_type, message.metadata.group_id) for message in messages} == {("train", "4")}
-    assert [grid.asked(message) for message in messages] == [[0, 3, 6], [1, 4], [2, 5]]
+    """Validation clients follow the training clients."""
+    grid, fleet = PaperGrid.simulated(train=7, validation=4, nodes=3), Fleet(clients_per_round=7)
+    training = fleet.ask_training(4, RECORD, COMMON, grid).messages
+    evaluation = fleet.ask_evaluation(4, RECORD, EvaluationSpec(step_size=0.5, run="mine"), grid).messages
+    asked = {"train": [[0, 3, 6], [1, 4], [2, 5]], "evaluate": [[9], [7, 10], [8]]}
+    for messages, (kind, clients) in zip((training, evaluation), asked.items(), strict=True):
+        assert [message.metadata.dst_node_id for message in messages] == [100, 101, 102]
+        assert {(one.metadata.message_type, one.metadata.group_id) for one in messages} == {(kind, "4")}
+        assert [grid.asked(message) for message in messages] == clients
+    np.testing.assert_array_equal(vectors(hypotheses_in(evaluation[0].content)), SENT)
+    assert evaluation_in(evaluation[0].content) == EvaluationSpec(round=4, clients=(3,), step_size=0.5, run="mine")
 
 
 def test_clients_with_a_limit_take_turns_until_all_have_had_theirs() -> None:
@@ -61,9 +66,23 @@ def test_clients_with_a_limit_take_turns_until_all_have_had_theirs() -> None:
 
 
 class Elsewhere(PaperGrid):
-    """Nodes on paper that are not in the server's process, so that a run waits for them."""
+    """Nodes on paper that are not in the server's process, so that a run waits for them.
+
+    They reply to a round's message as `answers` says; else never.
+    """
 
     in_process = False
+
+    def answers(self, message: Message) -> list[Message]:
+        return []
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        sent = list(messages)
+        queries = [*super().push_messages(one for one in sent if one.metadata.message_type == "query")]
+        for message in sent[len(queries) :]:
+            message.metadata.__dict__["_message_id"] = f"round {message.metadata.dst_node_id}"
+            self.waiting += self.answers(message)
+        return [message.metadata.message_id for message in sent]
 
 
 def paused(
@@ -95,9 +114,8 @@ def test_a_run_pauses_while_fewer_nodes_are_there_than_it_needs_and_continues_by
     assert len(slept) == 20
     assert max(slept) <= 5
     first, last = caplog.messages[-2:]
-    assert "Paused before round 3 since" in first
-    assert ": 1 of 2 nodes can be asked. Waiting for node 6 (offline since" in first
-    assert "continues with round 3" in last
+    assert "node 6 (offline since" in first
+    assert "round 3" in last
     fleet.wait(4, grid)
     assert len(slept) == 20, "all are there"
 
@@ -107,7 +125,7 @@ def test_without_any_node_a_run_fails_after_its_longest_pause(monkeypatch: pytes
     fleet, grid, slept = paused(monkeypatch, [[]], wait="pause=60")
     fleet.participations[0] = released
     if released:
-        with raises(FleetError, "nodes.away", "pauses", "node 5 (offline"):
+        with raises(FleetError, "nodes.away"):
             fleet.wait(3, grid)
         assert 60 <= sum(slept) < 66
     else:
@@ -131,23 +149,11 @@ def test_in_simulation_a_run_does_not_wait() -> None:
     fleet.wait(3, grid)
 
 
-class Mute(Elsewhere):
-    """Nodes that never reply to a round."""
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        sent = list(messages)
-        queries = [*super().push_messages(one for one in sent if one.metadata.message_type == "query")]
-        for message in sent[len(queries) :]:
-            message.metadata.__dict__["_message_id"] = f"round {message.metadata.dst_node_id}"
-        return [message.metadata.message_id for message in sent]
-
-
 def test_a_round_that_connected_nodes_never_answer_ends_the_run_after_its_longest_pause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fleet, grid, slept = paused(monkeypatch, [[5, 6]], wait="pause=60", max_participations=0)
-    grid.__class__ = Mute
-    with raises(FleetError, "nodes.away", "node 5 (silent", "node 6 (silent"):
+    with raises(FleetError, "nodes.away"):
         for _ in range(20):
             fleet.wait(3, grid)
             fleet.exchange(3, grid, fleet.ask_training(3, RECORD, COMMON, grid).messages, timeout=0.01)
@@ -184,14 +190,9 @@ def test_a_site_that_refuses_to_report_still_trains(train: int, asked: list[int]
     """One without training clients is left out of the next rounds' validation."""
 
     class Silent(Elsewhere):
-        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-            sent = list(messages)
-            queries = [*super().push_messages(one for one in sent if one.metadata.message_type == "query")]
-            for message in sent[len(queries) :]:
-                message.metadata.__dict__["_message_id"] = f"report {message.metadata.dst_node_id}"
-                refuses = message.metadata.dst_node_id == 6
-                self._replies += [error_reply(message)] if refuses else self.scores([message], lambda _: 0.5)
-            return [message.metadata.message_id for message in sent]
+        def answers(self, message: Message) -> list[Message]:
+            refuses = message.metadata.dst_node_id == 6
+            return [error_reply(message)] if refuses else self.scores([message], lambda _: 0.5)
 
     grid, fleet = Silent({5: Hosting(2, 2), 6: Hosting(train, 2)}), Fleet(clients_per_round=2 + train)
     fleet.roster(grid)
@@ -307,27 +308,11 @@ def test_clients_are_asked_equally_often() -> None:
     assert chi2.sf(statistic, of - 1) > 1e-6
 
 
-# --- asking for evaluation
-
-
-def validating(nodes: int, clients: int = 4, per_round: int = 0, round: int = 1) -> tuple[PaperGrid, list[Message]]:
-    """Return the messages to validation clients, which follow two training clients."""
-    grid = PaperGrid.simulated(train=2, validation=clients, nodes=nodes)
-    fleet = Fleet(clients_per_round=1, validation=f"clients={per_round}")
-    return grid, fleet.ask_evaluation(round, RECORD, EvaluationSpec(step_size=0.5, run="mine"), grid).messages
-
-
-def test_all_validation_clients_are_asked_by_one_message_a_node() -> None:
-    grid, messages = validating(nodes=3)
-    assert [grid.asked(message) for message in messages] == [[3], [4], [2, 5]]
-    assert {(m.metadata.message_type, m.metadata.group_id) for m in messages} == {("evaluate", "1")}
-    np.testing.assert_array_equal(vectors(hypotheses_in(messages[0].content)), SENT)
-    assert evaluation_in(messages[0].content) == EvaluationSpec(round=1, clients=(1,), step_size=0.5, run="mine")
-
-
 def test_some_validation_clients_are_sampled_anew_each_round() -> None:
     def asked(round: int, nodes: int) -> list[int]:
-        grid, messages = validating(nodes, clients=1000, per_round=5, round=round)
+        grid = PaperGrid.simulated(train=2, validation=1000, nodes=nodes)
+        fleet = Fleet(clients_per_round=1, validation="clients=5")
+        messages = fleet.ask_evaluation(round, RECORD, EvaluationSpec(), grid).messages
         return sorted(client for message in messages for client in grid.asked(message))
 
     assert len(set(asked(1, nodes=1))) == 5
@@ -339,32 +324,18 @@ def test_some_validation_clients_are_sampled_anew_each_round() -> None:
 # --- a round
 
 
-def test_training_and_evaluation_of_a_node_travel_together() -> None:
-    """Training client 1 and validation client 1 are on node 101, validation client 0 on node 100."""
-    grid, fleet = PaperGrid.simulated(train=3, validation=2, nodes=3), Fleet(clients_per_round=1)
-    training = fleet.ask_training(1, RECORD, COMMON, grid, clients=np.array([1]))
-    evaluation = fleet.ask_evaluation(1, RECORD, EvaluationSpec(), grid)
-    together = merged([*training.messages, *evaluation.messages])
-    assert {m.metadata.dst_node_id: (m.metadata.message_type, sorted(m.content)) for m in together} == {
-        100: ("evaluate", ["evaluation", "hypotheses"]),
-        101: ("train", ["evaluation", "hypotheses", "training"]),
-    }
-
-
 @pytest.fixture
 def linear_config(run_config: dict[str, Any]) -> dict[str, Any]:
     return run_config | {"noise-multiplier": 5.0}
 
 
-def play_round(
-    grid: InProcessGrid, fleet: Fleet, round: int = 1, timeout: float = 600
-) -> tuple[list[Message], Asked, Asked]:
-    """Do a round with the app's own nodes, and return their replies and who was asked to train and to evaluate."""
+def play_round(grid: InProcessGrid, fleet: Fleet, round: int = 1) -> list[Message]:
+    """Do a round with the app's own nodes, and return their replies."""
     hypotheses = Hypotheses({"weight": np.array([[[5.0, 6.0]], [[4.0, -4.5]]], np.float32)})
     training = fleet.ask_training(round, hypotheses, COMMON, grid)
     evaluation = fleet.ask_evaluation(round, hypotheses, EvaluationSpec(), grid)
-    replies, _ = fleet.exchange(round, grid, [*training.messages, *evaluation.messages], timeout)
-    return replies, training, evaluation
+    replies, _ = fleet.exchange(round, grid, [*training.messages, *evaluation.messages], timeout=600)
+    return replies
 
 
 class SomeLate(InProcessGrid):
@@ -397,14 +368,14 @@ def test_a_round_closes_when_a_quorum_of_its_clients_has_answered(
     grid, fleet = SomeLate(umbel.client.app.app, linear_config, nodes=4), Fleet(clients_per_round=100, quorum=quorum)
     fleet.roster(grid)
     grid.late = frozenset({103})
-    assert len(play_round(grid, fleet)[0]) == (3 if closes else 4)
+    assert len(play_round(grid, fleet)) == (3 if closes else 4)
     if not closes:
         return
     assert grid.looks == 2, "at the first look"
     grid.late = frozenset()
-    assert len(play_round(grid, fleet, round=2)[0]) == 3, "it was silent and is left out for a round"
+    assert len(play_round(grid, fleet, round=2)) == 3, "it was silent and is left out for a round"
     assert fleet.dropped == 1
-    assert len(play_round(grid, fleet, round=3)[0]) == 4
+    assert len(play_round(grid, fleet, round=3)) == 4
 
 
 @pytest.mark.parametrize("part", ["training", "evaluation"])
@@ -416,4 +387,4 @@ def test_a_node_that_does_one_part_alone_does_not_stand_in_for_the_other(
     fleet = Fleet(clients_per_round=100, quorum=0.5)
     fleet.roster(grid)
     grid.late = frozenset({103})
-    assert len(play_round(grid, fleet)[0]) == 4, "the fourth is waited for"
+    assert len(play_round(grid, fleet)) == 4, "the fourth is waited for"

@@ -29,7 +29,7 @@ from umbel.protocol.hypotheses import Hypotheses
 from umbel.protocol.messages import evaluation_in, hosting_reply, hypotheses_in, training_in
 from umbel.protocol.records import pack, unpack
 from umbel.protocol.run_config import MAX_CLIENTS, RunConfig
-from umbel.protocol.tasks import VERSION, Hosting
+from umbel.protocol.tasks import Hosting
 from umbel.server.history import State
 from umbel.server.run import Run
 from umbel.server.setup import Setup
@@ -120,20 +120,15 @@ def spoilt(content: RecordDict, rng: np.random.Generator) -> RecordDict:
 def odd_hosting(rng: np.random.Generator) -> RecordDict:
     """Return what a node says of itself that cannot be."""
     while True:
-        content = _any_hosting(rng)
+        record = Hosting(3, 2).to_record() if rng.random() < 0.9 else Hosting(1, 0, 0, 1).to_record()
+        for _ in range(rng.integers(1, 3)):
+            put(record, str(rng.choice(["version", "train", "validation", "first", "step"])), odd(rng))
+        content = RecordDict({"hosting": record})
+        content = content if rng.random() < 0.9 else spoilt(content, rng)
         try:
             admitted(content, MAX_CLIENTS, together=False)
         except Exception:
             return content
-
-
-def _any_hosting(rng: np.random.Generator) -> RecordDict:
-    record = Hosting(3, 2).to_record()
-    for _ in range(rng.integers(1, 3)):
-        put(record, str(rng.choice(["version", "train", "validation", "first", "step"])), odd(rng))
-    if rng.random() < 0.1:
-        record = MetricRecord({"version": VERSION, "train": 1, "validation": 0, "first": 0, "step": 1})
-    return RecordDict({"hosting": record}) if rng.random() < 0.9 else spoilt(RecordDict({"hosting": record}), rng)
 
 
 # --- the nodes
@@ -161,15 +156,8 @@ def honest(message: Message) -> RecordDict:
 class HostileGrid(InProcessGrid):
     """Nodes of which some are hostile: they answer in any way, late, twice, or in another's name.
 
-    Attributes
-    ----------
-    honest, hostile : set of int
-        The nodes.
-    hostile_replies : int
-    asked : Counter
-        Of each honest node, training clients that it was asked for.
-    joining : bool
-        Whether new hostile nodes come all the time; none of these says what can be of itself.
+    It counts how many training clients each honest node was `asked` for. While it is `joining`, new hostile nodes come
+    all the time; none of these says what can be of itself.
     """
 
     def __init__(self, honest_nodes: int, hostile_nodes: int, seed: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import random
 from collections.abc import Callable, Iterable, Mapping
@@ -11,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import Message, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.helpers.grids import SUPERLINK, PaperGrid, error_reply, stack
-from tests.helpers.messages import instead
+from tests.helpers.hostile import UNREADABLE, matrix
 from tests.helpers.paper import paper_task
 from tests.helpers.replies import evaluation_reply, training_reply
 from umbel.nodes.fleet import Fleet
@@ -25,7 +24,7 @@ from umbel.privacy.channels import load
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.asked import Asked
 from umbel.protocol.hypotheses import Hypotheses
-from umbel.protocol.records import in_steps, pack, to_array_record, unpack
+from umbel.protocol.records import in_steps, pack, unpack
 from umbel.protocol.releases import Releases, Scores
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 
@@ -42,15 +41,14 @@ class Round:
     def __init__(self, fleet: Fleet, asked: Asked) -> None:
         self.fleet, self.asked = fleet, asked
 
-    def releases(self, replies: Iterable[Message]) -> Releases:
-        return self.fleet.read(self.asked, replies)
-
-    def scores(self, replies: Iterable[Message]) -> Scores | None:
+    def read(self, replies: Iterable[Message]) -> Any:
         return self.fleet.read(self.asked, replies)
 
 
-def scores_of(asked: Asked, replies: Iterable[Message]) -> Scores | None:
-    return load("reports")(Fleet()).read(asked, replies)
+def scores_of(asked: Asked, *replies: Message) -> Scores:
+    found = load("reports")(Fleet()).read(asked, replies)
+    assert isinstance(found, Scores)
+    return found
 
 
 def training(nodes: int = 1, clients: int = 4, task: TrainingSpec = TASK) -> tuple[Round, PaperGrid, list[Message]]:
@@ -89,7 +87,7 @@ def expected(*clients: int) -> dict[int, list[float]]:
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_releases_are_in_client_order_whatever_the_nodes(nodes: int) -> None:
     asked, grid, messages = training(nodes)
-    releases = asked.releases(grid.releases(messages, RELEASE.__getitem__)[::-1])
+    releases = asked.read(grid.releases(messages, RELEASE.__getitem__)[::-1])
     assert told(releases) == expected(0, 1, 2, 3)
     assert (releases.asked, releases.lost_nodes, releases.choices) == (4, 0, None)
 
@@ -98,21 +96,21 @@ def test_releases_are_in_client_order_whatever_the_nodes(nodes: int) -> None:
 def test_a_strategy_cannot_write_into_what_came(nodes: int) -> None:
     """It would move what is computed from the releases after it, or with one node, whose reply holds them, fail."""
     asked, grid, messages = training(nodes)
-    vectors = asked.releases(grid.releases(messages, RELEASE.__getitem__)).vectors
+    vectors = asked.read(grid.releases(messages, RELEASE.__getitem__)).vectors
     with pytest.raises(ValueError, match="read-only"):
         vectors -= 1
 
 
 def test_participations_are_counted_for_those_that_released() -> None:
     asked, grid, messages = training(nodes=2)
-    asked.releases(grid.releases(messages, RELEASE.__getitem__))
+    asked.read(grid.releases(messages, RELEASE.__getitem__))
     assert asked.fleet.participations.tolist() == [1, 1, 1, 1]
-    releases = asked.releases(grid.releases(messages, (RELEASE | {1: None, 3: None}).__getitem__))
+    releases = asked.read(grid.releases(messages, (RELEASE | {1: None, 3: None}).__getitem__))
     assert told(releases) == expected(0, 2)
     assert releases.lost_nodes == 0, "a node that answers without a release is not lost"
     assert asked.fleet.participations.tolist() == [2, 1, 2, 1]
     # The first node, with clients 0 and 2, is lost.
-    asked.releases(grid.releases(messages, RELEASE.__getitem__)[1:])
+    asked.read(grid.releases(messages, RELEASE.__getitem__)[1:])
     assert asked.fleet.participations.tolist() == [2, 2, 2, 2]
 
 
@@ -127,7 +125,7 @@ def test_neither_the_number_of_nodes_nor_the_order_of_replies_changes_a_bit(
         asked, grid, messages = training(n, clients=7)
         replies = grid.releases(messages, release.__getitem__)
         order.shuffle(replies)
-        results.append(asked.releases(replies).vectors.tobytes())
+        results.append(asked.read(replies).vectors.tobytes())
     assert results[0] == results[1]
 
 
@@ -136,7 +134,7 @@ def test_the_order_of_names_in_a_reply_plays_no_part() -> None:
     (reply,) = replies = grid.releases(messages, RELEASE.__getitem__)
     arrays = unpack(reply.content.array_records["arrays"])
     reply.content["arrays"] = pack({name: arrays[name] for name in ("bias", "weight")})
-    assert told(asked.releases(replies)) == expected(0, 1, 2, 3)
+    assert told(asked.read(replies)) == expected(0, 1, 2, 3)
 
 
 # --- what clients chose
@@ -151,7 +149,7 @@ def disclosed(choices: Any, nodes: int = 1) -> Releases:
         del counts["choices"]
     else:
         counts["choices"] = choices
-    return asked.releases(replies)
+    return asked.read(replies)
 
 
 def test_choices_are_in_client_order() -> None:
@@ -180,16 +178,16 @@ def test_releases_that_came_as_steps_are_the_same(nodes: int) -> None:
     replies = grid.releases(messages, RELEASE.__getitem__)
     for reply in replies:
         in_steps_of(reply.content, 2.0**-8)
-    assert told(asked.releases(replies)) == expected(0, 1, 2, 3)
+    assert told(asked.read(replies)) == expected(0, 1, 2, 3)
 
 
-@pytest.mark.parametrize("step", [0.3, -1.0, 0.0, float("nan"), float("inf"), 2.0**127, 1])
+@pytest.mark.parametrize("step", [0.3, 2.0**127])
 def test_a_reply_with_a_step_that_makes_no_release_is_dropped(step: Any) -> None:
     asked, grid, messages = training(2)
     first, second = grid.releases(messages, RELEASE.__getitem__)
     in_steps_of(second.content, 2.0**-8)
     second.content.metric_records["released"]["step"] = step
-    releases = asked.releases([first, second])
+    releases = asked.read([first, second])
     assert told(releases) == expected(0, 2)
     assert releases.lost_nodes == 1 or releases.outside.tolist() == [1, 3]
 
@@ -203,12 +201,6 @@ def in_steps_of(content: RecordDict, step: float) -> None:
 # --- replies that are of no use
 
 
-def npz(**arrays: NDArray[Any]) -> bytes:
-    file = io.BytesIO()
-    np.savez(file, **arrays)
-    return file.getvalue()
-
-
 def changed(change: Callable[[Arrays], Mapping[str, Any]]) -> Callable[[RecordDict], Any]:
     """Put other arrays in the place of a reply's."""
     return lambda content: content.update({"arrays": pack(change(unpack(content.array_records["arrays"])))})
@@ -219,27 +211,11 @@ def weight(value: NDArray[Any]) -> Callable[[RecordDict], Any]:
     return changed(lambda arrays: arrays | {"weight": value})
 
 
-def matrix(value: Any) -> Callable[[RecordDict], Any]:
-    """Put any array in the place of the matrix that a reply's arrays travel in."""
-    return lambda content: content.update({"arrays": instead(value, content.array_records["arrays"])})
-
-
-def named(name: str) -> Callable[[RecordDict], Any]:
-    """Give that matrix another name."""
-    return lambda content: content.update({"arrays": ArrayRecord({name: next(iter(content["arrays"].values()))})})
-
-
 def flags(value: Any) -> Callable[[RecordDict], Any]:
     """Put another answer in the place of who released."""
     return lambda content: content.metric_records["released"].update(clients=value)
 
 
-def serialised(data: bytes, stype: str = "numpy.ndarray") -> Array:
-    return Array("float32", (2, 3), stype, data)
-
-
-TWO = np.ones((2, 1, 2), np.float32)
-MATRIX = Array(np.ones((2, 3), np.float32)).data
 SPOILT: dict[str, Callable[[RecordDict], Any]] = {
     "nothing of training": lambda content: content.pop("released"),
     "no arrays": lambda content: content.pop("arrays"),
@@ -247,16 +223,9 @@ SPOILT: dict[str, Callable[[RecordDict], Any]] = {
     "nobody says who released": lambda content: content.metric_records["released"].pop("clients"),
     "flags for fewer": flags([1]),
     "a flag that is none": flags([1, 2]),
-    "half a flag": flags([1.0, 0.5]),
     "more rows than flags": flags([1, 0]),
     "a row too few": changed(lambda arrays: {name: value[:1] for name, value in arrays.items()}),
-    "another shape with as many numbers": weight(TWO.reshape(2, 2, 1)),
-    "a column too few": matrix(np.ones((2, 2), np.float32)),
-    "no name": named(""),
-    "a name that never ends": named("[" * 200_000),
-    "arrays one by one": lambda content: content.update(
-        {"arrays": to_array_record(unpack(content.array_records["arrays"]))}
-    ),
+    "another shape with as many numbers": weight(np.ones((2, 2, 1), np.float32)),
     "a name too few": changed(lambda arrays: {"weight": arrays["weight"]}),
     "another name": changed(lambda arrays: {"w": arrays["weight"], "bias": arrays["bias"]}),
     "not a number": weight(np.float32([[[1, np.nan]], [[1, 1]]])),
@@ -265,10 +234,7 @@ SPOILT: dict[str, Callable[[RecordDict], Any]] = {
         lambda arrays: {name: value * np.float64(1e300) for name, value in arrays.items()}
     ),
     "whole numbers": changed(lambda arrays: {name: value.astype(np.int64) for name, value in arrays.items()}),
-    "text": matrix(np.full((2, 3), "1.0")),
-    "bytes that end early": matrix(serialised(MATRIX[:-1])),
-    "another format": matrix(serialised(MATRIX, "torch.tensor")),
-    "an archive of arrays": matrix(serialised(npz(weight=TWO))),
+    "bytes of no array": lambda content: content.update({"arrays": matrix(UNREADABLE["an array cut short"])}),
 }
 
 
@@ -277,7 +243,7 @@ def test_a_reply_that_does_not_fit_is_dropped(spoil: Callable[[RecordDict], Any]
     asked, grid, messages = training(nodes=2)
     replies = grid.releases(messages, RELEASE.__getitem__)
     spoil(replies[1].content)
-    releases = asked.releases(replies)
+    releases = asked.read(replies)
     # The other node hosts clients 0 and 2.
     assert told(releases) == expected(0, 2)
     assert (releases.asked, releases.lost_nodes) == (4, 1)
@@ -288,8 +254,8 @@ def test_a_reply_that_does_not_fit_is_dropped(spoil: Callable[[RecordDict], Any]
 def test_a_node_without_an_answer_is_counted_as_lost(source: int | None) -> None:
     asked, grid, messages = training(nodes=2)
     replies = grid.releases(messages, RELEASE.__getitem__)[:1]
-    assert asked.releases(replies).lost_nodes == 1
-    releases = asked.releases([error_reply(messages[1], source), *replies])
+    assert asked.read(replies).lost_nodes == 1
+    releases = asked.read([error_reply(messages[1], source), *replies])
     assert told(releases) == expected(0, 2)
     assert releases.lost_nodes == 1
 
@@ -298,7 +264,7 @@ def test_a_node_is_heard_once_and_only_if_it_was_asked() -> None:
     asked, grid, messages = training(nodes=2)
     again = grid.releases(messages, (RELEASE | {0: (500, 500, 500)}).__getitem__)[0]
     stranger = Message(training_reply(stack([(5, 5, 5)]), [1]), reply_to=Message(RecordDict(), 555, "train"))
-    releases = asked.releases([stranger, *grid.releases(messages, RELEASE.__getitem__), again])
+    releases = asked.read([stranger, *grid.releases(messages, RELEASE.__getitem__), again])
     assert told(releases) == expected(0, 1, 2, 3)
     assert releases.lost_nodes == 0
     assert asked.fleet.participations.tolist() == [1, 1, 1, 1]
@@ -322,7 +288,7 @@ def test_a_release_that_no_honest_client_would_send_is_left_out_and_counted(
     """Of clients 0 and 2 on one node and 1 and 3 on the other, client 3 has nothing in mind but the mean."""
     asked, grid, messages = training(2, task=replace(TASK, disclose_choice=disclose))
     choices = {"choice_of": lambda client: client % 2} if disclose else {}
-    releases = asked.releases(grid.releases(messages, (RELEASE | {3: (3.4e38, 0, 0)}).__getitem__, **choices))
+    releases = asked.read(grid.releases(messages, (RELEASE | {3: (3.4e38, 0, 0)}).__getitem__, **choices))
     assert told(releases) == expected(0, 1, 2)
     assert (releases.asked, releases.lost_nodes, releases.outside.tolist()) == (4, 0, [3])
     assert (None if releases.choices is None else releases.choices.tolist()) == ([0, 1, 0] if disclose else None)
@@ -337,10 +303,10 @@ def test_how_far_a_release_may_lie_is_the_runs() -> None:
     grid, fleet = PaperGrid.simulated(train=4), Fleet(clients_per_round=4, per_node="update-norm=1.5")
     asked = Round(fleet, fleet.ask_training(1, RECORD, replace(TASK, noise_multiplier=0.0), grid))
     release = {0: (0, 0, 0), 1: (1.4, 0, 0), 2: (1.6, 0, 0), 3: (10, 10, 11)}
-    assert asked.releases(grid.releases(asked.asked.messages, release.__getitem__)).clients.tolist() == [0, 1, 3]
+    assert asked.read(grid.releases(asked.asked.messages, release.__getitem__)).clients.tolist() == [0, 1, 3]
     public = replace(TASK, noise_multiplier=0.0, clipping="public", clip_norm=1.0)
     strict, grid, messages = training(task=public)
-    assert strict.releases(grid.releases(messages, release.__getitem__)).clients.tolist() == [0, 3]
+    assert strict.read(grid.releases(messages, release.__getitem__)).clients.tolist() == [0, 3]
 
 
 # --- scores
@@ -358,19 +324,17 @@ def test_how_far_a_release_may_lie_is_the_runs() -> None:
 )
 def test_every_validation_client_counts_once(nodes: int, by: str, loss: dict[int, float], expected: Scores) -> None:
     asked, grid, messages = validation(nodes, validation=f"by={by}")
-    assert asked.scores(grid.scores(messages, loss.__getitem__)[::-1]) == expected
+    assert asked.read(grid.scores(messages, loss.__getitem__)[::-1]) == expected
 
 
 def test_the_average_is_over_the_clients_that_answered() -> None:
     asked, grid, messages = validation(nodes=3)
     first, second, third = grid.scores(messages, LOSS.__getitem__)
     # The third node, with clients 2 and 5, is missing.
-    assert asked.scores([first, second]) == Scores(3.0, 30.0, 2)
+    assert asked.read([first, second]) == Scores(3.0, 30.0, 2)
     error = error_reply(messages[0])
-    found = asked.scores([error, third, second])
-    assert found is not None
-    assert found.clients == 3
-    assert asked.scores([error]) is None
+    assert asked.read([error, third, second]).clients == 3
+    assert asked.read([error]) is None
 
 
 @pytest.mark.parametrize("odd", [np.inf, 1e39, 1.7e308])
@@ -379,11 +343,10 @@ def test_a_loss_that_no_model_has_counts_as_the_largest_that_one_has(odd: float)
     asked, grid, messages = validation()
     for sign in (1, -1):
         found, largest = (
-            asked.scores(grid.scores(messages, (LOSS | {5: sign * loss}).__getitem__))
+            asked.read(grid.scores(messages, (LOSS | {5: sign * loss}).__getitem__))
             for loss in (odd, float(np.finfo(np.float32).max))
         )
         assert found == largest
-        assert found is not None
         assert found.clients == 4
 
 
@@ -395,7 +358,7 @@ def test_no_bit_of_the_average_depends_on_nodes_or_order(seed: int, nodes: int, 
         asked, grid, messages = validation(n, clients=7)
         replies = grid.scores(messages, losses.__getitem__)
         order.shuffle(replies)
-        results.append(asked.scores(replies))
+        results.append(asked.read(replies))
     assert results[0] == results[1]
 
 
@@ -407,8 +370,7 @@ def test_how_clients_differ_is_told_by_what_they_reported() -> None:
     losses = np.array([7.0, 0, 1, 2, 3, 4, 5, 6, 8, 9, 100])
     asked = Asked(RECORD, np.arange(11), {7: np.arange(11)})
     reply = says(7, evaluation_reply(losses, 10 * losses))
-    found = scores_of(asked, [reply])
-    assert found is not None
+    found = scores_of(asked, reply)
     assert found.loss_spread == [1, 2, 5, 8, 9]
     assert found.metric_spread == [10, 20, 50, 80, 90]
 
@@ -418,20 +380,17 @@ def test_the_noise_of_reports_is_that_of_a_sites_mean_once_and_of_clients_each()
     asked = Asked(RECORD, np.arange(10), {7: np.arange(6), 8: np.arange(6, 10)})
     mean = says(7, evaluation_reply(np.full(6, 0.4), np.full(6, 0.5), 2.0, 0.5))
     each = says(8, evaluation_reply(np.array([0.1, 0.2, 0.3, 0.4]), np.full(4, 0.5), 2.0, 0.5))
-    found = scores_of(asked, [mean, each])
-    assert found is not None
+    found = scores_of(asked, mean, each)
     assert found.bound == 0.5
     assert found.noise == pytest.approx(math.sqrt((1 + 4) * 3 / 2) / 10)
-    exact = scores_of(asked, [says(7, evaluation_reply(np.full(6, 0.4), np.full(6, 0.5)))])
-    assert exact is not None
+    exact = scores_of(asked, says(7, evaluation_reply(np.full(6, 0.4), np.full(6, 0.5))))
     assert (exact.noise, exact.bound) == (0, 0)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0, 1e300])
 def test_a_noise_or_a_bound_that_no_site_has_counts_as_none(bad: float) -> None:
     asked = Asked(RECORD, np.arange(2), {7: np.arange(2)})
-    found = scores_of(asked, [says(7, evaluation_reply(np.ones(2), np.ones(2), 2.0, bad))])
-    assert found is not None
+    found = scores_of(asked, says(7, evaluation_reply(np.ones(2), np.ones(2), 2.0, bad)))
     assert (found.noise, found.bound) == (0, 0)
 
 
@@ -443,15 +402,15 @@ def test_a_reply_may_hold_releases_and_scores() -> None:
     (message,) = trained.asked.messages
     (reply,) = grid.releases([message], RELEASE.__getitem__)
     reply.content.update(evaluation_reply(np.array([1.0, 3.0]), np.array([2.0, 4.0])))
-    assert told(trained.releases([reply])) == expected(0, 1, 2, 3)
-    assert reported.scores([reply]) == Scores(2.0, 3.0, 2)
+    assert told(trained.read([reply])) == expected(0, 1, 2, 3)
+    assert reported.read([reply]) == Scores(2.0, 3.0, 2)
     spoilt = reply.content.pop("arrays")
-    assert trained.releases([reply]).lost_nodes == 1
-    assert reported.scores([reply]) == Scores(2.0, 3.0, 2)
+    assert trained.read([reply]).lost_nodes == 1
+    assert reported.read([reply]) == Scores(2.0, 3.0, 2)
     reply.content["arrays"] = spoilt
     reply.content.pop("scores")
-    assert told(trained.releases([reply])) == expected(0, 1, 2, 3)
-    assert reported.scores([reply]) is None
+    assert told(trained.read([reply])) == expected(0, 1, 2, 3)
+    assert reported.read([reply]) is None
 
 
 @pytest.mark.parametrize(("lie", "held"), [(3e37, 1.0), (-3e37, 0.0), (0.25, 0.25)])
@@ -462,7 +421,6 @@ def test_a_metric_that_is_a_share_counts_as_one_from_0_to_1(lie: float, held: fl
     (reply,) = grid.scores([message], lambda _: 0.5)
     reply.content.update(evaluation_reply(np.full(4, 0.5), np.array([0.5, 0.5, 0.5, lie])))
     asked.fleet.metric_is_share = True
-    scores = asked.scores([reply])
-    assert scores is not None
+    scores = asked.read([reply])
     assert scores.metric == (1.5 + held) / 4
     assert 0 <= min(scores.metric_spread) <= max(scores.metric_spread) <= 1

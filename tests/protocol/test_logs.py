@@ -86,20 +86,17 @@ broken()
 """
 
 
-def said(form: str, *words: str, status: int = 0) -> str:
-    environment = os.environ | {"UMBEL_LOG": form}
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, env=environment)
+def written(form: str, *words: str, status: int = 0) -> str:
+    """Return what a program writes; of one word, that is its code."""
+    command = [sys.executable, *(("-c", *words) if len(words) == 1 else words)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"UMBEL_LOG": form})
     assert done.returncode == status, done.stderr
     return done.stderr + done.stdout
 
 
-def written(form: str, code: str = LOGS, status: int = 0) -> str:
-    return said(form, "-c", code, status=status)
-
-
 def test_all_lines_are_json_and_say_when_where_and_about_which_run() -> None:
     """Those about requests too, and a command's last error, and what no one expected."""
-    first, second = map(json.loads, written("json").splitlines())
+    first, second = map(json.loads, written("json", LOGS).splitlines())
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", first.pop("time"))
     host = os.uname().nodename
     assert first == {"level": "INFO", "host": host, "run": 7, "round": 3, "message": "round 3 of\nmany"}
@@ -122,10 +119,12 @@ def test_all_lines_are_json_and_say_when_where_and_about_which_run() -> None:
 def test_flowers_own_programs_at_the_server_write_lines_too() -> None:
     """The second is what a SuperExec starts for a run; without a server it would try again and again."""
     options = ["--insecure", "--runtime-api-address", "127.0.0.1:1"]
-    executor = said("json", "-m", "umbel.cli.parts", "server-executor", *options, "--executor-config", "gone", status=1)
+    executor = written(
+        "json", "-m", "umbel.cli.parts", "server-executor", *options, "--executor-config", "gone", status=1
+    )
     began, ended = map(json.loads, executor.splitlines())
     assert (began["message"], ended["level"]) == ("Starting Flower SuperExec", "ERROR")
-    refused = said("json", *THROUGH[1:], "flwr-serverapp", "--token", "x", "--root-certificates", "gone", status=1)
+    refused = written("json", *THROUGH[1:], "flwr-serverapp", "--token", "x", "--root-certificates", "gone", status=1)
     first, *others = map(json.loads, refused.splitlines())
     assert first["message"] == "Start `flwr-serverapp` process"
     assert others
@@ -142,7 +141,7 @@ def test_text_of_a_server_forges_no_line_of_a_site_and_steers_no_terminal() -> N
 
 @pytest.mark.parametrize("form", ["", "plain"])
 def test_without_a_terminal_a_line_has_a_time_and_no_colours(form: str) -> None:
-    text = written(form)
+    text = written(form, LOGS)
     assert re.match(r"INFO \d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}:", text)
     assert "\x1b" not in text
 
@@ -168,10 +167,8 @@ def test_a_text_is_said_without_flowers_form_and_a_refusal_once_with_its_traceba
         "Error: umbel refused to answer (train): no other layer",
         "Warning: node 7 did not reply",
     ]
-    assert [text.splitlines()[-1] for text in said if text.startswith("Traceback")] == [
-        "RuntimeError: no such layer",
-        "RuntimeError: no other layer",
-    ]
+    traces = [text.splitlines()[-1] for text in said if text.startswith("Traceback")]
+    assert traces == ["RuntimeError: no such layer", "RuntimeError: no other layer"]
     assert logger.handlers is before
 
 

@@ -24,12 +24,6 @@ def test_arrays_arrive_as_they_were_sent(arrays: Arrays) -> None:
     assert_same_arrays(from_array_record(record_in(arrived, "arrays", ArrayRecord)), arrays)
 
 
-def test_a_view_is_sent_as_the_numbers_it_shows_and_nothing_as_an_empty_record() -> None:
-    assert to_array_record({}) == ArrayRecord()
-    transposed = np.arange(6, dtype=np.float32).reshape(2, 3).T
-    assert_same_arrays(from_array_record(to_array_record({"a": transposed})), {"a": transposed})
-
-
 @pytest.mark.parametrize(
     "value", [np.float32(3), np.zeros((0, 3), np.float32), np.arange(6, dtype=np.int64).reshape(2, 3)]
 )
@@ -39,12 +33,14 @@ def test_arrays_are_encoded_as_flower_does(value: Any) -> None:
     np.testing.assert_array_equal(from_array_record(record)["w"], record["w"].numpy())
 
 
-def test_an_array_in_fortran_order_is_read_as_it_was_written_and_cannot_be_changed() -> None:
+def test_in_another_order_of_memory_the_numbers_are_the_same_and_cannot_be_changed() -> None:
+    assert to_array_record({}) == ArrayRecord()
     value = np.asfortranarray(np.arange(6.0).reshape(2, 3))
-    read = from_array_record(ArrayRecord({"w": Array(value)}))["w"]
-    np.testing.assert_array_equal(read, value)
-    with pytest.raises(ValueError, match="read-only"):
-        read[0] = 1
+    for record in (ArrayRecord({"w": Array(value)}), to_array_record({"w": value})):
+        read = from_array_record(record)["w"]
+        np.testing.assert_array_equal(read, value, strict=True)
+        with pytest.raises(ValueError, match="read-only"):
+            read[0] = 1
 
 
 @pytest.mark.parametrize("array", UNREADABLE.values(), ids=UNREADABLE)
@@ -94,7 +90,7 @@ def test_only_arrays_of_one_length_and_type_can_be_packed(arrays: tuple[str, ...
 
 
 def test_names_that_nobody_would_read_are_not_sent() -> None:
-    with pytest.raises(ValueError, match="the names of the parameters are 300008 characters long, more than 262144"):
+    with pytest.raises(ValueError, match="more than 262144"):
         pack({"w" * 300_000: np.zeros((1, 1))})
 
 
@@ -105,28 +101,16 @@ def test_the_columns_of_the_matrix_are_the_arrays_one_after_the_other() -> None:
     assert matrix.numpy().tolist() == [[1, 2, 3], [4, 5, 6]]
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("", "Expecting value"),
-        ("{}", "each array once"),
-        ("2", "not iterable"),
-        ('{"w":2}', "no len"),
-        ('{"w":[1.0,2]}', "no valid shapes"),
-        ('{"w":[true,2]}', "no valid shapes"),
-        ('{"w":[-1,-2]}', "no valid shapes"),
-        ('{"w":[1099511627776,0],"v":[2]}', "no valid shapes"),
-        ('{"w":%s}' % ([1] * 33 + [2]), "no valid shapes"),
-        ('{"w":[1],"w":[1]}', "each array once"),
-        ('[[1,[2]]]', "each array once"),
-        ('{"w":[3]}', "3 columns"),
-        ("[" * 100_000, "recursion"),
-        ('{"w":[%s]}' % ("9" * 5000), "digits"),
-        ("w" * (2**18 + 1), 262145),
-    ],
+NO_NAMES = (
+    "", "{}", "2", '{"w":2}', '{"w":[1.0,2]}', '{"w":[true,2]}', '{"w":[-1,-2]}', '{"w":[1099511627776,0],"v":[2]}',
+    '{"w":%s}' % ([1] * 33 + [2]), '{"w":[1],"w":[1]}', "[[1,[2]]]", '{"w":[3]}', "[" * 100_000,
+    '{"w":[%s]}' % ("9" * 5000), "w" * (2**18 + 1),
 )  # fmt: skip
-def test_a_name_that_does_not_fit_the_matrix_is_told(name: str, words: object) -> None:
-    with raises(ProtocolError, "protocol.arrays", words):
+
+
+@pytest.mark.parametrize("name", NO_NAMES, ids=lambda name: name[:40])
+def test_a_name_that_does_not_fit_the_matrix_is_refused(name: str) -> None:
+    with raises(ProtocolError, "protocol.arrays"):
         unpack(ArrayRecord({name: Array(np.zeros((2, 2), np.float32))}))
 
 
@@ -135,7 +119,7 @@ def test_one_matrix_is_read_and_no_more() -> None:
         with raises(ProtocolError, "protocol.arrays"):
             unpack(record)
     for value in (np.zeros(2), np.zeros((2, 1, 1)), np.float64(1)):
-        with raises(ProtocolError, "protocol.arrays", "1 columns"):
+        with raises(ProtocolError, "protocol.arrays"):
             unpack(ArrayRecord({'{"w":[1]}': Array(np.asarray(value))}))
 
 
@@ -158,11 +142,7 @@ def test_what_16_bits_cannot_count_is_as_far_as_they_can() -> None:
 
 
 @pytest.mark.parametrize("step", [0.0, -0.5, 0.3, float("nan"), float("inf"), 1, True, "1", None, [0.5]])
-def test_a_step_that_is_no_power_of_two_is_refused(step: Any) -> None:
-    with raises(ProtocolError, "protocol.arrays"):
-        times_step({"w": np.ones((1, 2), np.int16)}, step)
-
-
-def test_numbers_that_travel_as_they_are_have_no_step() -> None:
-    with raises(ProtocolError, "protocol.arrays"):
-        times_step({"w": np.ones((1, 2), np.float32)}, 0.5)
+def test_a_step_that_is_no_power_of_two_is_refused_and_any_of_numbers_that_travel_as_they_are(step: Any) -> None:
+    for kind, asked in ((np.int16, step), (np.float32, 0.5)):
+        with raises(ProtocolError, "protocol.arrays"):
+            times_step({"w": np.ones((1, 2), kind)}, asked)

@@ -1,4 +1,7 @@
-"""Algorithm 1, line 9: k-means from the hypotheses, checked by hand and against Lloyd's iterations spelt out."""
+"""Algorithm 1, line 9: k-means from the hypotheses, checked by hand and against Lloyd's iterations spelt out.
+
+And the two that need none: IFCA, whose clients say what they chose, and federated averaging.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,9 @@ from threadpoolctl import threadpool_limits
 from tests.helpers.scripted import on
 from tests.strategies.conftest import one_round
 from umbel.nodes.fleet import Fleet
+from umbel.strategies.fedavg import FedAvg
 from umbel.strategies.group_privacy import GroupOptions, GroupPrivacy, nearest, relocating_kmeans, seeded_kmeans
+from umbel.strategies.ifca import IFCA
 
 
 def column(*numbers: float) -> NDArray[np.float64]:
@@ -24,12 +29,6 @@ def column(*numbers: float) -> NDArray[np.float64]:
 
 
 # --- by hand
-
-
-def test_each_point_goes_to_its_nearest_centroid() -> None:
-    points = np.array([[0.0, 0.0], [3.0, 4.0], [6.0, 8.0]])
-    # To (3, 3) they are 4.2, 1 and 5.8 away, to (6, 9) 10.8, 5.8 and 1.
-    assert nearest(points, np.array([[3.0, 3.0], [6.0, 9.0]])).tolist() == [0, 0, 1]
 
 
 def test_a_point_between_two_centroids_goes_to_the_first() -> None:
@@ -159,3 +158,24 @@ def test_a_round_may_move_the_hypothesis_that_gets_no_release() -> None:
     following, counts = one_round(strategy, [(0, 1, 3), (-90, 0, 0)], release)
     assert counts["groups"] == [3, 1]
     np.testing.assert_allclose(following, [(5 / 3, 1, 3), (10, 7, 9)], rtol=1e-6)
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_under_ifca_a_release_belongs_to_the_hypothesis_that_its_client_says_it_chose(nodes: int) -> None:
+    """Both groups lie across both hypotheses: k-means would group these otherwise."""
+    release: dict[int, Any] = {0: (0, 0, 0), 1: (1, 1, 1), 2: (10, 10, 10), 3: (11, 11, 11)}
+    choice, sent = {0: 0, 1: 1, 2: 0, 3: 1}, [(0, 0, 0), (10, 10, 10)]
+    following, counts = one_round(on(Fleet(clients_per_round=4), IFCA()), sent, release, choice, nodes)
+    assert following.tolist() == [[5, 5, 5], [6, 6, 6]]
+    assert counts["groups"] == [2, 2]
+    some = release | {1: None, 2: None}
+    following, _ = one_round(on(Fleet(clients_per_round=4), IFCA()), sent, some, choice, nodes)
+    assert following.tolist() == [[0, 0, 0], [11, 11, 11]]
+
+
+def test_fedavg_has_one_hypothesis_and_averages_all_releases_each_counting_once() -> None:
+    strategy = on(Fleet(clients_per_round=3), FedAvg(hypotheses=7))
+    assert strategy.hypotheses == 1, "whatever is asked"
+    following, counts = one_round(strategy, [(7, 7, 7)], {0: (1, 0, 3), 1: (2, 0, 3), 2: (6, 9, 3)}, nodes=2)
+    assert following.tolist() == [[3, 3, 3]]
+    assert counts["groups"] == [3]

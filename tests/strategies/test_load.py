@@ -12,7 +12,6 @@ from tests.helpers.errors import raises
 from umbel import strategies
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.plugins import LAB, refuse_uncalled
-from umbel.protocol.run_config import RunConfig
 from umbel.strategies.fedavg import FedAvg
 from umbel.strategies.group_privacy import GroupPrivacy
 from umbel.strategies.ifca import IFCA
@@ -31,15 +30,11 @@ def test_the_built_in_strategies_have_names() -> None:
     assert {name: kind.__name__ for name, kind in kinds.items()} == strategies.STRATEGIES
     assert {name: strategies.load(name) for name in kinds} == kinds
     assert strategies.load("umbel.strategies.ifca:IFCA") is IFCA
-    with raises(ConfigError, "config.unknown-name", "fedmax", *strategies.STRATEGIES):
-        strategies.load("fedmax")
-    with raises(ConfigError, "config.unknown-name", "fedprox", "fedavg", "strategy"):  # a term in training
-        strategies.load("fedprox")
 
 
 @pytest.mark.parametrize("name", ["cfl", "r-dpcfl"])
 def test_a_strategy_of_the_lab_is_named_with_its_place(name: str) -> None:
-    with raises(ConfigError, "config.unknown-name", name, "pip install umbel-lab", LAB[name]):
+    with raises(ConfigError, "config.unknown-name", LAB[name]):
         strategies.load(name)
     assert issubclass(strategies.load(LAB[name]), strategies.HypothesisStrategy)
 
@@ -52,28 +47,18 @@ INSTANCE = GroupPrivacy()
 
 
 @pytest.mark.parametrize(
-    ("name", "code", "parts"),
+    ("name", "code"),
     [
-        ("nowhere.to.be:Found", "config.import", ("nowhere.to.be:Found",)),
-        ("umbel.strategies:Missing", "config.import", ("umbel.strategies", "Missing")),
-        ("umbel.strategies:", "config.import", ("umbel.strategies",)),
-        (":IFCA", "config.import", ()),
-        (".ifca:IFCA", "config.import", (".ifca",)),
-        ("flwr.serverapp.strategy:FedAvg", "config.not-built-on", ("FedAvg",)),
-        (f"{__name__}:INSTANCE", "config.not-built-on", ("INSTANCE",)),
-        (f"{__name__}:Idle", "config.no-assign", (f"{__name__}:Idle", "GroupPrivacy")),
+        *((name, "import") for name in ("nowhere.to.be:Found", "umbel.strategies:Missing", ".ifca:IFCA")),
+        *((name, "not-built-on") for name in ("flwr.serverapp.strategy:FedAvg", f"{__name__}:INSTANCE")),
+        (f"{__name__}:Idle", "no-assign"),
+        ("fedmax", "unknown-name"),
+        ("fedprox", "unknown-name"),  # a term in training
     ],
 )
-def test_what_is_no_strategy_is_named(name: str, code: str, parts: tuple[str, ...]) -> None:
-    with raises(ConfigError, code, *parts):
+def test_what_is_no_strategy_is_refused(name: str, code: str) -> None:
+    with raises(ConfigError, f"config.{code}", name):
         strategies.load(name)
-
-
-@pytest.mark.parametrize("name", ["fedavg", "ifca", "recommender"])
-def test_the_papers_other_strategies_have_no_options(name: str) -> None:
-    strategies.make(RunConfig(strategy=name))
-    with raises(ConfigError, "config.unknown-option", "strategy"):
-        strategies.make(RunConfig(strategy=f"{name} x=1"))
 
 
 MISNAMED = """
@@ -170,18 +155,10 @@ def misnamed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield "umbel_test_misnamed"
 
 
-@pytest.mark.parametrize(
-    ("kind", "method", "near"),
-    [
-        ("Fit", "aggregate_fit", "aggregate_train"),
-        ("Typo", "combines", "combine"),
-        ("Child", "combines", "combine"),
-        ("Flowers", "evaluate", "aggregate_evaluate"),
-        ("Property", "first_hypothesis", "first_hypotheses"),
-    ],
-)
-def test_a_method_that_nothing_calls_is_refused_by_name(misnamed: str, kind: str, method: str, near: str) -> None:
-    with raises(ConfigError, "config.uncalled-method", f"{misnamed}:", f" {method},", f"mean {near}?"):
+@pytest.mark.parametrize("kind", ["Fit", "Typo", "Child", "Flowers", "Property"])
+def test_a_method_that_nothing_calls_is_refused_with_the_name_that_it_may_mean(misnamed: str, kind: str) -> None:
+    near = {"Fit": "aggregate_train", "Flowers": "aggregate_evaluate", "Property": "first_hypotheses"}
+    with raises(ConfigError, "config.uncalled-method", near.get(kind, "combine")):
         strategies.load(f"{misnamed}:{kind}")
 
 

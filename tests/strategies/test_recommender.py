@@ -46,11 +46,7 @@ def test_a_round_adds_up_the_changes_without_a_copy_of_them() -> None:
 
 
 def test_a_model_without_local_parameters_is_refused(run_config: Config) -> None:
-    run = RunConfig(strategy="recommender")
-    on(Fleet(), Recommender()).check(run, models.load("factors items=3 size=2"))
-    with raises(ConfigError, "config.strategy-model", "'recommender'", "'mlp'"):
-        on(Fleet(), Recommender()).check(run, models.load("mlp"))
-    with raises(ConfigError, "config.strategy-model", "'recommender'", "'linear'"):
+    with raises(ConfigError, "config.strategy-model"):
         Setup.parse(run_config | {"strategy": "recommender"})
 
 

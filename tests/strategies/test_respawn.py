@@ -51,12 +51,9 @@ def test_updates_are_measured_from_a_centre() -> None:
 
 def test_the_halves_are_those_that_go_the_same_way() -> None:
     found = halves(TWO_KINDS)
-    assert found.second.tolist() == ODD.tolist()
+    for lengths in (1, np.logspace(-3, 3, 12)[:, None]):
+        assert halves(TWO_KINDS * lengths).second.tolist() == ODD.tolist()
     assert found.gap == found.dimensions == np.inf, "all other eigenvalues are the same, 1 / 10"
-
-
-def test_lengths_play_no_part() -> None:
-    assert halves(TWO_KINDS * np.logspace(-3, 3, 12)[:, None]).second.tolist() == ODD.tolist()
 
 
 @pytest.mark.parametrize(("count", "dimensions"), [(4, 210), (20, 11)])
@@ -106,10 +103,19 @@ def test_it_waits_as_long_as_it_is_told() -> None:
     assert after([TWO_KINDS]) == after([TWO_KINDS] * 2, after=3) == [mean(TWO_KINDS), mean(SENT[1:])]
 
 
-def test_a_hypothesis_that_is_used_again_begins_to_wait_anew() -> None:
+@pytest.mark.parametrize(
+    ("wait", "used", "releases"),
+    [
+        (2, [ALL, np.where(ODD, 1, 0), ALL], TWO_KINDS),
+        (1, [ALL] * 3, OWN + 3 * FIRST),
+        (1, [ALL[:3]] * 2, TWO_KINDS[:3]),
+    ],
+    ids=["used again, it begins to wait anew", "a group of one kind", "too few releases"],
+)
+def test_no_group_is_split(wait: int, used: list[NDArray[np.int64]], releases: NDArray[np.float64]) -> None:
     state: dict[str, NDArray[Any]] = {}
-    for number, labels in enumerate([ALL, np.where(ODD, 1, 0), ALL], 1):
-        moved = respawned(state, 2, number, SENT, SENT, TWO_KINDS, labels)
+    for number, labels in enumerate(used, 1):
+        moved = respawned(state, wait, number, SENT, SENT, releases, labels)
     assert moved.tolist() == SENT.tolist()
 
 
@@ -125,13 +131,6 @@ def test_a_small_group_keeps_its_hypothesis() -> None:
     releases = TWO_KINDS.copy()
     releases[0] = SENT[1] + OWN[0]
     assert after([releases] * 3, np.where(np.arange(12) < 1, 1, 0))[1] == releases[0].tolist()
-
-
-def test_a_group_of_one_kind_is_not_split() -> None:
-    state: dict[str, NDArray[Any]] = {}
-    for number in (1, 2, 3):
-        moved = respawned(state, 1, number, SENT, SENT, OWN + 3 * FIRST, ALL)
-    assert moved.tolist() == SENT.tolist()
 
 
 def test_clients_are_trusted() -> None:
@@ -151,10 +150,6 @@ def reborn(releases: NDArray[np.float64]) -> bool:
     """Return whether releases of the first of two hypotheses have the second reborn."""
     sent = np.zeros((2, releases.shape[1]))
     return bool(respawned({}, 1, 1, sent, sent, releases, np.zeros(len(releases), np.int64)).any())
-
-
-def test_too_few_releases_are_not_split() -> None:
-    assert after([TWO_KINDS[:3]] * 2, ALL[:3])[1] == mean(SENT[1:])
 
 
 def test_it_is_not_for_a_number_of_hypotheses_that_is_chosen(run_config: dict[str, Any]) -> None:

@@ -66,16 +66,13 @@ def test_models_of_more_numbers_than_a_block_have_the_same_centres() -> None:
 
 
 @pytest.mark.parametrize("kind", [TrimmedMean, GeometricMedian])
-def test_points_that_are_all_the_same_have_that_centre(kind: type[Robust]) -> None:
-    group, sent = np.full((5, 2), 7.0), np.full(2, 7.0)
-    assert ready(kind, 1, reach=0.0).combine(group, sent, 0).tolist() == [7, 7]
-    assert ready(kind, 1).combine(group, np.zeros(2), 0).tolist() == pytest.approx([7, 7])
-
-
-@pytest.mark.parametrize("kind", [TrimmedMean, GeometricMedian])
-def test_a_group_that_may_be_hostile_as_a_whole_leaves_its_hypothesis(kind: type[Robust]) -> None:
-    far, sent = np.full((2, 2), 1e9), np.zeros(2)
-    assert ready(kind, 2).combine(far, sent, 0) is sent
+def test_equal_points_have_that_centre_and_a_group_that_may_be_hostile_as_a_whole_leaves_its_hypothesis(
+    kind: type[Robust],
+) -> None:
+    group, sent = np.full((5, 2), 7.0), np.zeros(2)
+    assert ready(kind, 1, reach=0.0).combine(group, np.full(2, 7.0), 0).tolist() == [7, 7]
+    assert ready(kind, 1).combine(group, sent, 0).tolist() == pytest.approx([7, 7])
+    assert ready(kind, 2).combine(np.full((2, 2), 1e9), sent, 0) is sent
 
 
 def test_a_share_is_the_decimal_number_that_it_says() -> None:
@@ -120,10 +117,10 @@ def test_no_hypothesis_moves_further_than_twice_the_median_release(kind: type[Ro
 def test_the_share_is_an_option_and_what_cannot_work_is_refused() -> None:
     run = RunConfig(strategy="trimmed-mean hostile=0.2")
     assert on(Fleet(), strategies.make(run)).options == HostileOptions(0.2)
-    with raises(ConfigError, "config.option-value", "0.5", "strategy"):
+    with raises(ConfigError, "config.option-value"):
         on(Fleet(), strategies.make(RunConfig(strategy="geometric-median hostile=0.5")))
     run = RunConfig(strategy="trimmed-mean hostile=0.25", hypotheses=4)
-    with raises(ConfigError, "config.option-value", "0.25", "4"):
+    with raises(ConfigError, "config.option-value"):
         on(Fleet(), strategies.make(run)).check(run, models.load("linear"))
 
 
