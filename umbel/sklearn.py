@@ -168,6 +168,9 @@ class _Federated(BaseEstimator):
             low, high = (np.asarray(bound, np.float64) for bound in bounds)
             if not (low < high).all():
                 raise ConfigError(f"{name} = {bounds!r} must be (low, high), with low < high", code="config.bounds")
+            if share := float(((values < low) | (values > high)).mean()):
+                text = f"{share:.1%} of the numbers are outside {name} = {bounds!r}; give the range that they can have"
+                warnings.warn(text, UserWarning, stacklevel=4)
             return (low + high) / 2, (high - low) / 2
         if self.epsilon is not None:
             text = f"epsilon needs public bounds, which must not come from rows: give {name}=(low, high)"

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import shutil
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import safetensors.numpy
+import tomli_w
 import torch
 
 import umbel
 from tests.cli.conftest import SMALL
 from tests.helpers.errors import raises
+from umbel.data import BUNDLED
 from umbel.protocol.errors import ConfigError, ModelError
 from umbel.protocol.project import ENGINE
+from umbel.simulation.start import values_of
 
 
 def test_a_run_from_python_is_that_of_the_app_and_can_be_loaded_by_name(umbel_home: Path, kept: Path) -> None:
@@ -77,6 +81,22 @@ def test_history_and_losses_are_in_the_datas_unit(kept: Path, entries: list[dict
     for name in ("loss_spread", "metric_spread"):
         np.testing.assert_allclose(np.stack(scaled.history[name]), 1000 * np.stack(run.history[name]))
         assert run.history[name].map(len).eq(5).all()
+
+
+def test_a_runs_config_is_refused_where_its_data_have_other_scales_by_now(kept: Path, tmp_path: Path) -> None:
+    """A step size of the old ones would learn something else, or nothing."""
+    path = shutil.copytree(kept, tmp_path / "run")
+    values_of(path / "config.toml")
+    save_manifest_of_run(path, {"target": {"name": "cost", "scale": 1000.0}})
+    now = json.loads((BUNDLED / "synthetic.json").read_text())
+    now["manifest"]["units"] = {"target": {"name": "cost", "scale": 10.0}}
+    (tmp_path / "other.json").write_text(json.dumps(now))
+    config = tomllib.loads((path / "config.toml").read_text())
+    config["config"]["dataset"] = str(tmp_path / "other.json")
+    (path / "config.toml").write_text(tomli_w.dumps(config))
+    with raises(ConfigError, "config.other-data", "umbel run"):
+        values_of(path / "config.toml")
+    values_of(path / "config.toml", {"dataset": "synthetic"})
 
 
 def save_manifest_of_run(path: Path, units: dict[str, Any]) -> None:

@@ -106,6 +106,7 @@ def with_age(text: str) -> str:
         (CSV.replace("70,A", "70,A" + 200 * ","), {}, ("data.unreadable", "fields")),
         (CSV.replace("ward", "age"), {}, ("data.twice", "'age'")),
         ("age, age\n1,2\n", {}, ("data.twice", "'age'")),
+        ("age,cost\n1,2\n1,2,3\n", {}, ("data.unreadable", "line 3", "comma")),
         ("age,age,\n1,2,\n1,2,3\n", {}, ("data.twice", "'age'", "row 2", "column 3")),
         (CSV.replace("age", "Age").replace("ward", "AGE"), {}, ("data.twice", "'Age'", "'AGE'")),
         ("", {}, ("data.unreadable",)),

@@ -58,6 +58,18 @@ def violations(first: Matrix, second: Matrix, epsilon: float, bins: int) -> tupl
     return int((worse < stats.norm.sf(5)).sum()), len(a)
 
 
+def proved(a: Matrix, b: Matrix, thresholds: Matrix) -> Matrix:
+    """Return the epsilon that being above each threshold proves, of draws from two inputs, wrongly once in a million.
+
+    Clopper-Pearson bounds on two probabilities bound their ratio.
+    """
+    above = [len(values) - np.searchsorted(np.sort(values), thresholds, side="right") for values in (a, b)]
+    low = stats.beta.ppf(1e-6 / 2, above[0], len(a) - above[0] + 1)
+    high = stats.beta.ppf(1 - 1e-6 / 2, above[1] + 1, len(b) - above[1])
+    bound: Matrix = np.log(low / high)
+    return bound
+
+
 class NoNoise:
     """A source that draws nothing but zeros: every row is drawn, and no noise."""
 

@@ -182,7 +182,7 @@ def test_impossible_figures_are_refused_also_beside_the_users_own_noise(umbel_ho
 def test_where_nothing_would_be_learnt_the_proposals_lead_to_a_plan(umbel_home: Path) -> None:
     """Three parameters at nu = 2: noise of 2 sqrt(4 / 3) clip norms a client, and of .67 steps in the whole run."""
     save(umbel_home, train=12)
-    ways = "site-average", "--epsilon 6", "--row-epsilon 3 --rows N", "about 22 clients"
+    ways = "site-average", "epsilon of 6", "--row-epsilon 3 --rows N", "about 22 clients"
     with raises(ConfigError, "config.in-vain", "12 clients", "0.67", *ways):
         values_of("mine", wanted=Wanted(epsilon=3))
     save(umbel_home, "more", train=22)
@@ -217,7 +217,7 @@ def test_an_epsilon_that_says_nothing_is_not_proposed(umbel_home: Path) -> None:
 def test_without_declared_ranges_there_is_no_plan_and_every_such_column_is_named(umbel_home: Path) -> None:
     rows = np.random.default_rng(0).normal(size=(6, 200))
     imported({"e": {"scale": 2.0}}, "cost", who=np.arange(200) % 50, **dict(zip([*"abcde", "cost"], rows, strict=True)))
-    parts = "a, b, c, d, cost, as", "--replace", "--set a.minimum=0", "scale other than 1", "umbel ranges"
+    parts = "a, b, c, d, cost, each", "--replace", "--set a.minimum=NUMBER", "scale other than 1", "umbel ranges"
     with raises(ConfigError, "config.no-range", *parts):
         values_of("mine", wanted=Wanted(epsilon=8), ask=False)
 

@@ -268,7 +268,7 @@ def present_outputs(model: Model, outputs: Tensor, manifest: Manifest) -> list[A
 
 
 def probability(model: Model, outputs: Tensor, manifest: Manifest) -> tuple[dict[str, NDArray[np.float64]], list[str]]:
-    """Return the column of outputs' probabilities, and a note that says of which class they are.
+    """Return the column of outputs' probabilities, and a note that says of which class they are, if the name does not.
 
     Of two classes it is the second, the last of scikit-learn's ``classes_``, and of several the predicted one. There is
     none if the loss knows no probabilities, or a row has several classes.
@@ -279,7 +279,7 @@ def probability(model: Model, outputs: Tensor, manifest: Manifest) -> tuple[dict
     if each.shape[1] > 2:
         return {"probability": each.max(1).values.numpy()}, ["The probability is that of the predicted class."]
     second = class_names(manifest.target.get("categories", []), 2)[1]
-    return {"probability": each[:, 1].numpy()}, [f"The probability is that of {second}."]
+    return {f"probability of {second}": each[:, 1].numpy()}, []
 
 
 def present(values: NDArray[Any], manifest: Manifest) -> list[Any]:

@@ -248,6 +248,8 @@ def read_table(path: Path) -> pd.DataFrame:
     except (OSError, EOFError, ValueError, BadZipFile, zlib.error) as error:
         told = " ".join(str(error).split())
         kind, fix = ("parquet", "write it again") if parquet else ("CSV", "save it as CSV in UTF-8")
+        if isinstance(error, pd.errors.ParserError):
+            fix = "repair that line, or quote values that have a comma"
         raise DatasetError(f"{path} cannot be read as {kind}: {told}; {fix}", code="data.unreadable") from None
 
 
@@ -471,7 +473,8 @@ def _numbers(series: pd.Series, column: Column, reading: Reading, missing: Seque
         lacks, values[comma] = lacks | comma, np.nan
     sound = np.isfinite(values)
     odd = ~sound & ~lacks
-    fix = "write it with a decimal point and no unit, or remove that row"
+    unit = f"the unit {column.unit} or none" if column.unit else "no unit"
+    fix = f"write it with a decimal {'comma' if column.decimal == ',' else 'point'} and {unit}, or remove that row"
     note(odd, "not a number", fix, **_absent(series[odd], column))
     values = np.where(sound, values, 0.0)
     if column.type == "integer":
@@ -485,7 +488,9 @@ def _numbers(series: pd.Series, column: Column, reading: Reading, missing: Seque
         reading.clipped[column.name] = int(far.sum())
     elif far.any():
         fix = "is it in another unit? Repair or remove that row"
-        note(far, f"not from {low:,.10g} to {high:,.10g}", fix, outside="clip")
+        # Where most are, the range is wrong: all would be one number.
+        mends = {"outside": "clip"} if 2 * far.sum() < sound.sum() else {}
+        note(far, f"not from {low:,.10g} to {high:,.10g}", fix, **mends)
     return np.clip(values, low, high)[:, None] if clips else values[:, None]
 
 

@@ -126,7 +126,7 @@ def ranges_of(bare: list[str]) -> str:
     """Return which columns need a range, and how one is given."""
     more = f" and {len(bare) - _MOST_NAMED} more columns" if len(bare) > _MOST_NAMED else ""
     first = shlex.quote(bare[0])
-    how = f"as --set {first}.minimum=0 --set {first}.maximum=100 for each"
+    how = f"each given as --set {first}.minimum=NUMBER --set {first}.maximum=NUMBER"
     return f"range of {', '.join(bare[:_MOST_NAMED])}{more}, {how}"
 
 

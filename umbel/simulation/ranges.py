@@ -45,9 +45,15 @@ class Question:
 
     @classmethod
     def planned(
-        cls, columns: Sequence[str], clients: int, wanted: Wanted, by: ReleaseBy = ReleaseBy.SITE, sites: int = 1
+        cls,
+        columns: Sequence[str],
+        clients: int,
+        wanted: Wanted,
+        by: ReleaseBy = ReleaseBy.SITE,
+        sites: int = 1,
+        part: str = "",
     ) -> Self:
-        """Return a question with as little noise as a guarantee allows.
+        """Return a question with as little noise as a guarantee allows, which may be a part of a run's.
 
         Raises
         ------
@@ -62,9 +68,9 @@ class Question:
         if clients < (needed := math.ceil(SEEN * asked.spread / UNSEEN)):
             raise ConfigError(
                 f"{clients:,} clients are too few to ask for the ranges of {len(columns)} columns at epsilon "
-                f"{wanted.epsilon:g}: the noise would hide what a tenth of them hold. That takes {needed:,}, and "
+                f"{wanted.epsilon:g}{part}: the noise would hide what a tenth of them hold. That takes {needed:,}, and "
                 f"no client was asked; give public ranges of {', '.join(columns)} to umbel data import, each as --set "
-                f"{first}.minimum=0 --set {first}.maximum=100",
+                f"{first}.minimum=NUMBER --set {first}.maximum=NUMBER",
                 code="config.few-for-ranges",
             )
         return asked
@@ -118,7 +124,8 @@ def ask_first(
     try:
         asked = Question.planned(columns, dataset.manifest.train, part, by, sites)
     except ConfigError:
-        part, asked = more, Question.planned(columns, dataset.manifest.train, more, by, sites)
+        of = f", a quarter of the run's {wanted.epsilon:g}"
+        part, asked = more, Question.planned(columns, dataset.manifest.train, more, by, sites, of)
     from umbel.simulation.in_process import play
 
     apart = int(np.random.SeedSequence([seed, _SEEDS]).generate_state(1)[0])  # else the run would draw the same noise

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from umbel.data import find_dataset
+from umbel.data import find_dataset, read_manifest
+from umbel.data.data import encoded_alike
+from umbel.data.files import OF_RUN, read_manifest_of_run
 from umbel.data.find import datasets_made
 from umbel.protocol.errors import ConfigError, DatasetError
 from umbel.protocol.home import umbel_home
@@ -42,7 +44,10 @@ def read_values(source: str | Path = "", given: Mapping[str, Any] | None = None)
     when it cannot be read, or for the first value that cannot be used.
     """
     trust(*(given or {}).values())
-    values = _named(str(source)) | RunConfig.current(given or {})
+    over = RunConfig.current(given or {})
+    values = _named(str(source)) | over
+    if (saved := Path(source).expanduser()).name == "config.toml" and "dataset" not in over:
+        _check_data(saved.parent, values.get("dataset"))
     if before := RunConfig.parse(values).start_from:
         # Resolved here: the run may execute elsewhere, where "last" could mean another run.
         values["start-from"] = str(run_named("start-from", before))
@@ -158,6 +163,15 @@ def dataset_of(name: str) -> str | None:
         find_dataset(name)
         return name
     return None
+
+
+def _check_data(folder: Path, dataset: str | None) -> None:
+    """Raise `ConfigError` if a folder is a run's, and its dataset has got other columns or scales since then."""
+    was = read_manifest_of_run(folder) if dataset and (folder / OF_RUN).is_file() else None
+    with suppress(DatasetError):  # which whoever opens the dataset is told
+        if was and not encoded_alike(was, read_manifest(find_dataset(str(dataset)))):
+            text = f"dataset {dataset} has got other columns or scales since that run, whose settings do not fit them"
+            raise ConfigError(f"{text}; begin anew: umbel run {shlex.quote(str(dataset))}", code="config.other-data")
 
 
 # In a folder with one of these, "." is a dataset or a run, whose names are not trusted, and no Flower app.

@@ -169,7 +169,7 @@ def test_other_words_for_yes_and_no_are_read_and_shown_in_those_of_the_run(umbel
     new.write_text("hospital,x,again\na,9,true\na,-9,0\na,9,\n")
     told = [(row[3], row[-1]) for row in predict(run, new)]
     assert told == [("Yes", "Yes"), ("No", "No"), ("Yes", "")]
-    assert "The probability is that of Yes." in notes(run, new)
+    assert "probability of Yes" in done("predict", run, new, *PLAIN).stdout.splitlines()[0].split(",")
 
 
 # --- the schema

@@ -224,15 +224,17 @@ def test_a_boolean_target_keeps_its_words(values: list[Any], words: list[str]) -
 
 
 def test_a_guess_at_the_client_names_the_other_columns_that_may_be_one() -> None:
-    """An id comes before names, and dates that no single format reads are none."""
-    days = [f"{day % 28 + 1}/5/2024" if day % 2 else f"2024-05-{day % 28 + 1:02d}" for day in range(80)]
+    """An id comes before names. Dates that no single format reads and times are none, and rows are of few clients."""
+    days = [f"{day % 28 + 1}/5/2024" if day % 2 else f"2024-05-{day % 28 + 1:02d}" for day in range(160)]
     frame = pd.DataFrame(
         {
             "day": days,
-            "room": [f"room {row % 10}" for row in range(80)],
-            "good": [f"good {row % 20}" for row in range(80)],
-            "kind": [f"kind {row % 9}" for row in range(80)],
-            "cost": np.arange(80.0) % 7,
+            "time": [f"{row % 24:02d}:{row % 60:02d}" for row in range(160)],
+            "room": [f"room {row % 10}" for row in range(160)],
+            "good": [f"good {row % 12}" for row in range(160)],
+            "call": [f"call {row % 40}" for row in range(160)],
+            "kind": [f"kind {row % 9}" for row in range(160)],
+            "cost": np.arange(160.0) % 7,
         }
     )
     guesses = [
@@ -240,14 +242,14 @@ def test_a_guess_at_the_client_names_the_other_columns_that_may_be_one() -> None
         for one in (frame, frame.rename(columns={"room": "room_id"}))
     ]
     assert [re.findall(r"is (\w+),|--client (\w+)", one) for one in guesses] == [
-        [("good", ""), ("", "room")],
-        [("room_id", ""), ("", "good")],
+        [("good", ""), ("", "room"), ("", "call")],
+        [("room_id", ""), ("", "good"), ("", "call")],
     ]
 
 
 def test_a_guess_at_the_client_passes_over_names_that_are_missing() -> None:
     rows = np.arange(300)
-    frame = pd.DataFrame({"job": [f"job {row % 100}" for row in rows], "state": [f"state {row % 10}" for row in rows]})
+    frame = pd.DataFrame({"job": [f"job {row % 20}" for row in rows], "state": [f"state {row % 10}" for row in rows]})
     frame["rate"] = rows / 7
     assert look(frame, None, "rate", None, {}, "loans", Syntax.PYTHON).settings["client"] == "job"
     frame.loc[5, "job"] = ""

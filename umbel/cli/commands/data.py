@@ -249,7 +249,8 @@ def import_(
     if report and report.hint:
         typer.echo(report.hint)
     if report and "drop" in report.settings:
-        typer.echo(f"To leave out what the report says: {_command(report.settings)} --replace")
+        kept = ", ".join(f"{one.column.name} ({one.drop})" for one in report.findings if one.drop)
+        typer.echo(f"Warning: imported with {kept}. Without: {_command(report.settings)} --replace")
     typer.echo(folder)
     typer.echo(f"Next: umbel run {shlex.quote(known)}")
 

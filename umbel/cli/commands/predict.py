@@ -61,9 +61,10 @@ def app(
     with errors_in_one_line(ValueError):
         made = Run(path).predict_with_notes(rows, client or None, personalise, schema)
     found, notes = made.rows, [*made.notes, *([f"Warning: {made.warning}"] if made.warning else [])]
-    for column in found.columns.intersection(_NUMBERS):
+    numbers = [name for name in found.columns if name in ("prediction", "target") or name.startswith("probability")]
+    for column in numbers:
         found[column] = found[column].map(_text, na_action="ignore")
-    names = found.columns.difference([*_NUMBERS, "hypothesis"])
+    names = found.columns.difference([*numbers, "hypothesis"])
     found[names] = found[names].map(csv_cell)
     text = found.to_csv(index=False)
     if out is None:
@@ -73,9 +74,6 @@ def app(
         typer.echo(f"{count_of(len(found), 'row')} predicted by {path.name}: {out}", err=True)
     for note in notes:
         typer.echo(printable(note), err=True)
-
-
-_NUMBERS = ["prediction", "probability", "target"]
 
 
 def _text(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 import shlex
@@ -46,7 +47,8 @@ MOST_CODES, ROWS_A_CODE, ROUND = 20, 10, 5
 multiples of a number from `ROUND` on."""
 
 SEVERAL = 10
-"""A column of fewer values more likely holds kinds than clients."""
+"""A column of fewer values more likely holds kinds than clients, and one with fewer rows a value names something
+smaller."""
 
 _PADDED = r"0\d+"
 """An integer with a leading zero, as codes such as ZIP codes have; a number would lose it."""
@@ -54,8 +56,8 @@ _PADDED = r"0\d+"
 _NAMED_ID = re.compile(r"(?:.*[\W_])?(?:id|no|nr|number|code|key|uuid|index|row|unnamed.*)(?:[\W_].*)?", re.IGNORECASE)
 
 _ID = re.compile(r"(?:.*[\W_])?(?:id|uuid)", re.IGNORECASE)
-_DAY = r"\s*\d{1,4}([-/. ])(\d{1,2}|[A-Za-z]{3,9})\1\d{1,4}\b"
-"""The beginning of a date, of any order, valid or not."""
+_DAY = r"\s*(?:\d{1,4}([-/. ])(\d{1,2}|[A-Za-z]{3,9})\1\d{1,4}\b|\d{1,2}:\d{2})"
+"""The beginning of a date, of any order, valid or not, or of a time of day."""
 
 _ENDS = ("minimum", "maximum")
 _OF_NUMBERS = {"scale", "offset", "outside", "decimal", *_ENDS}
@@ -145,8 +147,10 @@ def columns_there(there: Iterable[Any], names: Iterable[str], source: Any) -> No
     """Raise `DatasetError` unless all names are columns of the table."""
     known = list(there)
     if absent := [name for name in names if name not in known]:
-        columns = ", ".join(map(str, known))
-        raise DatasetError(f"{source} has no column {absent[0]!r}; it has {columns}", code="data.missing-column")
+        near = difflib.get_close_matches(str(absent[0]), [*map(str, known)], 1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        text = f"{source} has no column {absent[0]!r}{meant}; it has {', '.join(map(str, known))}"
+        raise DatasetError(text, code="data.missing-column")
 
 
 def look(
@@ -257,15 +261,16 @@ def _likely_clients(frame: pd.DataFrame, source: Any) -> list[str]:
     """Return the columns that may name clients, the likeliest first: texts, and numbers that are called like an id.
 
     A column that lacks values comes after all others, because each row is of a client. Of the others, ids come first,
-    and then those with the most values.
+    then those with several rows a value, and then those with the most values.
     """
-    found = dict[str, tuple[bool, bool, int]]()
+    found = dict[str, tuple[bool, bool, bool, int]]()
     for name in frame.columns:
         count, column = frame[name].nunique(), _column(frame[name], name, "feature", {}, source, Syntax.FLAGS).column
         text = column.type == "category" and not np.isfinite(as_numbers(pd.Series(column.categories, dtype=str))).all()
         text = text and as_texts(frame[name]).str.match(_DAY).mean() <= 0.5  # dates that no single format reads
         if (text or _NAMED_ID.fullmatch(str(name))) and 1 < count <= len(frame) / 2:
-            found[name] = not missing_in(frame[name], column).any(), bool(_ID.fullmatch(str(name))), count
+            whole, several = not missing_in(frame[name], column).any(), count * SEVERAL <= len(frame)
+            found[name] = whole, bool(_ID.fullmatch(str(name))), several, count
     return sorted(found, key=found.__getitem__, reverse=True)
 
 
