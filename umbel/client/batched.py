@@ -10,7 +10,8 @@ to a width that depends only on their number. A chunk contains only
   code for a remainder is never used;
 - sums over an axis within one client, whose order depends only on the shape.
 
-One thread computes a chunk, since several threads would split it.
+On a CPU one thread computes a chunk, since several threads would split it. Whether all this holds on the processor or
+the GPU at hand, a trial shows at the start (`umbel.client.trial`); otherwise the loop computes.
 """
 
 from __future__ import annotations
