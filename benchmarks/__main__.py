@@ -32,7 +32,7 @@ BARE = {
     "LoRA: 50 clients' adapters / one adapter": lambda: adapters.measure(times=2),
 }
 FLOWER = "hospital in Ray: umbel / plain Flower"
-SITE = "hospitals at a site: together / one after the other"
+SITE = "hospitals at a site: together / one by one"
 MANY, LATE = "a million clients / a thousand", "rounds 450 to 500 / rounds 1 to 50"
 
 
