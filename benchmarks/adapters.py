@@ -3,8 +3,8 @@
     python -m benchmarks.adapters [--clients 50] [--times N] [--device cpu] [--out FILE]
 
 The backbone is a transformer, and a hypothesis is an adapter (LoRA). The bare contestant has a single adapter, which
-it scores and trains on the same rows, in as many steps. So the ratio shows what it costs that each client has an
-adapter of its own, and all else that a round of umbel does.
+it scores and trains on the same rows, in as many steps. So the ratio shows the cost of an adapter for each client, and
+of everything else in a round of umbel.
 """
 
 from __future__ import annotations

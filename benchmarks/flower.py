@@ -51,14 +51,18 @@ def main(
 ) -> None:
     """Print the median of a round, and what ``flwr run`` takes from its start to the first."""
     with benchmark(out, "ray"):
-        config = hospital() | {"rounds": rounds}
-        in_process.rounds(config)  # to warm up
-        alone = in_process.go(config).seconds
-        history, startup = history_of(config, nodes)
-        show([one["seconds"] for one in history if one["asked"]][1:], nodes, alone, startup)
+        compare("the hospital", hospital() | {"rounds": rounds}, nodes)
 
 
-def show(seconds: list[float], nodes: int, alone: float, startup: float, task: str = "the hospital") -> None:
+def compare(task: str, config: Mapping[str, Any], nodes: int, gpus: int = 0) -> None:
+    """Time a task's rounds in this process, and by ``flwr run`` on nodes with so many GPUs each."""
+    in_process.rounds(config)  # to warm up
+    alone = in_process.go(config).seconds
+    history, startup = history_of(config, nodes, gpus)
+    show(task, [one["seconds"] for one in history if one["asked"]][1:], nodes, alone, startup)
+
+
+def show(task: str, seconds: list[float], nodes: int, alone: float, startup: float) -> None:
     """Print what rounds take, in seconds through ``flwr run`` and in this process, and how long the first waits."""
     table = table_of(f"Milliseconds of a round of {task}", ("", "median", "lowest to highest"))
     found = f"{1e3 * min(seconds):.0f} to {1e3 * max(seconds):.0f}"

@@ -187,10 +187,7 @@ def rounds_like_cifar(
 def rounds_by_flower(device: str, scratch: Path, rounds: int = 30) -> None:
     """Time rounds of the ``cnn`` by ``flwr run``, on one node, beside the same in this process."""
     config = cnn(scratch) | {"rounds": rounds, "device": device}
-    in_process.rounds({**config, "rounds": 1})  # to warm up
-    alone = in_process.go(config).seconds
-    history, startup = flower.history_of(config, 1, gpus=int(device == "cuda"))
-    flower.show([one["seconds"] for one in history if one["asked"]][1:], 1, alone, startup, "the CNN")
+    flower.compare("the CNN", config, 1, gpus=int(device == "cuda"))
 
 
 def cifar_network() -> nn.Module:

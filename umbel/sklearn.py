@@ -29,7 +29,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from umbel.client.cohort import Cohort
 from umbel.client.learner import learner_for
 from umbel.client.personal import method
-from umbel.client.personal.predictors import Predictors, same_for
+from umbel.client.personal.predictors import Predictors
 from umbel.client.prediction import DEFAULT, Learnt
 from umbel.client.trial import try_out
 from umbel.data import open_dataset
@@ -124,9 +124,7 @@ class _Federated(BaseEstimator):
         dataset = open_dataset(path)
         outputs = traits_of(setup.model, dataset.features.shape[1:]).outputs[-1]
         # For rows of no known client.
-        self._mean = Predictors.plain(
-            same_for(1, state.best), outputs, shares_of(state.history, state.best_round, k)[None]
-        )
+        self._mean = Predictors.weighted(1, state.best, outputs, shares_of(state.history, state.best_round, k))
         self._own: list[tuple[NDArray[np.int64], Predictors]] = []
         if len(self.clients_):
             learner = try_out(setup.model, dataset)

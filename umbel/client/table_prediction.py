@@ -17,7 +17,6 @@ from torch import Tensor
 from umbel.client.cohort import Cohort
 from umbel.client.learner import Learner
 from umbel.client.personal import Predictors
-from umbel.client.personal.predictors import same_for
 from umbel.client.prediction import (
     DEFAULT,
     Learnt,
@@ -202,8 +201,7 @@ def _unlabelled(
         text = f"model {learnt.model.name!r} needs statistics of each client's labelled rows, and a client has none"
         raise DatasetError(f"{text}; fill in the target of a few rows", code="data.no-labels")
     outputs = traits_of(learnt.model, asked.shape).outputs
-    weights = np.tile(shares, (len(clients), 1))
-    own = Predictors.plain(same_for(len(clients), learnt.hypotheses), outputs[-1], weights)
+    own = Predictors.weighted(len(clients), learnt.hypotheses, outputs[-1], shares)
     for client, rows in zip(clients, own.outputs(learner, asked).cpu().split(asked.lengths.tolist()), strict=True):
         yield Prediction(client, -1, np.nan, rows)
 

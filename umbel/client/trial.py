@@ -72,13 +72,7 @@ def try_out(
     tried = _tried(model, _form_of(dataset), learner_for(model, device, LOOP).device.type, engine)
     if precision == tried.precision:
         return tried
-    learner = learner_for(model, device, tried.engine, precision)
-    try:
-        _step(learner, _made_up(_form_of(dataset), model).to(learner.device))
-    except Exception as error:
-        text = f"model {model.name!r} fails with precision = {precision!r}: {one_line(error)}"
-        raise ModelError(f"{text}; leave precision out", code="model.trial") from error
-    return learner
+    return _tried_in(precision, model, _form_of(dataset), tried.device.type, tried.engine)
 
 
 def _form_of(dataset: Dataset) -> Form:
@@ -104,6 +98,18 @@ def _tried(model: Model, form: Form, device: str, engine: str) -> Learner:
     if reason and engine == BATCHED:
         raise ModelError(f'model {model.name!r} {reason}; set engine = "auto"', code="model.batches")
     return loop if reason else picked
+
+
+@lru_cache(maxsize=16)
+def _tried_in(precision: str, model: Model, form: Form, device: str, engine: str) -> Learner:
+    """Return the learner of a lower precision, after a trial step in it."""
+    learner = learner_for(model, device, engine, precision)
+    try:
+        _step(learner, _made_up(form, model).to(learner.device))
+    except Exception as error:
+        text = f"model {model.name!r} fails with precision = {precision!r}: {one_line(error)}"
+        raise ModelError(f"{text}; leave precision out", code="model.trial") from error
+    return learner
 
 
 def try_training(learner: Learner, dataset: Dataset, hypotheses: int, update: LocalUpdate, rows: int) -> float:
@@ -340,8 +346,8 @@ def _unlike_alone(learner: Learner, cohort: Cohort, expected: Arrays) -> str:
         if not np.abs(found[key] - value).max(initial=0) <= allowed:
             return f"{told} {key}"
         for several, place in ((found, slice(0, 1)), (crowded, slice(-1, None))) if alone else ():
-            own = several[key][..., place] if key in _SCORES else several[key][place]
-            if own.tobytes() != alone[key].tobytes():
+            bits = several[key][..., place] if key in _SCORES else several[key][place]
+            if bits.tobytes() != alone[key].tobytes():
                 return f"{told} {key}"
     return ""
 

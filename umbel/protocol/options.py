@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -13,6 +12,7 @@ from pydantic import BeforeValidator, GetCoreSchemaHandler, TypeAdapter, Validat
 
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.rules import fault_text, key_of
+from umbel.protocol.words import did_you_mean
 
 T = TypeVar("T")
 
@@ -110,10 +110,9 @@ def options_of(kind: type[T], given: Mapping[str, str], key: str) -> T:
     known = [entry.name for entry in fields(declared)]
     for name in pairs:
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            options = f"the options are {', '.join(known)}" if known else "there are none"
-            there = f"did you mean {near[0]}?" if near else options
-            raise ConfigError(f"{of_key}there is no option {name}; {there}", code="config.unknown-option")
+            options = f"; the options are {', '.join(known)}" if known else "; there are none"
+            hint = did_you_mean(name, known) or options
+            raise ConfigError(f"{of_key}there is no option {name}{hint}", code="config.unknown-option")
     try:
         parsed: T = _adapter(declared).validate_strings(pairs)
         return parsed

@@ -6,7 +6,6 @@ come from it.
 
 from __future__ import annotations
 
-import difflib
 import math
 import types
 from collections.abc import Callable, Mapping
@@ -20,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
 from umbel.protocol.errors import UmbelError
+from umbel.protocol.words import did_you_mean
 
 T = TypeVar("T")
 
@@ -102,9 +102,8 @@ class Settings(BaseModel):
         known = cls.names()
         told = []
         for name in sorted(names):
-            near = difflib.get_close_matches(name, known, 1)
             other = f"; {cls.listed} lists what there is" if cls.listed else ""
-            told.append(f"there is no {name}" + (f"; did you mean {near[0]}?" if near else other))
+            told.append(f"there is no {name}{did_you_mean(name, known) or other}")
         return cls.error(f"{cls.source}: {'; '.join(told)}", code=f"{cls.error.kind}.unknown-key")
 
     @classmethod

@@ -1,8 +1,10 @@
-"""Numbers, durations and times in words, for logs, errors and reports."""
+"""Numbers, durations, times and hints in words, for logs, errors and reports."""
 
 from __future__ import annotations
 
+import difflib
 import time
+from collections.abc import Iterable
 
 _LONGEST = 300  # of a text from a node
 
@@ -41,3 +43,9 @@ def in_time(seconds: float) -> str:
 def at_time(seconds: float) -> str:
     """Return a time, in seconds since 1970, as text: the date and the minute on this machine's clock."""
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
+def did_you_mean(name: object, known: Iterable[object]) -> str:
+    """Return the end of an error about an unknown name, which asks for the nearest of those that are known, if any."""
+    near = difflib.get_close_matches(str(name), [*map(str, known)], 1)
+    return f"; did you mean {near[0]}?" if near else ""

@@ -124,7 +124,7 @@ def ask_first(
     try:
         asked = Question.planned(columns, dataset.manifest.train, part, by, sites)
     except ConfigError:
-        of = f", a quarter of the run's {wanted.epsilon:g}"
+        of = f", {_SHARES[1]:.0%} of the run's {wanted.epsilon:g}"
         part, asked = more, Question.planned(columns, dataset.manifest.train, more, by, sites, of)
     from umbel.simulation.in_process import play
 

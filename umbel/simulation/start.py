@@ -19,7 +19,7 @@ import numpy as np
 
 from umbel.data import find_dataset, read_manifest
 from umbel.data.data import encoded_alike
-from umbel.data.files import OF_RUN, read_manifest_of_run
+from umbel.data.files import read_manifest_of_run
 from umbel.data.find import datasets_made
 from umbel.protocol.errors import ConfigError, DatasetError
 from umbel.protocol.home import umbel_home
@@ -126,7 +126,7 @@ def check(values: Mapping[str, Any]) -> Setup:
         if asked > (there := dataset.manifest.split[kind]):
             text = f"{key} = {asked}, but dataset {run.dataset!r} has only {there}; set {at_most.format(there)}"
             raise ConfigError(text, code="config.too-few-clients")
-    try_out(setup.model, dataset, run.device, hypotheses=setup.strategy.hypotheses)
+    try_out(setup.model, dataset, run.device, hypotheses=setup.strategy.hypotheses, precision=run.precision)
     return setup
 
 
@@ -167,8 +167,8 @@ def dataset_of(name: str) -> str | None:
 
 def _check_data(folder: Path, dataset: str | None) -> None:
     """Raise `ConfigError` if a folder is a run's, and its dataset has got other columns or scales since then."""
-    was = read_manifest_of_run(folder) if dataset and (folder / OF_RUN).is_file() else None
     with suppress(DatasetError):  # which whoever opens the dataset is told
+        was = read_manifest_of_run(folder) if dataset else None
         if was and not encoded_alike(was, read_manifest(find_dataset(str(dataset)))):
             text = f"dataset {dataset} has got other columns or scales since that run, whose settings do not fit them"
             raise ConfigError(f"{text}; begin anew: umbel run {shlex.quote(str(dataset))}", code="config.other-data")

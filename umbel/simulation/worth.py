@@ -23,7 +23,7 @@ from torch import Tensor
 from umbel.client.cohort import Cohort
 from umbel.client.learner import LOOP, Learner, best_hypothesis
 from umbel.client.personal.bayes import closed_form
-from umbel.client.personal.predictors import Predictors, hypothesis_outputs, means, row_scores, same_for
+from umbel.client.personal.predictors import Predictors, hypothesis_outputs, means, row_scores
 from umbel.client.prediction import DEFAULT, class_names
 from umbel.client.trial import try_out
 from umbel.data import Dataset
@@ -405,9 +405,9 @@ class Ways:
         if k == 1 or self.model.local_shapes or not self.trains:
             return []
         outputs = traits_of(self.model, self.query.shape).outputs[-1]
-        weights = np.tile(shares_of(state.history, state.best_round, k), (len(self.query), 1))
-        own = Predictors.plain(same_for(len(self.query), state.best), outputs, weights)
-        return [Row(Way.NEW, self._with(own), "the mean of the hypotheses, weighted by their releases")]
+        shares = shares_of(state.history, state.best_round, k)
+        mean = Predictors.weighted(len(self.query), state.best, outputs, shares)
+        return [Row(Way.NEW, self._with(mean), "the mean of the hypotheses, weighted by their releases")]
 
     def best(self) -> list[Row]:
         """Measure the best round's hypotheses, if they are others than the last round's."""

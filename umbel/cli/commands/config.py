@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,6 +19,7 @@ from umbel.protocol.home import write_atomically
 from umbel.protocol.rules import Settings
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.signatures import SIGNATURE, server_of, sign
+from umbel.protocol.words import did_you_mean
 
 
 @command_line
@@ -42,8 +42,7 @@ def explain(
         if not words or any(word.lower().replace("_", "-") in f"{name} {meaning}".lower() for word in words)
     ]
     if not found:
-        near = difflib.get_close_matches((words or [""])[0], kind.names(), 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = did_you_mean((words or [""])[0], kind.names())
         asked = " or ".join(map(repr, words or []))
         raise ConfigError(f"no key or meaning contains {asked}{hint}", code="config.unknown-key")
     table = Table("key", "default", "meaning", show_lines=len(found) < len(rows))

@@ -206,8 +206,8 @@ def import_(
         report = look(frame, *names, columns, file, Syntax.FLAGS, **options)
         _print_report(report)
         if report.guesses or report.faults:
-            if left_out := [f"{one.column.name} ({one.drop})" for one in report.findings if one.drop]:
-                typer.echo(f"The next command leaves out {', '.join(left_out)}.")
+            if flagged := _flagged(report):
+                typer.echo(f"The next command leaves out {flagged}.")
             typer.echo(f"Next: {_command(report.settings)}")
         if not (client or clients or target):
             return  # a look at the table
@@ -249,10 +249,14 @@ def import_(
     if report and report.hint:
         typer.echo(report.hint)
     if report and "drop" in report.settings:
-        kept = ", ".join(f"{one.column.name} ({one.drop})" for one in report.findings if one.drop)
-        typer.echo(f"Warning: imported with {kept}. Without: {_command(report.settings)} --replace")
+        typer.echo(f"Warning: imported with {_flagged(report)}. Without: {_command(report.settings)} --replace")
     typer.echo(folder)
     typer.echo(f"Next: umbel run {shlex.quote(known)}")
+
+
+def _flagged(report: Report) -> str:
+    """Return the columns that are better left out, with the reasons."""
+    return ", ".join(f"{one.column.name} ({one.drop})" for one in report.findings if one.drop)
 
 
 def _print_report(report: Report) -> None:

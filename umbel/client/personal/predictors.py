@@ -60,6 +60,11 @@ class Predictors:
         )
 
     @classmethod
+    def weighted(cls, clients: int, hypotheses: Arrays, outputs: int, shares: Floats) -> Self:
+        r"""Return the hypotheses (k, \*shape) weighted by shares (k,), for clients without labelled rows."""
+        return cls.plain(same_for(clients, hypotheses), outputs, np.tile(shares, (clients, 1)))
+
+    @classmethod
     def joined(cls, parts: Sequence[Predictors]) -> Predictors:
         """Join the predictors of several cohorts, with as many networks each, to those of one."""
         if len(parts) == 1:

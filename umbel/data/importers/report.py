@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 import shlex
@@ -37,7 +36,7 @@ from umbel.data.table import (
     values_of,
 )
 from umbel.protocol.errors import DatasetError
-from umbel.protocol.words import count_of
+from umbel.protocol.words import count_of, did_you_mean
 
 MOST_CATEGORIES = 100
 """A text column with more distinct values counts as names or free text."""
@@ -147,8 +146,7 @@ def columns_there(there: Iterable[Any], names: Iterable[str], source: Any) -> No
     """Raise `DatasetError` unless all names are columns of the table."""
     known = list(there)
     if absent := [name for name in names if name not in known]:
-        near = difflib.get_close_matches(str(absent[0]), [*map(str, known)], 1)
-        meant = f"; did you mean {near[0]}?" if near else ""
+        meant = did_you_mean(absent[0], known)
         text = f"{source} has no column {absent[0]!r}{meant}; it has {', '.join(map(str, known))}"
         raise DatasetError(text, code="data.missing-column")
 
@@ -179,9 +177,9 @@ def look(
     frame = frame.reset_index(drop=True)
     columns_there(frame.columns, [*(features or []), *(one for one in (client, target) if one), *given], source)
     if target is None:
-        others = [name for name in reversed(frame.columns) if name != client]
-        found = (_finding(frame, name, "target", given.get(name, {}), missing, source, syntax) for name in others)
-        target = next((one.column.name for one in found if not _unmended([one])), others[0])
+        names = [name for name in reversed(frame.columns) if name != client]
+        looks = (_finding(frame, name, "target", given.get(name, {}), missing, source, syntax) for name in names)
+        target = next((one.column.name for one in looks if not _unmended([one])), names[0])
         settings["target"] = target
         guesses.append(f"the target is {target}, the last column that can be one")
     others = list[str]()
@@ -263,15 +261,15 @@ def _likely_clients(frame: pd.DataFrame, source: Any) -> list[str]:
     A column that lacks values comes after all others, because each row is of a client. Of the others, ids come first,
     then those with several rows a value, and then those with the most values.
     """
-    found = dict[str, tuple[bool, bool, bool, int]]()
+    ranks = dict[str, tuple[bool, bool, bool, int]]()
     for name in frame.columns:
         count, column = frame[name].nunique(), _column(frame[name], name, "feature", {}, source, Syntax.FLAGS).column
         text = column.type == "category" and not np.isfinite(as_numbers(pd.Series(column.categories, dtype=str))).all()
         text = text and as_texts(frame[name]).str.match(_DAY).mean() <= 0.5  # dates that no single format reads
         if (text or _NAMED_ID.fullmatch(str(name))) and 1 < count <= len(frame) / 2:
             whole, several = not missing_in(frame[name], column).any(), count * SEVERAL <= len(frame)
-            found[name] = whole, bool(_ID.fullmatch(str(name))), several, count
-    return sorted(found, key=found.__getitem__, reverse=True)
+            ranks[name] = whole, bool(_ID.fullmatch(str(name))), several, count
+    return sorted(ranks, key=ranks.__getitem__, reverse=True)
 
 
 # --- one column
