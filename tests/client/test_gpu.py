@@ -31,6 +31,7 @@ from umbel.client.personal import Task, method
 from umbel.client.prediction import Learnt, predictions
 from umbel.client.trial import try_out
 from umbel.data import Dataset, offsets_of
+from umbel.privacy.channels.client import ClientSanitiser
 from umbel.privacy.mechanisms.randomness import streams
 from umbel.privacy.site.policy import Personal
 from umbel.protocol.run_config import RunConfig
@@ -210,6 +211,42 @@ def test_a_run_is_that_of_the_cpu() -> None:
     assert [entry.loss for entry in found.state.history] == pytest.approx(
         [entry.loss for entry in expected.state.history]
     )
+
+
+def test_a_round_releases_there_what_the_cpu_would_but_for_noise() -> None:
+    config = run_config("synthetic", rounds=2, restarts=1, noise_multiplier=0.0)
+    expected = play(config | {"device": "cpu"}).state.hypotheses
+    with fake_gpu(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ClientSanitiser, "sanitised", None)
+        found = play(config | {"device": "cuda"}).state.hypotheses
+    assert_close(found, expected)
+
+
+def test_noise_drawn_there_does_not_hang_on_the_number_of_nodes() -> None:
+    config = run_config("synthetic", device="cuda", rounds=2, restarts=1)
+    with fake_gpu():
+        alone, three = (play(config, nodes=nodes).state.hypotheses for nodes in (1, 3))
+        other = play(config | {"seed": 7}).state.hypotheses
+    for name, value in alone.items():
+        np.testing.assert_allclose(three[name], value, **CLOSE)
+        assert (other[name] != value).all()
+
+
+def test_a_round_of_any_steps_waits_twice_and_gets_four_copies() -> None:
+    """With its releases, which come back in one copy: nothing else of the gate's work waits for the GPU."""
+
+    def counts(rounds: int, **asked: Any) -> tuple[int, int]:
+        fast = {"restarts": 1, "patience": 0, "validation": "every=9"}
+        config = run_config("synthetic", device="cuda", rounds=rounds, **fast, **asked)
+        with fake_gpu() as gpu:
+            play(config)
+        return gpu.sent, gpu.fetched
+
+    few, many = (
+        [counts(rounds, **asked) for rounds in (2, 3)] for asked in ({}, {"local_epochs": 20, "batch_size": 3})
+    )
+    for before, after in (few, many):
+        assert np.subtract(after, before).tolist() == [4, 2]
 
 
 @pytest.mark.parametrize("how", list(Personal))

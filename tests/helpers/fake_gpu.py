@@ -65,6 +65,13 @@ class OnGpu(Tensor):
         raise RuntimeError(f"{func} of a tensor on a GPU that is no longer there: `fake_gpu` was left")
 
 
+class _OnCpu(torch.Generator):
+    """A generator that is asked for on the GPU, and draws on the CPU."""
+
+    def __new__(cls, device: torch.device = CPU) -> _OnCpu:
+        return super().__new__(cls, CPU)
+
+
 class _Sent(TorchFunctionMode):
     """Has what is asked for on the GPU be made where PyTorch believes it to be."""
 
@@ -163,6 +170,7 @@ def fake_gpu(memory: float = math.inf, said_free: int = 1 << 30) -> Iterator[_Co
             "set_rng_state": lambda state, _: torch.set_rng_state(state),
         }.items():
             patch.setattr(torch.cuda, name, answer)
+        patch.setattr(torch, "Generator", _OnCpu)
         # Built for CUDA, PyTorch would ask the GPU for its stream.
         patch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: None)
         yield gpu

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
@@ -45,6 +45,8 @@ _CLIENTS = 4  # hosted clients for each core: with fewer, some cores could be id
 
 Scores = tuple[NDArray[np.float64], NDArray[np.float64]]
 Compute = Callable[[Engine, slice], None]
+Release = Callable[[slice, Tensor, Tensor], None]
+"""See `umbel.privacy.site.work.OnGpu.release`."""
 
 
 class Learner:
@@ -119,10 +121,12 @@ class Learner:
         generators: Sequence[np.random.Generator] | Sequence[RowSource],
         local: Parameters | None = None,
         only: frozenset[str] | None = None,
+        release: Release | None = None,
     ) -> tuple[Parameters, Parameters]:
         """Train each client from its chosen hypothesis (Algorithm 1, line 6); return shared and local parameters.
 
-        All parameters are trained, or `only` those named. Trained parameters are in the CPU's memory.
+        All parameters are trained, or `only` those named. Trained parameters are in the CPU's memory. With `release`
+        they are not returned: on a GPU it gets the clients of each chunk, what they trained and where they started.
 
         There is one generator for each client, which shuffles its rows: a client's result does not depend on the other
         clients of the cohort. A slice of `umbel.privacy.mechanisms.randomness.streams` has its generators at their
@@ -134,6 +138,8 @@ class Learner:
         shapes = {name: value.shape[1:] for name, value in (hypotheses | own).items()}
         if on_cpu:
             trained = {name: torch.empty(len(cohort), *shape) for name, shape in shapes.items()}
+        elif release:
+            trained = {}
         else:  # a GPU copies all of a client's numbers at once, while it computes the next clients
             sizes = [math.prod(shape) for shape in shapes.values()]
             flat = torch.empty(len(cohort), sum(sizes)).pin_memory()
@@ -161,9 +167,12 @@ class Learner:
                 sources = cast(Sequence[RowSource], some)
                 with seeded(int.from_bytes(sources[0].sample.bytes(8)) >> 1, self.device) if draws else nullcontext():
                     after = dp_sgd.descend(gradients, start, rows, update, sources, self.model.shapes)
+            if release:
+                begun = {name: value.index_select(0, index) for name, value in hypotheses.items()}
+                release(part, _joined(after, shapes), _joined(begun, shapes))
+                return
             if not on_cpu:
-                whole = torch.cat([after[name].reshape(len(rows), -1) for name in shapes], 1)
-                flat[part].copy_(whole, non_blocking=True)
+                flat[part].copy_(_joined(after, shapes), non_blocking=True)
                 return
             for name, value in after.items():
                 if value is not places.get(name):
@@ -173,6 +182,8 @@ class Learner:
         self._in_chunks(cohort, self._training_bytes(cohort, update), train, alone)
         if not on_cpu:
             torch.cuda.synchronize(self.device)
+        if release:
+            return {}, {}
         return {name: trained[name] for name in hypotheses}, {name: trained[name] for name in own}
 
     def fit_local(self, hypothesis: Parameters, cohort: Cohort, fresh: Parameters, step_size: float) -> Parameters:
@@ -362,6 +373,11 @@ class Turns:
             yield learner
         finally:
             self._idle.put(learner)
+
+
+def _joined(parameters: Parameters, names: Iterable[str]) -> Tensor:
+    """Return the named parameters of clients as a matrix (clients, n)."""
+    return torch.cat([parameters[name].reshape(len(parameters[name]), -1) for name in names], 1)
 
 
 def _copies(learner: Learner, count: int) -> list[Learner]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from logging import ERROR
 
 import numpy as np
@@ -25,7 +25,7 @@ from umbel.privacy.mechanisms.base import NoiseSource
 from umbel.privacy.mechanisms.choice import OWN
 from umbel.privacy.mechanisms.randomness import noise_sources, row_sources, streams
 from umbel.privacy.site.config import Site
-from umbel.privacy.site.work import Places, Results, Work
+from umbel.privacy.site.work import OnGpu, Places, Results, Work
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientInDataset, ClientOnNode
 from umbel.protocol.log import log
@@ -67,9 +67,19 @@ class NodeClients:
         after = {name: value.copy() for name, value in before.items()}
         turns, starts = self._turns(clients, update.rows is None), node.learner.tensors(hypotheses)
 
-        def train(places: Places, cohort: Cohort, learner: Learner, chosen: Tensor, local: Parameters) -> Results:
+        def train(
+            places: Places,
+            cohort: Cohort,
+            learner: Learner,
+            chosen: Tensor,
+            local: Parameters,
+            releases: OnGpu | None = None,
+        ) -> Results:
             asked, seed, round = numbers[places].tolist(), node.seed, task.round
             draws = row_sources(seed, round, asked) if update.rows else streams(seed, "shuffle", round, asked)
+            if releases:
+                learner.train(starts, chosen, cohort, update, draws, release=releases.release)
+                return [chosen.numpy(), *(releases.arrays[name] for name in names)]
             trained, own = learner.train(starts, chosen, cohort, update, draws, local)
             for name, value in own.items():
                 after[name][places] = value
@@ -81,12 +91,12 @@ class NodeClients:
                 shared = noisy_messages(shared, hypotheses, which, task.message_noise, sources, everywhere)
             return [which, *(shared[name] for name in names)]
 
-        def compute(places: Places) -> Results:
+        def compute(places: Places, releases: OnGpu | None = None) -> Results:
             cohort, told = self._cohort(numbers[places]), torch.from_numpy(assigned[places])
             local = node.learner.tensors({name: value[places] for name, value in before.items()})
             with turns.learner() as learner:
                 chosen = torch.where(told == OWN, learner.choose(starts, cohort, local), told)
-                return train(places, cohort, learner, chosen, local)
+                return train(places, cohort, learner, chosen, local, releases)
 
         def without_rows(places: Places) -> Results:
             chosen = torch.from_numpy(np.maximum(assigned[places], 0))
@@ -106,9 +116,12 @@ class NodeClients:
                     error,
                 )
 
+        # Local parameters are kept only where training was finite, and messages have noise of their own: on the host.
+        on_gpu = node.site.simulated and node.learner.device.type == "cuda" and not (before or task.message_noise)
         return Work(
             compute, turns.batches, turns.size, turns.threads, rows=update.rows, keep=keep,
             without_rows=without_rows if update.rows else None,
+            on_gpu=(lambda releases: partial(compute, releases=releases)) if on_gpu else None,
         )  # fmt: skip
 
     def score(self, task: EvaluationSpec, hypotheses: Arrays) -> Work:

@@ -111,6 +111,13 @@ class Sanitiser:
         """Return the sanitiser of a task; raise `Refused` if the task permits no release."""
         raise NotImplementedError
 
+    def on_gpu(self, clients: Ids, shapes: Mapping[str, tuple[int, ...]]) -> Any:
+        """Return what releases charged clients on the GPU that simulates them, given the shape of each array.
+
+        It is a `umbel.privacy.site.work.OnGpu`; None if only `leave` can release them.
+        """
+        return None
+
     def leave(self, clients: Ids, results: Any, chosen: Labels, paid: Flags) -> Outgoing:
         r"""Return what leaves of charged clients.
 

@@ -14,14 +14,23 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
 from logging import WARNING
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from umbel.privacy import channels, mechanisms
-from umbel.privacy.channels import Flags, Ids, Outgoing, Place, Sanitiser, answers_training, flags_in, released_record
+from umbel.privacy.channels import (
+    Flags,
+    Ids,
+    Outgoing,
+    Place,
+    Sanitiser,
+    answers_training,
+    flags_in,
+    released_record,
+)
 from umbel.privacy.mechanisms.base import Matrix, Mechanism, NoiseSource
 from umbel.privacy.mechanisms.randomness import noise_sources
 from umbel.privacy.mechanisms.sanitise import (
@@ -44,6 +53,9 @@ from umbel.protocol.records import MOST_STEPS, in_steps, pack, record_in, times_
 from umbel.protocol.release import LEAST_CLIP_NORM, Clipping, NoisePer, Release
 from umbel.protocol.releases import Releases
 from umbel.protocol.tasks import TrainingSpec
+
+if TYPE_CHECKING:
+    from umbel.privacy.channels.on_gpu import ReleasesOnGpu
 
 LARGEST_UPDATE = 1e6
 """Maximum norm of an update unless a run sets one: for a model of n parameters, sqrt(n) changes of about 1 are far."""
@@ -158,11 +170,20 @@ class ClientSanitiser(Sanitiser):
         # A seed's sources share one generator, so only one client at a time can draw.
         seed = self.place.seed
         threads, sources = cores() if seed is None else 1, noise_sources(seed, self.task.round, clients)
-        releases = self.sanitised(results, chosen, sources, threads)
+        return self.released(self.sanitised(results, chosen, sources, threads), chosen, paid)
+
+    def released(self, releases: Packed, chosen: Labels, paid: Flags) -> Released:
+        """Return releases as they leave."""
         choices = chosen.tolist() if self.task.disclose_choice else None
         # Quantise only when the release crosses a network.
         step = 0.0 if self.place.site.simulated else self.step
         return Released(paid, releases, choices=choices, step=step)
+
+    def on_gpu(self, clients: Ids, shapes: Mapping[str, tuple[int, ...]]) -> ReleasesOnGpu | None:
+        """See `Sanitiser.on_gpu`."""
+        from umbel.privacy.channels.on_gpu import ReleasesOnGpu  # which needs PyTorch, as no site's gate does
+
+        return ReleasesOnGpu.of(self, clients, shapes)
 
     def sanitised(self, trained: Arrays, chosen: Labels, sources: Iterator[NoiseSource], threads: int = 1) -> Packed:
         r"""Return the releases of charged clients, from what each trained, (clients, \*shape), and chose.
@@ -211,9 +232,9 @@ def updates_in(trained: Arrays, block: slice, start: Matrix) -> Matrix:
     return updates
 
 
-def blocks(clients: int, n: int) -> Iterator[slice]:
-    """Yield blocks of clients: as many large models as fit into a cache, but at least one."""
-    size = max(1, _BLOCK // n)
+def blocks(clients: int, n: int, numbers: int = _BLOCK) -> Iterator[slice]:
+    """Yield blocks of clients: as many models as have so many numbers, which fit into a cache, but at least one."""
+    size = max(1, numbers // n)
     for begin in range(0, clients, size):
         yield slice(begin, begin + size)
 

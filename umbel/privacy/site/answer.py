@@ -151,8 +151,13 @@ def train(message: Incoming, task: TrainingSpec, channel: AtSite | None = None) 
     assigned = np.full(len(ids), choice.OWN, np.int64)
     if sanitiser.explore:
         assigned = choice.at_random(sanitiser.explore, k, randomness.noise_sources(seed, task.round, ids, "choice"))
-    chosen, *arrays = _train_clients(message, asked, assigned)
-    return sanitiser.leave(ids, dict(zip(hypotheses, arrays, strict=True)), chosen, paid)
+    work = message.clients.train(asked, hypotheses, assigned)
+    shapes = {name: value.shape[1:] for name, value in hypotheses.items()}
+    releases = sanitiser.on_gpu(ids, shapes) if work.on_gpu else None
+    if work.on_gpu and releases:
+        work = replace(work, compute=work.on_gpu(releases))
+    chosen, *arrays = _train_clients(message, asked, assigned, work)
+    return (releases or sanitiser).leave(ids, dict(zip(hypotheses, arrays, strict=True)), chosen, paid)
 
 
 def report(message: Incoming, task: EvaluationSpec, channel: AtSite | None = None) -> Outgoing:
@@ -216,10 +221,10 @@ def _charge_clients(
     return paid, replace(task, clients=tuple(compress(task.clients, paid))), list(compress(ids, paid))
 
 
-def _train_clients(message: Incoming, task: TrainingSpec, assigned: NDArray[np.int64]) -> Results:
+def _train_clients(message: Incoming, task: TrainingSpec, assigned: NDArray[np.int64], work: Work) -> Results:
     """Let charged clients train; return the hypothesis that each started from, and what it trained."""
     hypotheses = message.hypotheses
-    k, work = len(next(iter(hypotheses.values()))), message.clients.train(task, hypotheses, assigned)
+    k = len(next(iter(hypotheses.values())))
     if work.rows != task.row_privacy:
         raise Refused("the clients do not train with the task's guarantee for rows", code="refused.result")
 

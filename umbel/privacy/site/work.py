@@ -18,13 +18,14 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 from itertools import chain
 from logging import ERROR
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from umbel.privacy.site.config import Site
 from umbel.privacy.site.time_limit import time_limit
+from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import Refused, UmbelError
 from umbel.protocol.log import log
 from umbel.protocol.release import RowPrivacy
@@ -33,6 +34,17 @@ Places = slice | list[int]
 """The places of some clients among those of a task."""
 Results = list[NDArray[Any]]
 """Arrays of some clients, a row each."""
+
+
+class OnGpu(Protocol):
+    """Releases of simulated clients, made on the GPU that trains them."""
+
+    @property
+    def arrays(self) -> Arrays:
+        """The releases, once the GPU has done what it was asked."""
+
+    def release(self, part: slice, trained: Any, start: Any) -> None:
+        """Release consecutive clients, which trained from `start`; both are tensors (m, n) on the GPU."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +70,9 @@ class Work:
         Where training hides rows: what clients without rows send, with its noise, in the place of a failure.
     keep : callable
         Gets the results of all clients before any is released.
+    on_gpu : callable, optional
+        In simulation on a GPU: ``on_gpu(releases)`` returns another `compute`, whose results are releases already
+        (`OnGpu`).
     """
 
     compute: Callable[[Places], Results]
@@ -68,6 +83,7 @@ class Work:
     rows: RowPrivacy | None = None
     without_rows: Callable[[Places], Results] | None = None
     keep: Callable[[Results], None] = lambda _: None
+    on_gpu: Callable[[OnGpu], Callable[[Places], Results]] | None = None
 
 
 def computed(
