@@ -54,11 +54,11 @@ def main(
         compare("the hospital", hospital() | {"rounds": rounds}, nodes)
 
 
-def compare(task: str, config: Mapping[str, Any], nodes: int, gpus: int = 0) -> None:
-    """Time a task's rounds in this process, and by ``flwr run`` on nodes with so many GPUs each."""
+def compare(task: str, config: Mapping[str, Any], nodes: int) -> None:
+    """Time a task's rounds in this process, and by ``flwr run``."""
     in_process.rounds(config)  # to warm up
     alone = in_process.go(config).seconds
-    history, startup = history_of(config, nodes, gpus)
+    history, startup = history_of(config, nodes)
     show(task, [one["seconds"] for one in history if one["asked"]][1:], nodes, alone, startup)
 
 
@@ -72,14 +72,20 @@ def show(task: str, seconds: list[float], nodes: int, alone: float, startup: flo
     console.print(f"flwr run took {startup:.1f} s from its start to its first round.")
 
 
-def history_of(config: Mapping[str, Any], nodes: int, gpus: int = 0) -> tuple[list[dict[str, Any]], float]:
-    """Run umbel's app by ``flwr run``, on nodes with so many GPUs each.
+def history_of(
+    config: Mapping[str, Any], nodes: int, gpus: int = 0, client: str = ""
+) -> tuple[list[dict[str, Any]], float]:
+    """Run umbel's app by ``flwr run``, on nodes with so many GPUs each, and with another ClientApp if one is named.
 
     Return its rounds, and the seconds from its start to the first.
     """
     began = time.time()
-    with simulation() as flower:
-        flower.run(unpacked(flower.home), config, nodes, min(2, cores()), gpus)
+    with simulation({"PYTHONPATH": str(APP)}) as flower:
+        app = unpacked(flower.home)
+        if client:
+            project = app / "pyproject.toml"
+            project.write_text(project.read_text("utf-8").replace("umbel.client.app:app", client), encoding="utf-8")
+        flower.run(app, config, nodes, min(2, cores()), gpus)
         [folder] = (flower.home / "umbel" / "runs").iterdir()
         # Written when all nodes are there, and the first round is next.
         startup = (folder / "config.toml").stat().st_mtime - began

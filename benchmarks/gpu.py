@@ -4,8 +4,8 @@
 
 Choosing among k = 2 hypotheses and training, of umbel's ``cnn`` on made-up images. Whole rounds of the CIFAR10
 benchmark of pfl-research, on data of its shape: 1000 clients of 50 images, 50 a round, minibatches of 10, one model.
-Rounds of adapters on one backbone (`benchmarks.adapters`), and rounds of the ``cnn`` by ``flwr run``, which show what
-Flower adds.
+Rounds of adapters on one backbone (`benchmarks.adapters`), rounds of the ``cnn`` and of ResNet-18, also by ``flwr run``
+(`benchmarks.whole_rounds`), and steps, compiled and captured (`benchmarks.steps`).
 
 Each of these is a part of the table. No part begins after so many minutes. A later go on the same machine, card and
 commit, and on the same day, keeps the parts that `--out` has, and does the others.
@@ -30,12 +30,12 @@ import typer
 from torch import Tensor, nn
 
 import umbel
-from benchmarks import adapters, flower, in_process
+from benchmarks import adapters, in_process, steps, whole_rounds
 from benchmarks.measure import CUT, Out, Reading, benchmark, console, interleave, show
 from benchmarks.parts import PARTS, by_parts
 from benchmarks.peers.brief import Brief
 from benchmarks.peers.networks import network
-from benchmarks.peers.tasks import brief_of, cnn, write_images
+from benchmarks.peers.tasks import brief_of, write_images
 from umbel.models.fit import one_line
 from umbel.protocol.plugins import trust
 from umbel.protocol.project import ENGINE
@@ -64,7 +64,9 @@ def main(
     }
     parts["rounds as in pfl-research's CIFAR10"] = partial(rounds_like_cifar, times, device)
     parts["adapters on one backbone"] = lambda _: adapters.measure(times=times, device=device)
-    parts["rounds by flwr run"] = partial(rounds_by_flower, device)
+    parts["rounds of the cnn"] = lambda _: whole_rounds.measure("cnn", 10, 5, times, device, by_flower=True)
+    parts["rounds of ResNet-18"] = lambda _: whole_rounds.measure("resnet18", 10, 5, times, device, by_flower=True)
+    parts["steps"] = lambda _: steps.measure(times=times, device=device)
     earlier, begun = out.read_text(encoding="utf-8") if out and out.exists() else "", time.monotonic()
     failed: list[str] = []
     with benchmark(out, "ray"), tempfile.TemporaryDirectory() as scratch:
@@ -182,12 +184,6 @@ def rounds_like_cifar(
 
     readings = interleave({engine: partial(go, engine) for engine in ("batched", "loop")}, times)
     show(f"{config['clients-per-round']} of {clients} clients a round, as pfl-research's CIFAR10", readings, "batched")
-
-
-def rounds_by_flower(device: str, scratch: Path, rounds: int = 30) -> None:
-    """Time rounds of the ``cnn`` by ``flwr run``, on one node, beside the same in this process."""
-    config = cnn(scratch) | {"rounds": rounds, "device": device}
-    flower.compare("the CNN", config, 1, gpus=int(device == "cuda"))
 
 
 def cifar_network() -> nn.Module:

@@ -127,9 +127,9 @@ def table_of(title: str, headings: Iterable[str], rows: Iterable[Sequence[str]] 
     return table
 
 
-def show(title: str, readings: Mapping[str, list[Reading]], base: str) -> None:
+def show(title: str, readings: Mapping[str, list[Reading]], base: str, unit: str = "round") -> None:
     """Print medians, spread and losses, with ratios to `base` turn by turn: above 1 is slower."""
-    table = table_of(title, ("", "ms a round", "lowest to highest", f"times {base}", "loss"))
+    table = table_of(title, ("", f"ms a {unit}", "lowest to highest", f"times {base}", "loss"))
     for name, ones in readings.items():
         times = [one.seconds for one in ones]
         median = statistics.median(times)
