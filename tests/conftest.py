@@ -54,6 +54,16 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def shared_homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What fixtures of a module, and processes that they start, write is in no user's home either."""
+    folder = tmp_path_factory.mktemp("homes")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UMBEL_HOME", str(folder / "umbel"))
+        patch.setenv("XDG_STATE_HOME", str(folder / "state"))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def umbel_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty $UMBEL_HOME, so that no test reads or writes the user's; it is made by who writes there first."""

@@ -186,6 +186,19 @@ def test_what_a_gpu_says_is_free_bounds_a_chunk() -> None:
         assert learner._chunk_bytes() == 1 << 28
 
 
+def test_a_simulated_node_says_what_a_step_takes_before_it_takes_it(caplog: pytest.LogCaptureFixture) -> None:
+    """From it the size of a chunk follows (`Learner.room`). On the CPU there is nothing to say."""
+    config = run_config("synthetic", rounds=1, restarts=1, batch_size=1)
+    with fake_gpu(said_free=1 << 30):
+        play(config | {"device": "cuda"})
+    [said] = [line for line in caplog.messages if "a step trains" in line]
+    assert said.startswith("a step trains up to ")
+    assert said.endswith(" clients at a time on cuda, 0.0 MiB each")
+    caplog.clear()
+    play(config | {"device": "cpu"})
+    assert not [line for line in caplog.messages if "a step trains" in line]
+
+
 # --- the trial, runs, and what comes after
 
 

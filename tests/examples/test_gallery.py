@@ -14,8 +14,11 @@ import numpy as np
 import pytest
 
 import tests.helpers.torchvision_ops  # noqa: F401
+import umbel
 from examples.__main__ import NAMES, PICTURES
+from tests.helpers.errors import raises
 from tests.helpers.sources import ROOT
+from umbel.protocol.errors import ConfigError
 
 pytestmark = pytest.mark.rest
 
@@ -51,7 +54,7 @@ def test_each_example_is_one_short_file_with_a_picture_and_a_place_on_the_page()
     page = PAGE.read_text(encoding="utf-8")
     for name, file in [*((name, f"{name}.py") for name in NAMES), ("site", "site.sh")]:
         lines = (EXAMPLES / file).read_text(encoding="utf-8").splitlines()
-        assert sum(bool(line.strip()) for line in lines) < 60, file
+        assert sum(bool(line.strip()) for line in lines) < 75, file
         assert (PICTURES / f"{name}.svg").stat().st_size < 200_000
         assert f"](../../examples/{file})" in page, file
         assert f"](../pictures/gallery/{name}.svg)" in page, file
@@ -96,15 +99,24 @@ def test_labels(example: Example) -> None:
 
 @pytest.mark.slow
 def test_lora(example: Example) -> None:
-    """The first validation is of the backbone as it is.
+    """Two groups need two adapters, and noise for rows leaves little. The first validation is of the backbone as it is.
 
-    The whole example runs: after a shorter training of the backbone, or with larger steps, gains are no larger than the
-    differences between processors. Two threads change a share by 0.0001 at most.
+    After the picture's 12 rounds the two have .470, and one .452; two threads change a share by .0001 at most.
     """
-    run = example("lora")
-    assert run.history["metric"].iloc[-1] > run.history["metric"].iloc[0] + 0.005
-    assert sum(value[0].size for value in run.parameters.values()) == 512
-    assert means(run)[LAST] > means(run)[ALONE]
+    runs = example("lora", rounds=4, hidden=2)
+    gains = {name: run.history["metric"].iloc[-1] - run.history["metric"].iloc[0] for name, run in runs.items()}
+    two, one, hidden = gains.values()
+    assert two > one + 0.005
+    assert one > 4 * hidden > 0
+    assert sum(value[0].size for value in runs["two adapters"].parameters.values()) == 4096
+    small = min(runs["two adapters"].history["groups"].iloc[-1])
+    assert small > 20, "of 100 clients"
+    private = next(run for name, run in runs.items() if "epsilon" in name)
+    assert "epsilon 8 " in private.guarantee[0] or "epsilon 7.9" in private.guarantee[0]
+    with raises(ConfigError, "config.in-vain"):
+        umbel.run(
+            private.config["dataset"], epsilon=8, hypotheses=1, pretrained=private.config["pretrained"], baselines=False
+        )
 
 
 def test_gate(example: Example) -> None:

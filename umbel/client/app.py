@@ -6,6 +6,8 @@ A round's message goes through the gate (`umbel.privacy.site.umbel_app`), which 
 
 from __future__ import annotations
 
+from logging import INFO
+
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -22,6 +24,7 @@ from umbel.privacy.site.time_limit import time_limit
 from umbel.privacy.site.umbel_app import answer_round, answer_stage
 from umbel.privacy.site.work import log_failure
 from umbel.protocol.errors import Refused
+from umbel.protocol.log import log
 from umbel.protocol.messages import hosting_reply, hypotheses_in, prior_in, run_in, version_in
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import VERSION
@@ -40,6 +43,8 @@ def query(msg: Message, context: Context) -> Message:
         )
     # The server asks nothing of a node that it does not know.
     node = _admitting(context)
+    if node.site.simulated and node.learner.device.type == "cuda":
+        log(INFO, "a step trains up to %s", node.room)
     return Message(hosting_reply(node.hosting), reply_to=msg)
 
 

@@ -35,6 +35,7 @@ from umbel.privacy.site.work import Places
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ConfigError, ModelError
 from umbel.protocol.project import ENGINE
+from umbel.protocol.words import count_of
 
 LOOP, BATCHED, SITE = "loop", "batched", "site"
 """The engines; that of a site is exact: a client's numbers depend on no other client, bit for bit."""
@@ -241,6 +242,12 @@ class Learner:
     def width(self, rows: int) -> int:
         """Return the number of rows to which a site pads a client of so many rows; 0 for one computed by the loop."""
         return self._batched.width(rows) if self._batched and self._batched.exact else 0
+
+    def room(self, shape: tuple[int, ...], rows: int) -> str:
+        """Return how many clients with so many rows a step are trained at once, and in which memory, in words."""
+        size, most = training_bytes(self.model, shape, rows), self._chunk_bytes()
+        together = max(1, most // size) if self.engine == BATCHED else 1
+        return f"{count_of(together, 'client')} at a time on {self.device}, {size / 2**20:,.1f} MiB each"
 
     def _in_chunks(self, cohort: Cohort, sizes: NDArray[np.int64], compute: Compute, alone: bool = False) -> None:
         """Compute successive clients, as many at once as their sizes in bytes fit into memory, but at least one.

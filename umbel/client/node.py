@@ -151,6 +151,12 @@ class Node:
         place = (self.site.first, self.site.step) if self.site.placed else (-1, -1)
         return Hosting(len(self.training), len(self.validation), *place)
 
+    @property
+    def room(self) -> str:
+        """How many clients are trained at once, and in which memory, in words."""
+        most = int(self.dataset.lengths.max(initial=1))
+        return self.learner.room(tuple(self.dataset.features.shape[1:]), min(self.run.batch_size or most, most))
+
     def training_clients(self, asked: tuple[ClientOnNode, ...]) -> list[ClientInDataset]:
         """Return the dataset's numbers of asked clients, all of which must train here."""
         return self._pick(asked, 0, self.training, "training")
