@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 
 import umbel.client.cohort
 import umbel.client.learner
+from benchmarks import steps, whole_rounds
 from tests.client.test_invariant import mixing
 from tests.client.test_learner import PROTECTED, TABLE, check
 from tests.helpers.cohorts import CLOSE, CPU, ByArrays, Kind, assert_close
@@ -245,21 +247,28 @@ def test_noise_drawn_there_does_not_hang_on_the_number_of_nodes() -> None:
         assert (other[name] != value).all()
 
 
-def test_a_round_of_any_steps_waits_twice_and_gets_four_copies() -> None:
+@pytest.mark.parametrize("task", ["numbers", "images"])
+def test_a_round_of_any_steps_waits_twice_and_gets_four_copies(task: str, tmp_path: Path) -> None:
     """With its releases, which come back in one copy: nothing else of the gate's work waits for the GPU."""
+    fast = {"restarts": 1, "patience": 0, "validation": "every=9"}
+    if task == "images":
+        config = whole_rounds.config_of("cnn", tmp_path, clients=2, rounds=1, device="cuda") | fast
+    else:
+        config = run_config("synthetic", device="cuda", **fast)
 
     def counts(rounds: int, **asked: Any) -> tuple[int, int]:
-        fast = {"restarts": 1, "patience": 0, "validation": "every=9"}
-        config = run_config("synthetic", device="cuda", rounds=rounds, **fast, **asked)
         with fake_gpu() as gpu:
-            play(config)
+            play(config | {"rounds": rounds} | asked)
         return gpu.sent, gpu.fetched
 
-    few, many = (
-        [counts(rounds, **asked) for rounds in (2, 3)] for asked in ({}, {"local_epochs": 20, "batch_size": 3})
-    )
-    for before, after in (few, many):
-        assert np.subtract(after, before).tolist() == [4, 2]
+    for asked in ({"batch-size": 60}, {"local-epochs": 3, "batch-size": 20}):
+        assert np.subtract(counts(3, **asked), counts(2, **asked)).tolist() == [4, 2]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no GPU here")
+@pytest.mark.parametrize("network", steps.NETWORKS)
+def test_on_a_real_gpu_the_host_never_waits_between_steps(network: str) -> None:
+    steps.train_without_waiting(network, 3, CUDA)
 
 
 @pytest.mark.parametrize("how", list(Personal))

@@ -232,9 +232,9 @@ def updates_in(trained: Arrays, block: slice, start: Matrix) -> Matrix:
     return updates
 
 
-def blocks(clients: int, n: int, numbers: int = _BLOCK) -> Iterator[slice]:
-    """Yield blocks of clients: as many models as have so many numbers, which fit into a cache, but at least one."""
-    size = max(1, numbers // n)
+def blocks(clients: int, n: int, numbers: int = 0) -> Iterator[slice]:
+    """Yield blocks of clients: as many models as have so many numbers, or fit into a cache, but at least one."""
+    size = max(1, (numbers or _BLOCK) // n)
     for begin in range(0, clients, size):
         yield slice(begin, begin + size)
 
