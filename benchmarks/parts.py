@@ -39,7 +39,10 @@ PARTS: dict[str, list[str]] = {
     "training": ["umbel.client.learner:Learner.train"],
     "ledger": ["umbel.privacy.site.totals:Totals.charge"],
     "noise": [f"umbel.privacy.mechanisms.sanitise:{name}" for name in ("sanitise_in_place", "round_to_grid")],
-    "updates and releases": ["umbel.privacy.channels.client:ClientSanitiser.sanitised"],
+    "updates and releases": [
+        "umbel.privacy.channels.client:ClientSanitiser.sanitised",
+        "umbel.privacy.channels.on_gpu:ReleasesOnGpu.release",
+    ],
     "arrays to records and back": [
         f"umbel.{module}:{name}"
         for module in _COPIED_IN

@@ -14,16 +14,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 import umbel.client.cohort
 import umbel.client.learner
+import umbel.privacy.channels.on_gpu
 from benchmarks import steps, whole_rounds
 from tests.client.test_invariant import mixing
 from tests.client.test_learner import PROTECTED, TABLE, check
 from tests.helpers.cohorts import CLOSE, CPU, ByArrays, Kind, assert_close
 from tests.helpers.datasets import manifest
 from tests.helpers.fake_gpu import fake_gpu
+from tests.helpers.messages import task_of
 from tests.helpers.models import draw_hypotheses, own
+from tests.helpers.sites import simulated
 from tests.helpers.strangers import normalised_mlp
 from umbel import models
 from umbel.client import batched
@@ -33,6 +38,7 @@ from umbel.client.personal import Task, method
 from umbel.client.prediction import Learnt, predictions
 from umbel.client.trial import try_out
 from umbel.data import Dataset, offsets_of
+from umbel.privacy.channels import Place
 from umbel.privacy.channels.client import ClientSanitiser
 from umbel.privacy.mechanisms.randomness import streams
 from umbel.privacy.site.policy import Personal
@@ -49,6 +55,12 @@ LENGTHS = (4, 1, 5)
 def few_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have newcomers fit what is local in two epochs: where tensors are does not hang on how many there are."""
     monkeypatch.setattr(umbel.client.learner, "_NEWCOMER_EPOCHS", 2)
+
+
+@pytest.fixture
+def released_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the GPU release small models too."""
+    monkeypatch.setattr(umbel.privacy.channels.on_gpu, "_LEAST", 1)
 
 
 MLP = Kind(models.load("mlp"), (3,))
@@ -179,6 +191,31 @@ def test_a_chunk_that_does_not_fit_is_halved(kind: str, what: str) -> None:
     assert {*short.left} == {before}
 
 
+@pytest.mark.usefixtures("released_there")
+def test_clients_whose_release_does_not_fit_release_the_same_in_halves() -> None:
+    hypotheses, update, clients = draw_hypotheses(MANY, 2), LocalUpdate(1, 0.1, 0), range(12)
+    sanitiser = ClientSanitiser.of(Place(simulated(), 3), hypotheses, task_of(tuple(clients)))
+    shapes = {name: value.shape[1:] for name, value in hypotheses.items()}
+
+    def released(most: int) -> NDArray[np.float32]:
+        """Run out of memory after each release of more clients than `most`."""
+        found = sanitiser.on_gpu([*clients], shapes)
+        assert found is not None
+
+        def release(part: slice, trained: Tensor, start: Tensor) -> None:
+            found.release(part, trained, start)
+            if len(trained) > most:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+
+        learner, cohort = Learner(MANY, CUDA, "batched"), Cohort.gather(ALIKE, clients, CUDA)
+        chosen, draws = torch.arange(12) % 2, streams(0, "shuffle", 1, clients)
+        learner.train(learner.tensors(hypotheses), chosen, cohort, update, draws, release=release)
+        return found.arrays.matrix.copy()
+
+    with fake_gpu():
+        np.testing.assert_array_equal(released(3), released(12))
+
+
 def test_what_a_gpu_says_is_free_bounds_a_chunk() -> None:
     """A quarter of all of it, or less in halves."""
     learner = Learner(MANY, CUDA, "batched")
@@ -228,6 +265,7 @@ def test_a_run_is_that_of_the_cpu() -> None:
     )
 
 
+@pytest.mark.usefixtures("released_there")
 def test_a_round_releases_there_what_the_cpu_would_but_for_noise() -> None:
     config = run_config("synthetic", rounds=2, restarts=1, noise_multiplier=0.0)
     expected = play(config | {"device": "cpu"}).state.hypotheses
@@ -237,6 +275,7 @@ def test_a_round_releases_there_what_the_cpu_would_but_for_noise() -> None:
     assert_close(found, expected)
 
 
+@pytest.mark.usefixtures("released_there")
 def test_noise_drawn_there_does_not_hang_on_the_number_of_nodes() -> None:
     config = run_config("synthetic", device="cuda", rounds=2, restarts=1)
     with fake_gpu():
@@ -247,6 +286,7 @@ def test_noise_drawn_there_does_not_hang_on_the_number_of_nodes() -> None:
         assert (other[name] != value).all()
 
 
+@pytest.mark.usefixtures("released_there")
 @pytest.mark.parametrize("task", ["numbers", "images"])
 def test_a_round_of_any_steps_waits_twice_and_gets_four_copies(task: str, tmp_path: Path) -> None:
     """With its releases, which come back in one copy: nothing else of the gate's work waits for the GPU."""
@@ -261,6 +301,7 @@ def test_a_round_of_any_steps_waits_twice_and_gets_four_copies(task: str, tmp_pa
             play(config | {"rounds": rounds} | asked)
         return gpu.sent, gpu.fetched
 
+    counts(1)  # with the trial of the model
     for asked in ({"batch-size": 60}, {"local-epochs": 3, "batch-size": 20}):
         assert np.subtract(counts(3, **asked), counts(2, **asked)).tolist() == [4, 2]
 

@@ -43,7 +43,7 @@ def query(msg: Message, context: Context) -> Message:
         )
     # The server asks nothing of a node that it does not know.
     node = _admitting(context)
-    if node.site.simulated and node.learner.device.type == "cuda":
+    if node.site.simulated and node.learner.device.type == "cuda" and not node.run.rows:
         log(INFO, "a step trains up to %s", node.room)
     return Message(hosting_reply(node.hosting), reply_to=msg)
 

@@ -140,7 +140,7 @@ class Learner:
         if on_cpu:
             trained = {name: torch.empty(len(cohort), *shape) for name, shape in shapes.items()}
         elif release:
-            trained = {}
+            trained, whole = {}, _joined(hypotheses, shapes)
         else:  # a GPU copies all of a client's numbers at once, while it computes the next clients
             sizes = [math.prod(shape) for shape in shapes.values()]
             flat = torch.empty(len(cohort), sum(sizes)).pin_memory()
@@ -169,8 +169,9 @@ class Learner:
                 with seeded(int.from_bytes(sources[0].sample.bytes(8)) >> 1, self.device) if draws else nullcontext():
                     after = dp_sgd.descend(gradients, start, rows, update, sources, self.model.shapes)
             if release:
-                begun = {name: value.index_select(0, index) for name, value in hypotheses.items()}
-                release(part, _joined(after, shapes), _joined(begun, shapes))
+                ends = _joined(after, shapes)
+                del after, start
+                release(part, ends, whole.index_select(0, index))
                 return
             if not on_cpu:
                 flat[part].copy_(_joined(after, shapes), non_blocking=True)

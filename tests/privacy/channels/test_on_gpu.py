@@ -30,6 +30,7 @@ from umbel.privacy.site.work import Work
 from umbel.protocol.release import Clipping, NoisePer
 
 FINEST = 2.0**-30
+LEAST = "umbel.privacy.channels.on_gpu._LEAST"
 PARTS = [slice(0, 2), slice(2, 5)]
 
 
@@ -133,8 +134,12 @@ PUBLIC: dict[str, Any] = {"clipping": Clipping.PUBLIC}
         (PUBLIC | {"mechanism": "examples.mechanism:Coordinates"}, False),
     ],
 )
-def test_a_gpu_releases_simulated_clients_where_it_can_draw_the_noise(asked: dict[str, Any], there: bool) -> None:
+def test_a_gpu_releases_simulated_clients_where_it_can_draw_the_noise(
+    asked: dict[str, Any], there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sanitiser = ClientSanitiser.of(Place(simulated(), 3), stacked(np.zeros((2, 5)), LAYOUT), task_of((4, 9), **asked))
+    assert sanitiser.on_gpu([4, 9], LAYOUT) is None, "a small model, for which the host is faster"
+    monkeypatch.setattr(LEAST, 5)
     with fake_gpu():
         found = sanitiser.on_gpu([4, 9], LAYOUT)
         assert (found is not None) is there
@@ -146,8 +151,9 @@ def test_a_gpu_releases_simulated_clients_where_it_can_draw_the_noise(asked: dic
 
 
 @pytest.mark.parametrize("entries", [{}, {"insecure-seed": True}])
-def test_no_site_releases_on_a_gpu(entries: dict[str, Any], tmp_path: Path) -> None:
+def test_no_site_releases_on_a_gpu(entries: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its noise is not PyTorch's, also if its clients offer to; nor is that of a site that trusts a run's seed."""
+    monkeypatch.setattr(LEAST, 1)
 
     def fail(_: object) -> Any:
         raise AssertionError("asked to release on a GPU")

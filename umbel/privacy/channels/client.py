@@ -181,7 +181,7 @@ class ClientSanitiser(Sanitiser):
 
     def on_gpu(self, clients: Ids, shapes: Mapping[str, tuple[int, ...]]) -> ReleasesOnGpu | None:
         """See `Sanitiser.on_gpu`."""
-        from umbel.privacy.channels.on_gpu import ReleasesOnGpu  # which needs PyTorch, as no site's gate does
+        from umbel.privacy.channels.on_gpu import ReleasesOnGpu  # it imports PyTorch, which a site's gate does without
 
         return ReleasesOnGpu.of(self, clients, shapes)
 

@@ -24,6 +24,7 @@ from umbel.protocol.release import Clipping, NoisePer
 
 _DRAWN = (Laplace, Gaussian, type(None))
 _AT_ONCE = 1 << 22  # numbers that are released together, in 64 bits
+_LEAST = 4096  # numbers of a model; a smaller one the host releases faster than a GPU is asked to
 
 
 @dataclass(frozen=True)
@@ -54,13 +55,13 @@ class ReleasesOnGpu:
 
         A site's noise comes from its operating system. Noise for each row of each array has too many parts.
         """
-        seed, task = sanitiser.place.seed, sanitiser.task
-        drawn = type(sanitiser.mechanism) in _DRAWN and task.noise_per is not NoisePer.ROW
+        seed, task, n = sanitiser.place.seed, sanitiser.task, sanitiser.hypotheses.shape[1]
+        drawn = type(sanitiser.mechanism) in _DRAWN and task.noise_per is not NoisePer.ROW and n >= _LEAST
         if seed is None or not (sanitiser.place.site.simulated and drawn):
             return None
         draws = streams(seed, "noise on a GPU", task.round, clients)
         seeds = [int(draws[i].integers(2**63)) for i in range(len(clients))]
-        matrix = torch.empty(len(clients), sanitiser.hypotheses.shape[1]).pin_memory()
+        matrix = torch.empty(len(clients), n).pin_memory()
         return cls(sanitiser, seeds, matrix, Packed(matrix.numpy(), shapes))
 
     def release(self, part: slice, trained: Tensor, start: Tensor) -> None:
@@ -88,14 +89,13 @@ def release(
     parts: Sequence[slice] | None,
     finest: float,
 ) -> Tensor:
-    """Return the releases (m, n) of clients that trained from `start` (m, n), a seed for each; the device never waits.
+    """Return the releases (m, n) of clients that trained from `start` (m, n), a seed for each; the host never waits.
 
     For the other arguments see `umbel.privacy.mechanisms.sanitise.release_in_place`. As there, training that diverged
-    counts as no update.
+    counts as no update. Large models are changed in place, since in 64 bits few copies fit.
     """
-    start = start.double()
-    updates = trained.double() - start
-    updates = torch.where(updates.isfinite().all(1, keepdim=True), updates, 0.0)
+    updates = trained.double().sub_(start)
+    updates.masked_fill_(~updates.isfinite().all(1, keepdim=True), 0.0)
     generators = [torch.Generator(trained.device).manual_seed(seed) for seed in seeds]
     for own in parts or [slice(0, updates.shape[1])]:
         part = updates[:, own]
@@ -105,11 +105,11 @@ def release(
             radii = torch.full_like(radii, radius)
         if mechanism:
             part += _noise(mechanism, part.shape[1], radii, generators)
-    updates += start
+    updates.add_(start)
     if mechanism:
         step = grid_step(mechanism.deviation(updates.shape[1]) * radius, finest)
-        updates = (updates / step).round() * step
-    return updates.clamp(-LARGEST, LARGEST).float()
+        updates.div_(step).round_().mul_(step)
+    return updates.clamp_(-LARGEST, LARGEST).float()
 
 
 def _noise(mechanism: Mechanism, n: int, radii: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
@@ -120,4 +120,4 @@ def _noise(mechanism: Mechanism, n: int, radii: Tensor, generators: Sequence[tor
         row.normal_(generator=generator)
     if laplace:  # the squared norm of n + 1 normals is twice a Gamma((n+1)/2)
         scale = scale / n * torch.linalg.vector_norm(normals[:, n:], dim=1, keepdim=True)
-    return normals[:, :n] * scale
+    return normals[:, :n].mul_(scale)

@@ -69,7 +69,7 @@ class Work:
     without_rows : callable, optional
         Where training hides rows: what clients without rows send, with its noise, in the place of a failure.
     keep : callable
-        Gets the results of all clients before any is released.
+        Gets the results of all clients before any is released; with `on_gpu` they are the releases.
     on_gpu : callable, optional
         In simulation on a GPU: ``on_gpu(releases)`` returns another `compute`, whose results are releases already
         (`OnGpu`).
