@@ -34,6 +34,7 @@ from umbel import models
 from umbel.client import batched
 from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.learner import SITE, Learner
+from umbel.client.loop import Loop
 from umbel.client.personal import Task, method
 from umbel.client.prediction import Learnt, predictions
 from umbel.client.trial import try_out
@@ -152,6 +153,15 @@ def test_a_client_of_the_loop_waits_once_too() -> None:
         assert gpu.fetched == 1, "all losses together"
         learner.train(starts, chosen, cohort, LocalUpdate(20, 0.1, 2), streams(0, "shuffle", 1, range(3)))
     assert (gpu.sent, gpu.fetched) == (2 + 1 + 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "last"), [(CPU, "float32", True), (CUDA, "float32", False), (CUDA, "bf16", True)]
+)
+def test_kernels_lie_channels_last_where_that_is_faster(device: torch.device, precision: str, last: bool) -> None:
+    cohort = Cohort.without_rows(1, (28, 28), CPU)
+    arranged = Loop(models.load("cnn"), device, precision)._arrangement(cohort)(torch.zeros(8, 4, 3, 3))
+    assert arranged.is_contiguous(memory_format=torch.channels_last) is last
 
 
 # --- memory
