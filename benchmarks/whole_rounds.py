@@ -156,13 +156,15 @@ def config_of(network: str, scratch: Path, clients: int, rounds: int, device: st
 
 
 def bare(config: dict[str, Any]) -> Reading:
-    """Return what a round takes in plain PyTorch, once data and networks are there."""
+    """Return what a round takes in plain PyTorch, once data and networks are there; a client validates at both ends."""
     data = open_dataset(Path(config["dataset"]))
     clients, device = [data.client(c) for c in range(data.manifest.train)], torch.device(config["device"])
     networks = networks_of(data.manifest.model, device)
-    began = time.perf_counter()
+    began, validating = time.perf_counter(), data.client(data.manifest.train)
+    losses_of(networks, validating)
     for _ in range(int(config["rounds"])):
         bare_round(networks, clients, config)
+    losses_of(networks, validating)
     if device.type == "cuda":
         torch.cuda.synchronize()
     return Reading((time.perf_counter() - began) / int(config["rounds"]))
@@ -179,15 +181,13 @@ def networks_of(name: str, device: torch.device) -> list[nn.Module]:
 
 def bare_round(networks: list[nn.Module], clients: Sequence[Sequence[Any]], config: dict[str, Any]) -> None:
     """Do a round as one would write it: a module, an optimiser, a client after the other, all on the device."""
-    device, releases = next(networks[0].parameters()).device, [list[Tensor](), list[Tensor]()]
-    for features, targets in clients:
-        x, y = torch.tensor(features, device=device), torch.tensor(targets, device=device)
-        with torch.inference_mode():
-            losses = [nn.functional.cross_entropy(one(x), y).item() for one in networks]
+    releases: list[list[Tensor]] = [[], []]
+    for client in clients:
+        losses, x, y = losses_of(networks, client)
         chosen = int(np.argmin(losses))
         trained = copy.deepcopy(networks[chosen])
         optimiser = torch.optim.SGD(trained.parameters(), config["step-size"])
-        for batch in torch.randperm(len(y), device=device).split(config["batch-size"]):
+        for batch in torch.randperm(len(y), device=y.device).split(config["batch-size"]):
             optimiser.zero_grad()
             nn.functional.cross_entropy(trained(x[batch]), y[batch]).backward()
             optimiser.step()
@@ -195,6 +195,14 @@ def bare_round(networks: list[nn.Module], clients: Sequence[Sequence[Any]], conf
     for one, own in zip(networks, releases, strict=True):
         if own:
             nn.utils.vector_to_parameters(torch.stack(own).mean(0), one.parameters())
+
+
+def losses_of(networks: list[nn.Module], client: Sequence[Any]) -> tuple[list[float], Tensor, Tensor]:
+    """Return each network's loss on a client's rows, and the rows and their targets on the device."""
+    device = next(networks[0].parameters()).device
+    x, y = (torch.tensor(part, device=device) for part in client)
+    with torch.inference_mode():
+        return [nn.functional.cross_entropy(one(x), y).item() for one in networks], x, y
 
 
 @torch.no_grad()
