@@ -23,7 +23,7 @@ from torch.func import functional_call
 
 import umbel
 from benchmarks import in_process
-from benchmarks.measure import Out, Ratio, Reading, benchmark, interleave, show
+from benchmarks.measure import Device, Out, Ratio, Reading, Times, benchmark, interleave, show
 from umbel import models
 from umbel.data import open_dataset
 from umbel.protocol.plugins import trust
@@ -77,8 +77,8 @@ class Adapted(nn.Module):
 
 def main(
     clients: Annotated[int, typer.Option(min=1, help="Clients of a round.")] = 50,
-    times: Annotated[int, typer.Option(min=1, help="Goes of each contestant that count.")] = 5,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    times: Times = 5,
+    device: Device = "cpu",
     out: Out = None,
 ) -> None:
     """Print what rounds take."""

@@ -23,7 +23,7 @@ import torch
 import typer
 
 from benchmarks import bare_loops, in_process
-from benchmarks.measure import Out, Ratio, Reading, benchmark, console, interleave, show
+from benchmarks.measure import Out, Ratio, Reading, Times, benchmark, console, interleave, show
 from benchmarks.peers.tasks import TASKS, brief_of, named
 
 ROUNDS = {"hospital": 100, "cnn": 5}
@@ -32,7 +32,7 @@ SAME = 5  # later a client whose choice hangs on the last bit has chosen otherwi
 
 def main(
     rounds: Annotated[int, typer.Option(min=0, help="Of a go; 0 for the task's own number.")] = 0,
-    times: Annotated[int, typer.Option(min=1, help="Goes of each contestant that count.")] = 7,
+    times: Times = 7,
     task: Annotated[str, typer.Option(help="Tasks, separated by commas.")] = ",".join(TASKS),
     out: Out = None,
 ) -> None:

@@ -19,7 +19,6 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -31,7 +30,7 @@ from torch import Tensor, nn
 
 import umbel
 from benchmarks import adapters, in_process, steps, whole_rounds
-from benchmarks.measure import CUT, Out, Reading, benchmark, console, interleave, show
+from benchmarks.measure import CUT, Out, Reading, Times, benchmark, console, interleave, show
 from benchmarks.parts import PARTS, by_parts
 from benchmarks.peers.brief import Brief
 from benchmarks.peers.networks import network
@@ -49,7 +48,7 @@ _COMPUTED = ("reading rows", "scoring, to choose and to evaluate", "training")
 
 def main(
     cohorts: Annotated[str, typer.Option(help="Numbers of clients.")] = "10,30,100",
-    times: Annotated[int, typer.Option(min=1, help="Goes of each contestant that count.")] = 5,
+    times: Times = 5,
     minutes: Annotated[float, typer.Option(min=0, help="No part begins later.")] = 8.0,
     device: Annotated[str, typer.Option(help="cuda; cpu to try the benchmark itself.")] = "cuda",
     out: Out = None,
@@ -149,15 +148,8 @@ def plain(brief: Brief, device: torch.device) -> list[dict[str, Tensor]]:
     """Choose and train as one would write it: a module, an optimiser, a client after the other."""
     networks, settings, trained = [network(brief, j).to(device) for j in range(brief.k)], brief.settings, []
     for client in settings.train[0]:
-        x, y = (torch.from_numpy(part).to(device) for part in brief.client(client))
-        with torch.inference_mode():
-            losses = [nn.functional.cross_entropy(one(x), y).item() for one in networks]
-        module = deepcopy(networks[int(np.argmin(losses))])
-        optimiser = torch.optim.SGD(module.parameters(), settings.step_size)
-        for batch in torch.randperm(len(y), device=device).split(settings.batch_size):
-            optimiser.zero_grad()
-            nn.functional.cross_entropy(module(x[batch]), y[batch]).backward()
-            optimiser.step()
+        rows, step_size = brief.client(client), settings.step_size
+        _, module = whole_rounds.choose_and_train(networks, rows, step_size, settings.batch_size)
         trained.append({name: value.cpu() for name, value in module.state_dict().items()})
     return trained
 

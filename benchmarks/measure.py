@@ -30,6 +30,8 @@ from umbel_lab.experiments.page import commit_of
 console = Console(width=120, record=True)
 CUT = "stopped before its end"
 
+Times = Annotated[int, typer.Option(min=1, help="Goes of each contestant that count.")]
+Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 Out = Annotated[Path | None, typer.Option("--out", help="File for what is printed, with the command.")]
 
 

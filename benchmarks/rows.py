@@ -20,7 +20,7 @@ import numpy as np
 import torch
 import typer
 
-from benchmarks.measure import Out, Ratio, Reading, benchmark, console, interleave, table_of
+from benchmarks.measure import Device, Out, Ratio, Reading, benchmark, console, interleave, table_of
 from benchmarks.peers import play_opacus
 from benchmarks.peers.play_opacus import BATCH, CLIP_NORM, CONTESTANTS, NETWORKS
 from benchmarks.peers.rivals import Peer, environment
@@ -41,7 +41,7 @@ CLIENTS, ROWS, STEPS = 100, 30, 10
 def main(
     steps: Annotated[int, typer.Option(min=1, help="Steps of a turn.")] = 20,
     times: Annotated[int, typer.Option(min=1, help="Turns of each, after one to warm up.")] = 7,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: Device = "cpu",
     out: Out = None,
 ) -> None:
     """Print what a step takes."""

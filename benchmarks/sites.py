@@ -26,7 +26,7 @@ from flwr.app import Message
 from numpy.typing import NDArray
 
 import umbel.client.app
-from benchmarks.measure import Out, Ratio, Reading, benchmark, interleave, show
+from benchmarks.measure import Out, Ratio, Reading, Times, benchmark, interleave, show
 from umbel import models
 from umbel.client import learner, trial
 from umbel.privacy.channels import client
@@ -46,7 +46,7 @@ OPEN = {
 def main(
     clients: Annotated[int, typer.Option(min=1, help="Clients of the network of 11 parameters.")] = 600,
     images: Annotated[int, typer.Option(min=1, help="Clients of the network of images.")] = 16,
-    times: Annotated[int, typer.Option(min=1, help="Goes of each contestant that count.")] = 3,
+    times: Times = 3,
     out: Out = None,
 ) -> None:
     """Print a table for each network."""

@@ -16,12 +16,14 @@ from typing import Annotated
 import numpy as np
 import torch
 import typer
+from torch import Tensor
 
-from benchmarks.measure import Out, Reading, benchmark, console, interleave, show
+from benchmarks.measure import Device, Out, Reading, Times, benchmark, console, interleave, show
 from umbel import models
 from umbel.client.batched import Batched
-from umbel.client.cohort import Cohort, LocalUpdate, Schedule, send
+from umbel.client.cohort import Cohort, LocalUpdate, Schedule
 from umbel.models.fit import one_line
+from umbel.models.model import Model, Parameters
 from umbel.privacy.mechanisms.randomness import streams
 
 NETWORKS = {"cnn": ((28, 28), 62), "mlp inputs=3 hidden=8 outputs=1": ((3,), 0)}
@@ -31,8 +33,8 @@ Step = Callable[[], None]
 
 def main(
     clients: Annotated[int, typer.Option(min=1, help="Clients of a step.")] = 10,
-    times: Annotated[int, typer.Option(min=1, help="Goes of each contestant that count.")] = 5,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    times: Times = 5,
+    device: Device = "cpu",
     out: Out = None,
 ) -> None:
     """Print what a step takes."""
@@ -65,15 +67,10 @@ def measure(clients: int = 10, times: int = 3, device: str = "cpu") -> None:
 
 def train_without_waiting(network: str, clients: int, device: torch.device) -> None:
     """Do the steps of some clients of umbel; raise `RuntimeError` if the host waits for the GPU meanwhile."""
-    (shape, classes), rows = NETWORKS[network], clients * ROWS
-    model = models.load(network, "cross-entropy" if classes else "mse")
-    features = np.random.default_rng(0).standard_normal((rows, *shape), np.float32)
-    targets = np.zeros(rows, np.int64 if classes else np.float32)
-    x, y = send([features, targets], device)
-    cohort, update = Cohort(x, y, np.full(clients, ROWS)), LocalUpdate(2, 0.1, ROWS // 2)
-    schedule = Schedule.draw(cohort.lengths, update, streams(0, "shuffle", 1, range(clients)))
-    values = [np.stack([value] * clients) for value in model.initial(0).values()]
-    start = dict(zip(model.initial(0), send(values, device), strict=True))
+    model, start, x, y = made_up(network, clients, device)
+    cohort = Cohort(x.flatten(0, 1), y.flatten(), np.full(clients, ROWS))
+    update, draws = LocalUpdate(2, 0.1, ROWS // 2), streams(0, "shuffle", 1, range(clients))
+    schedule = Schedule.draw(cohort.lengths, update, draws)
     torch.cuda.set_sync_debug_mode("error")
     try:
         Batched(model, device).descend(start, cohort, schedule, frozenset(start))
@@ -84,15 +81,8 @@ def train_without_waiting(network: str, clients: int, device: torch.device) -> N
 
 def step_of(network: str, clients: int, device: torch.device) -> Step:
     """Return a step of so many clients' networks, each on its own made-up rows, which changes them in place."""
-    (shape, classes), generator = NETWORKS[network], torch.Generator().manual_seed(0)
-    model = models.load(network, "cross-entropy" if classes else "mse")
-    engine, count = Batched(model, device), (clients, ROWS)
-    x = torch.randn(*count, *shape, generator=generator).to(device)
-    drawn = torch.randint(classes, count, generator=generator) if classes else torch.randn(count, generator=generator)
-    y, parameters = drawn.to(device), {}
-    for name, value in model.initial(0).items():
-        own = torch.from_numpy(value).expand(clients, *value.shape).to(device)
-        parameters[name] = own.clone().requires_grad_()
+    model, start, x, y = made_up(network, clients, device)
+    engine, parameters = Batched(model, device), {name: value.requires_grad_() for name, value in start.items()}
 
     def step() -> None:
         losses = model.loss.of_rows(engine.forward(parameters, x, training=True), y, 2)
@@ -102,6 +92,16 @@ def step_of(network: str, clients: int, device: torch.device) -> Step:
                 value.sub_(slope, alpha=0.1)
 
     return step
+
+
+def made_up(network: str, clients: int, device: torch.device) -> tuple[Model, Parameters, Tensor, Tensor]:
+    """Return a model, each client's parameters (clients, *shape), and rows and targets (clients, ROWS, ...)."""
+    (shape, classes), generator = NETWORKS[network], torch.Generator().manual_seed(0)
+    model, count = models.load(network, "cross-entropy" if classes else "mse"), (clients, ROWS)
+    x = torch.randn(*count, *shape, generator=generator)
+    y = torch.randint(classes, count, generator=generator) if classes else torch.randn(count, generator=generator)
+    start = {name: torch.from_numpy(np.stack([value] * clients)) for name, value in model.initial(0).items()}
+    return model, {name: value.to(device) for name, value in start.items()}, x.to(device), y.to(device)
 
 
 def compiled(step: Step) -> Step:

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 import umbel
 from benchmarks import flower, in_process
-from benchmarks.measure import Out, Ratio, Reading, benchmark, console, interleave, show
+from benchmarks.measure import Device, Out, Ratio, Reading, Times, benchmark, console, interleave, show
 from benchmarks.peers.tasks import write_images
 from umbel import models
 from umbel.data import open_dataset
@@ -85,8 +85,8 @@ def main(
     network: Annotated[str, typer.Option(help="Networks, separated by commas.")] = ",".join(NETWORKS),
     clients: Annotated[int, typer.Option(min=1, help="Clients of a round.")] = 10,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of a go in this process.")] = 2,
-    times: Annotated[int, typer.Option(min=1, help="Goes of each contestant that count.")] = 5,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    times: Times = 5,
+    device: Device = "cpu",
     by_flower: Annotated[bool, typer.Option("--flower", help="Also by flwr run.")] = False,
     out: Out = None,
 ) -> None:
@@ -183,21 +183,29 @@ def bare_round(networks: list[nn.Module], clients: Sequence[Sequence[Any]], conf
     """Do a round as one would write it: a module, an optimiser, a client after the other, all on the device."""
     releases: list[list[Tensor]] = [[], []]
     for client in clients:
-        losses, x, y = losses_of(networks, client)
-        chosen = int(np.argmin(losses))
-        trained = copy.deepcopy(networks[chosen])
-        optimiser = torch.optim.SGD(trained.parameters(), config["step-size"])
-        for batch in torch.randperm(len(y), device=y.device).split(config["batch-size"]):
-            optimiser.zero_grad()
-            nn.functional.cross_entropy(trained(x[batch]), y[batch]).backward()
-            optimiser.step()
+        chosen, trained = choose_and_train(networks, client, config["step-size"], config["batch-size"])
         releases[chosen].append(noisy(trained, networks[chosen], config["noise-multiplier"]))
     for one, own in zip(networks, releases, strict=True):
         if own:
             nn.utils.vector_to_parameters(torch.stack(own).mean(0), one.parameters())
 
 
-def losses_of(networks: list[nn.Module], client: Sequence[Any]) -> tuple[list[float], Tensor, Tensor]:
+def choose_and_train(
+    networks: Sequence[nn.Module], client: Sequence[Any], step_size: float, batch_size: int
+) -> tuple[int, nn.Module]:
+    """Return which network a client chooses, and a copy of it that has made a pass over the client's rows."""
+    losses, x, y = losses_of(networks, client)
+    chosen = int(np.argmin(losses))
+    trained = copy.deepcopy(networks[chosen])
+    optimiser = torch.optim.SGD(trained.parameters(), step_size)
+    for batch in torch.randperm(len(y), device=y.device).split(batch_size):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(trained(x[batch]), y[batch]).backward()
+        optimiser.step()
+    return chosen, trained
+
+
+def losses_of(networks: Sequence[nn.Module], client: Sequence[Any]) -> tuple[list[float], Tensor, Tensor]:
     """Return each network's loss on a client's rows, and the rows and their targets on the device."""
     device = next(networks[0].parameters()).device
     x, y = (torch.tensor(part, device=device) for part in client)

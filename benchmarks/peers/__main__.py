@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks import in_process
-from benchmarks.measure import Out, Ratio, Reading, benchmark, console, interleave, show
+from benchmarks.measure import Out, Ratio, Reading, Times, benchmark, console, interleave, show
 from benchmarks.peers.rivals import PEERS, Absent, Peer, Rival, environment
 from benchmarks.peers.tasks import TASKS, brief_of, named
 from umbel.protocol.errors import ConfigError
@@ -37,7 +37,7 @@ OURS: dict[str, dict[str, Any]] = {
 
 def main(
     rounds: Annotated[int, typer.Option(min=0, help="Of a go; 0 for the task's own number.")] = 0,
-    times: Annotated[int, typer.Option(min=1, help="Goes of each contestant that count.")] = 5,
+    times: Times = 5,
     only: Annotated[str, typer.Option(help="Peers, separated by commas; none with 'umbel'.")] = ",".join(PEERS),
     task: Annotated[str, typer.Option(help="Tasks, separated by commas.")] = ",".join(TASKS),
     cores: Annotated[int, typer.Option(min=1, help="That each contestant may use.")] = 1,

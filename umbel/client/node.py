@@ -154,8 +154,9 @@ class Node:
     @property
     def room(self) -> str:
         """How many clients are trained at once, and in which memory, in words."""
-        most = int(self.dataset.lengths.max(initial=1))
-        return self.learner.room(tuple(self.dataset.features.shape[1:]), min(self.run.batch_size or most, most))
+        update = LocalUpdate(self.run.local_epochs, self.run.step_size, self.run.batch_size)
+        rows = update.size(int(self.dataset.lengths.max(initial=1)))
+        return self.learner.room(tuple(self.dataset.features.shape[1:]), rows)
 
     def training_clients(self, asked: tuple[ClientOnNode, ...]) -> list[ClientInDataset]:
         """Return the dataset's numbers of asked clients, all of which must train here."""

@@ -177,7 +177,7 @@ class Layered(RowGradients):
 
     def parts(self, parameters: Parameters, inputs: Tensor, targets: Tensor) -> Iterator[Part]:
         """See `RowGradients.parts`."""
-        arrange, layers = arrangement(self.model, tuple(inputs.shape[1:])), self._layers
+        arrange, layers = arrangement(self.model, tuple(inputs.shape[1:]), inputs.device), self._layers
         values = {
             name: arrange(value.detach()).requires_grad_(name in self.names) for name, value in parameters.items()
         }

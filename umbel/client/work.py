@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from logging import ERROR
 
 import numpy as np
@@ -121,7 +121,7 @@ class NodeClients:
         return Work(
             compute, turns.batches, turns.size, turns.threads, rows=update.rows, keep=keep,
             without_rows=without_rows if update.rows else None,
-            on_gpu=(lambda releases: partial(compute, releases=releases)) if on_gpu else None,
+            on_gpu=compute if on_gpu else None,
         )  # fmt: skip
 
     def score(self, task: EvaluationSpec, hypotheses: Arrays) -> Work:

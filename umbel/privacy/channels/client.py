@@ -21,16 +21,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from umbel.privacy import channels, mechanisms
-from umbel.privacy.channels import (
-    Flags,
-    Ids,
-    Outgoing,
-    Place,
-    Sanitiser,
-    answers_training,
-    flags_in,
-    released_record,
-)
+from umbel.privacy.channels import Flags, Ids, Outgoing, Place, Sanitiser, answers_training, flags_in, released_record
 from umbel.privacy.mechanisms.base import Matrix, Mechanism, NoiseSource
 from umbel.privacy.mechanisms.randomness import noise_sources
 from umbel.privacy.mechanisms.sanitise import (

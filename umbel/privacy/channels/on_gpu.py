@@ -59,19 +59,18 @@ class ReleasesOnGpu:
         drawn = type(sanitiser.mechanism) in _DRAWN and task.noise_per is not NoisePer.ROW and n >= _LEAST
         if seed is None or not (sanitiser.place.site.simulated and drawn):
             return None
-        draws = streams(seed, "noise on a GPU", task.round, clients)
-        seeds = [int(draws[i].integers(2**63)) for i in range(len(clients))]
+        seeds = [int(own.integers(2**63)) for own in streams(seed, "noise on a GPU", task.round, clients)]
         matrix = torch.empty(len(clients), n).pin_memory()
         return cls(sanitiser, seeds, matrix, Packed(matrix.numpy(), shapes))
 
     def release(self, part: slice, trained: Tensor, start: Tensor) -> None:
         """See `umbel.privacy.site.work.OnGpu.release`."""
-        one, public = self.sanitiser, self.sanitiser.task.clipping is Clipping.PUBLIC
+        sanitiser, public = self.sanitiser, self.sanitiser.task.clipping is Clipping.PUBLIC
         for block in blocks(len(trained), trained.shape[1], _AT_ONCE):
-            seeds = self.seeds[part][block]
             trained[block] = release(
-                one.mechanism, trained[block], start[block], one.radius, public, seeds, one.parts, one.finest
-            )
+                sanitiser.mechanism, trained[block], start[block], sanitiser.radius, public, self.seeds[part][block],
+                sanitiser.parts, sanitiser.finest,
+            )  # fmt: skip
         self.matrix[part].copy_(trained, non_blocking=True)
 
     def leave(self, clients: Ids, results: Arrays, chosen: Labels, paid: Flags) -> Released:

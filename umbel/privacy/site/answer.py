@@ -155,7 +155,8 @@ def train(message: Incoming, task: TrainingSpec, channel: AtSite | None = None) 
     shapes = {name: value.shape[1:] for name, value in hypotheses.items()}
     releases = sanitiser.on_gpu(ids, shapes) if work.on_gpu else None
     if work.on_gpu and releases:
-        work = replace(work, compute=work.on_gpu(releases))
+        there = work.on_gpu
+        work = replace(work, compute=lambda places: there(places, releases))
     chosen, *arrays = _train_clients(message, asked, assigned, work)
     return (releases or sanitiser).leave(ids, dict(zip(hypotheses, arrays, strict=True)), chosen, paid)
 

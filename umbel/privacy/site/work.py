@@ -71,8 +71,7 @@ class Work:
     keep : callable
         Gets the results of all clients before any is released; with `on_gpu` they are the releases.
     on_gpu : callable, optional
-        In simulation on a GPU: ``on_gpu(releases)`` returns another `compute`, whose results are releases already
-        (`OnGpu`).
+        In simulation on a GPU: ``on_gpu(places, releases)`` computes too, and its results are releases (`OnGpu`).
     """
 
     compute: Callable[[Places], Results]
@@ -83,7 +82,7 @@ class Work:
     rows: RowPrivacy | None = None
     without_rows: Callable[[Places], Results] | None = None
     keep: Callable[[Results], None] = lambda _: None
-    on_gpu: Callable[[OnGpu], Callable[[Places], Results]] | None = None
+    on_gpu: Callable[[Places, OnGpu], Results] | None = None
 
 
 def computed(
